@@ -1,0 +1,107 @@
+# What a newcomer needs: `make demo` and `make test`. `make help` lists the rest.
+#
+# Everything is installed into .venv (PYTHON=python3.12 chooses the interpreter when it is made).
+# Paths below are relative, so that the folder's own name may hold spaces.
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+
+# Programs of .venv come first. Not for making .venv itself.
+IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
+INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DONE := .venv/done
+
+CSRC := $(shell find csrc)
+CPP_TESTS := $(wildcard tests/cpp tests/cpp/*)
+CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
+
+.PHONY: help demo test test-cpp test-python lint tidy sanitize tsan asan bench docs wheel install \
+        dev clean
+
+help:
+	@echo 'make demo      train on handwritten digits with two ranks'
+	@echo 'make test      every test (C++, Python)'
+	@echo 'make lint      format, lint, types, layering, spelling, thread-safety annotations'
+	@echo 'make sanitize  the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
+	@echo 'make bench     benchmarks (JSON lines)'
+	@echo 'make docs      write docs/knobs.md from the table of knobs'
+	@echo 'make wheel     build a wheel and try it in an empty environment'
+	@echo 'make dev       install everything that the above need into .venv'
+	@echo 'make clean     remove what was built; .venv stays'
+
+demo: $(DONE)/core $(DONE)/demo
+	$(IN_VENV) hvdlite-run -np 2 python examples/torch_digits.py --compare
+
+test: test-cpp test-python
+
+test-cpp: build/cpp/hvdlite_tests
+	$<
+
+test-python: $(DONE)/core $(DONE)/test
+	$(IN_VENV) python -m pytest $(PYTEST_ARGS)
+
+lint: $(DONE)/core $(DONE)/dev tidy
+	$(IN_VENV) ruff check .
+	$(IN_VENV) ruff format --check .
+	$(IN_VENV) mypy
+	$(IN_VENV) clang-format --dry-run --Werror $(CPP_FILES)
+	$(IN_VENV) codespell
+	$(IN_VENV) python -m pytest -q tests/unit/test_layering.py tests/unit/test_stub.py
+
+# Clang's -Wthread-safety over the annotations of base/mutex.h, and the checks of .clang-tidy.
+tidy: build/cpp/hvdlite_tests $(DONE)/dev
+	$(IN_VENV) python tools/tidy.py --jobs $(JOBS) build/cpp
+
+sanitize: tsan asan
+
+tsan: build/tsan/hvdlite_tests
+	TSAN_OPTIONS="exitcode=66 second_deadlock_stack=1 $$TSAN_OPTIONS" $<
+
+asan: build/asan/hvdlite_tests
+	ASAN_OPTIONS="detect_leaks=1 $$ASAN_OPTIONS" UBSAN_OPTIONS="print_stacktrace=1" $<
+
+bench: $(DONE)/core $(DONE)/demo
+	$(IN_VENV) python benchmarks/allreduce.py
+	$(IN_VENV) python benchmarks/step.py
+
+docs: $(DONE)/core
+	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
+
+wheel: $(DONE)/dev
+	$(IN_VENV) python tests/wheel_smoke.py
+
+dev: $(DONE)/core $(DONE)/dev
+
+clean:
+	rm -rf build dist $(DONE)
+
+# What is installed. Python files need no step: the install points at this folder.
+
+$(DONE)/venv:
+	.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	mkdir -p $(DONE)
+	touch $@
+
+$(DONE)/tools: constraints.txt | $(DONE)/venv
+	$(INSTALL) scikit-build-core pybind11 cmake ninja
+	touch $@
+
+$(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
+	$(IN_VENV) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation --no-deps -e .
+	touch $@
+
+# The extras of the hvdlite that is installed already.
+$(DONE)/demo $(DONE)/test $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
+	$(INSTALL) 'hvdlite[$*]'
+	touch $@
+
+# The C++ test program, three ways.
+
+build/cpp/hvdlite_tests: FLAGS := -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
+build/tsan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=thread
+build/asan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=address
+build/%/hvdlite_tests: $(CSRC) $(CPP_TESTS) | $(DONE)/tools
+	$(IN_VENV) cmake -S csrc -B build/$* -G Ninja -DHVDLITE_MODULE=OFF -DHVDLITE_TESTS=ON \
+	  $(FLAGS) -DCMAKE_MAKE_PROGRAM="$(CURDIR)/.venv/bin/ninja" --log-level=WARNING
+	$(IN_VENV) cmake --build build/$* --parallel $(JOBS)
+	touch $@

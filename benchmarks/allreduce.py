@@ -1,0 +1,131 @@
+"""Latency and bandwidth of a blocking all-reduce, beside memcpy and torch gloo in the same run.
+
+    python benchmarks/allreduce.py --np 2 > allreduce.jsonl
+    python benchmarks/plot.py allreduce.jsonl allreduce.png
+
+Each row is one size: float32, sum, in place, an ordinary tensor, one thread per rank. The three
+contestants take turns in short rounds, so that whatever disturbs the machine disturbs all alike:
+`hvdlite` (hvd.allreduce_), `memcpy` (every rank copies a private buffer of that size, all at the
+same time: the yardstick) and `gloo` (torch.distributed.all_reduce). A figure is the median over all
+rounds on the slowest rank, in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as gloo
+from workers import add_common_arguments, join_gloo, print_row, run_ranks, slowest
+
+SIZES = [4, 64, 512, *(1 << exponent for exponent in range(11, 29))]
+QUICK_SIZES = [4, 4 << 10, 1 << 20]
+SECONDS_PER_SIZE = 6.0
+QUICK_SECONDS_PER_SIZE = 0.3
+ROUNDS = 12
+QUICK_ROUNDS = 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_common_arguments(parser)
+    parser.add_argument("--sizes", help="comma-separated sizes in bytes instead of the usual ones")
+    arguments = parser.parse_args()
+    if not arguments.worker:
+        passed_on = ["--quick"] * arguments.quick
+        if arguments.sizes:
+            passed_on += ["--sizes", arguments.sizes]
+        return run_ranks(__file__, arguments.np, arguments.output, passed_on)
+    measure_all(arguments)
+    return 0
+
+
+def measure_all(arguments: argparse.Namespace) -> None:
+    """Be one rank: measure every size, and print the rows on rank 0."""
+    import hvdlite.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    join_gloo(arguments.store, hvd.rank(), hvd.size())
+    sizes = QUICK_SIZES if arguments.quick else SIZES
+    if arguments.sizes:
+        sizes = [int(size) for size in arguments.sizes.split(",")]
+    for size in sizes:
+        tensor = torch.zeros(size // 4).fill_(0.0)
+        contestants = contestants_for(tensor, hvd.allreduce_, hvd.Sum)
+        figures = measure(contestants, arguments.quick)
+        if hvd.rank() == 0:
+            print_row(row_of(size, hvd.size(), figures))
+    gloo.destroy_process_group()
+    hvd.shutdown()
+
+
+def contestants_for(
+    tensor: torch.Tensor, allreduce_: Callable[..., torch.Tensor], total: int
+) -> dict[str, Callable[[], object]]:
+    """Give one call per contestant on the same tensor."""
+    size = tensor.numel() * tensor.element_size()
+    copy = torch.empty_like(tensor).fill_(0.0)
+    source, target = tensor.data_ptr(), copy.data_ptr()
+    name = f"benchmark.{size}"
+    return {
+        "hvdlite": lambda: allreduce_(tensor, op=total, name=name),
+        "memcpy": lambda: ctypes.memmove(target, source, copy.nbytes),
+        "gloo": lambda: gloo.all_reduce(tensor),
+    }
+
+
+def measure(contestants: dict[str, Callable[[], object]], quick: bool) -> dict[str, float]:
+    """Let the contestants take turns; return each one's median in microseconds."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    seconds = QUICK_SECONDS_PER_SIZE if quick else SECONDS_PER_SIZE
+    budget = seconds / rounds / len(contestants)
+    repeats = {name: repeats_within(call, budget) for name, call in contestants.items()}
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            gloo.barrier()
+            call()  # the first one pays for the turn before
+            samples[name] += [timed(call) for _ in range(repeats[name])]
+    medians = slowest([statistics.median(samples[name]) for name in contestants])
+    return dict(zip(contestants, medians, strict=True))
+
+
+def repeats_within(call: Callable[[], object], budget: float) -> int:
+    """Say how often `call` fits into `budget` seconds: the same number on every rank."""
+    gloo.barrier()
+    first = [timed(call) for _ in range(3)]
+    expected = slowest([statistics.median(first)])[0]
+    return max(2, min(1000, int(budget * 1e6 / max(expected, 1.0))))
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Time one call in microseconds."""
+    begin = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - begin) / 1e3
+
+
+def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object]:
+    """Make the row: times, ratios (above 1 hvdlite is slower than memcpy, faster than gloo)."""
+    ours = figures["hvdlite"]
+    return {
+        "benchmark": "allreduce",
+        "np": ranks,
+        "bytes": size,
+        "hvdlite_us": round(ours, 2),
+        "memcpy_us": round(figures["memcpy"], 2),
+        "gloo_us": round(figures["gloo"], 2),
+        "hvdlite_gb_per_s": round(size / ours / 1e3, 3),
+        "times_memcpy": round(ours / figures["memcpy"], 2),
+        "faster_than_gloo": round(figures["gloo"] / ours, 2),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Draw the JSON lines of the benchmarks as a picture.
+
+    python benchmarks/plot.py rows.jsonl picture.png
+
+All-reduce rows become time over size, one panel per number of ranks; step rows become one group of
+bars per model. A file may hold both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+LABELS = {
+    "hvdlite_us": "hvdlite",
+    "memcpy_us": "concurrent memcpy",
+    "gloo_us": "torch gloo",
+}
+STEPS = {
+    "compute_ms": "compute and a barrier",
+    "hvdlite_ms": "hvdlite",
+    "ddp_ms": "DistributedDataParallel, gloo",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", type=Path, help="JSON lines, as the benchmarks print them")
+    parser.add_argument("picture", type=Path, help="the PNG to write")
+    arguments = parser.parse_args()
+    rows = [json.loads(line) for line in arguments.rows.read_text().splitlines() if line.strip()]
+    if not rows:
+        parser.error(f"{arguments.rows} holds no row")
+    draw(rows, arguments.picture)
+    return 0
+
+
+def draw(rows: list[dict[str, Any]], picture: Path) -> None:
+    """Draw one panel per benchmark and number of ranks."""
+    panels = sorted({(row["benchmark"], row["np"]) for row in rows})
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6 * len(panels), 4.5), squeeze=False, layout="constrained"
+    )
+    for axis, (benchmark, ranks) in zip(axes[0], panels, strict=True):
+        of_panel = [row for row in rows if (row["benchmark"], row["np"]) == (benchmark, ranks)]
+        draw_panel = draw_allreduce if benchmark == "allreduce" else draw_step
+        draw_panel(axis, of_panel)
+        axis.set_title(f"{benchmark}, {ranks} ranks")
+        axis.legend()
+    figure.savefig(picture, dpi=120)
+    pyplot.close(figure)
+
+
+def draw_allreduce(axis: Axes, rows: list[dict[str, Any]]) -> None:
+    """Draw time over size."""
+    rows = sorted(rows, key=lambda row: row["bytes"])
+    for column, label in LABELS.items():
+        axis.plot(
+            [row["bytes"] for row in rows], [row[column] for row in rows], marker=".", label=label
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("bytes per rank")
+    axis.set_ylabel("median, µs")
+    axis.grid(alpha=0.3)
+
+
+def draw_step(axis: Axes, rows: list[dict[str, Any]]) -> None:
+    """Draw one group of bars per model, with the range of the turns."""
+    width = 0.8 / len(STEPS)
+    for index, (column, label) in enumerate(STEPS.items()):
+        medians = [row[column] for row in rows]
+        ranges = [row[column.replace("_ms", "_range_ms")] for row in rows]
+        below = [max(0.0, median - low) for median, (low, _) in zip(medians, ranges, strict=True)]
+        above = [max(0.0, high - median) for median, (_, high) in zip(medians, ranges, strict=True)]
+        places = [place + (index - 1) * width for place in range(len(rows))]
+        axis.bar(places, medians, width, yerr=[below, above], capsize=3, label=label)
+    axis.set_xticks(range(len(rows)), [row["model"] for row in rows])
+    axis.set_ylabel("median step, ms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

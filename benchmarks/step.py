@@ -1,0 +1,194 @@
+"""What communication costs a training step: compute alone, hvdlite, DistributedDataParallel.
+
+    python benchmarks/step.py --np 2
+
+Two models: an MLP of 25 M parameters in 10 tensors (bandwidth) and a transformer of 2.5 M in 200
+(many small tensors). Three copies of each train in turns of a few steps in the same processes, one
+thread per rank: `compute` has a bare barrier where the others communicate, `hvdlite` uses
+hvd.DistributedOptimizer, `ddp` torch's DistributedDataParallel over gloo. Figures are medians over
+all steps on the slowest rank, in milliseconds; an overhead is what a step takes beyond `compute`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as gloo
+from torch import nn
+from workers import add_common_arguments, join_gloo, print_row, run_ranks, slowest
+
+ROUNDS = 12
+STEPS_PER_TURN = 5
+QUICK_ROUNDS = 1
+QUICK_STEPS_PER_TURN = 1
+VOCABULARY = 1500
+SEQUENCE = 32
+
+
+class Transformer(nn.Module):
+    """A small language model: 200 parameter tensors, 2.5 M parameters."""
+
+    def __init__(self, width: int = 128, layers: int = 16) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(SEQUENCE, width)
+        self.layers = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+                for _ in range(layers)
+            )
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Sequential(nn.Linear(width, width), nn.Linear(width, VOCABULARY))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded = self.tokens(tokens) + self.positions.weight
+        logits = self.head(self.norm(self.layers(embedded)))
+        return logits.flatten(0, 1)
+
+
+def make_mlp() -> nn.Module:
+    """Build five linear layers: 10 tensors, 25 M parameters."""
+    widths = [1024, 2560, 2560, 2560, 2560, 1000]
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def mlp_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(32, 1024), torch.randint(1000, (32,))
+
+
+def transformer_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(VOCABULARY, (8, SEQUENCE))
+    return tokens, tokens.flatten()
+
+
+@dataclass
+class Contestant:
+    """One copy of the model, and how it communicates."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    before_step: Callable[[], object]
+
+    def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
+        """Train one step; return its time in milliseconds."""
+        inputs, labels = batch
+        begin = time.perf_counter_ns()
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(inputs), labels).backward()
+        self.before_step()
+        self.optimizer.step()
+        return (time.perf_counter_ns() - begin) / 1e6
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]] = {
+    "mlp": (make_mlp, mlp_batch),
+    "transformer": (Transformer, transformer_batch),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_common_arguments(parser)
+    parser.add_argument("--model", choices=MODELS, help="this model only")
+    arguments = parser.parse_args()
+    if not arguments.worker:
+        passed_on = ["--quick"] * arguments.quick
+        if arguments.model:
+            passed_on += ["--model", arguments.model]
+        return run_ranks(__file__, arguments.np, arguments.output, passed_on)
+    measure_all(arguments)
+    return 0
+
+
+def measure_all(arguments: argparse.Namespace) -> None:
+    """Be one rank: measure every model, and print the rows on rank 0."""
+    import hvdlite.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    join_gloo(arguments.store, hvd.rank(), hvd.size())
+    for name in [arguments.model] if arguments.model else MODELS:
+        make_model, make_batch = MODELS[name]
+        contestants = make_contestants(make_model)
+        turns = measure(contestants, make_batch, arguments.quick)
+        row = row_of(name, contestants["compute"].model, turns)
+        if hvd.rank() == 0:
+            print_row(row)
+        del contestants
+    gloo.destroy_process_group()
+    hvd.shutdown()
+
+
+def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+    """Build the three copies, with equal parameters on all ranks."""
+    import hvdlite.torch as hvd
+
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    torch.manual_seed(0)
+    alone, ours = make_model(), make_model()
+    theirs = nn.parallel.DistributedDataParallel(make_model())
+    hvd.broadcast_parameters(ours.state_dict(), root_rank=0)
+    distributed = hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters())
+    return {
+        "compute": Contestant(alone, sgd(alone), hvd.barrier),
+        "hvdlite": Contestant(ours, distributed, lambda: None),
+        "ddp": Contestant(theirs, sgd(theirs), lambda: None),
+    }
+
+
+def measure(
+    contestants: dict[str, Contestant],
+    make_batch: Callable[[], tuple[torch.Tensor, ...]],
+    quick: bool,
+) -> dict[str, list[list[float]]]:
+    """Let the contestants take turns; return each one's step times in ms, by turn."""
+    steps = QUICK_STEPS_PER_TURN if quick else STEPS_PER_TURN
+    times: dict[str, list[list[float]]] = {name: [] for name in contestants}
+    for round_number in range(1 + (QUICK_ROUNDS if quick else ROUNDS)):
+        for name, contestant in contestants.items():
+            gloo.barrier()
+            turn = []
+            for _ in range(1 + steps):
+                inputs, labels = make_batch()
+                turn.append(contestant.step((inputs, labels)))
+            if round_number > 0:  # the first round warms up, and so does the first step of a turn
+                times[name].append(turn[1:])
+    return times
+
+
+def row_of(name: str, model: nn.Module, turns: dict[str, list[list[float]]]) -> dict[str, object]:
+    """Make the row of one model; a collective call, for the figures are of the slowest rank."""
+    row: dict[str, object] = {
+        "benchmark": "step",
+        "model": name,
+        "np": gloo.get_world_size(),
+        "tensors": len(list(model.parameters())),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    medians = {}
+    for contestant, times in turns.items():
+        by_turn = slowest([statistics.median(turn) for turn in times])
+        every_step = [step for turn in times for step in turn]
+        medians[contestant] = slowest([statistics.median(every_step)])[0]
+        row[f"{contestant}_ms"] = round(medians[contestant], 2)
+        row[f"{contestant}_range_ms"] = [round(min(by_turn), 2), round(max(by_turn), 2)]
+    for contestant in ("hvdlite", "ddp"):
+        row[f"{contestant}_overhead_ms"] = round(medians[contestant] - medians["compute"], 2)
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

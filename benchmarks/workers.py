@@ -1,0 +1,95 @@
+"""How a benchmark starts its own ranks, and what its ranks share.
+
+A benchmark is one file that is run twice: by the user, where `run_ranks` starts it again on N ranks
+through hvdlite-run and hands on the JSON lines that rank 0 prints; and by hvdlite-run, with
+`--worker`, where it measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as gloo
+
+PREFIXED_ROW = re.compile(r"^(?:\[[^]]*\]\s*)?(\{.*\})\s*$")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every benchmark takes."""
+    parser.add_argument("--np", type=int, default=2, metavar="N", help="number of ranks (2)")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: few sizes, few rounds")
+    parser.add_argument("--output", type=Path, help="also append the JSON lines to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+
+
+def run_ranks(script: str, ranks: int, output: Path | None, arguments: list[str]) -> int:
+    """Start `script --worker` on `ranks` ranks and print the JSON lines of rank 0.
+
+    Returns:
+        The exit status of hvdlite-run.
+    """
+    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder:
+        launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)]
+        worker = [sys.executable, script, "--worker", "--store", f"{folder}/store", *arguments]
+        job = subprocess.Popen(
+            [*launcher, *worker], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert job.stdout is not None
+        try:
+            for line in job.stdout:
+                hand_on(line, output)
+        finally:
+            job.terminate()
+            job.wait()
+    return job.returncode
+
+
+def hand_on(line: str, output: Path | None) -> None:
+    """Print a row of rank 0 without its prefix; send everything else to stderr."""
+    row = PREFIXED_ROW.match(line)
+    if row is None:
+        sys.stderr.write(line)
+        return
+    print(row[1], flush=True)
+    if output is not None:
+        with output.open("a") as file:
+            file.write(row[1] + "\n")
+
+
+def join_gloo(store: str, rank: int, size: int) -> None:
+    """Join torch.distributed's gloo group of the same ranks, over loopback."""
+    gloo.init_process_group("gloo", store=gloo.FileStore(store, size), rank=rank, world_size=size)
+
+
+def slowest(microseconds: list[float]) -> list[float]:
+    """Take the maximum over ranks of each figure: a collective is as fast as its slowest rank."""
+    figures = torch.tensor(microseconds, dtype=torch.float64)
+    gloo.all_reduce(figures, op=gloo.ReduceOp.MAX)
+    return [float(figure) for figure in figures]
+
+
+def machine() -> dict[str, Any]:
+    """Say where a row was measured."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+    }
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """Print one JSON line (rank 0 alone calls this)."""
+    print(json.dumps({**row, **machine()}), flush=True)

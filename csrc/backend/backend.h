@@ -1,0 +1,63 @@
+// What the executor sees of a data plane. Implementations: host_backend (shared memory and TCP),
+// self_backend (one rank), fake_backend (tests). One conformance suite tests them all.
+//
+// Every member of the group calls the same function with the same arguments but for the addresses
+// (and scales), in the same order: negotiation has seen to that.
+// Thread: the engine's runner. Calls block until the result is in place, within the deadline.
+// Errors: kRankFailed or kTimeout name the peer and are final for the backend; kOutOfMemory is not.
+// User memory is written only with results: on error, outputs may hold parts of a result.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/deadline.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "transport/topology.h"
+
+namespace hvdlite {
+
+// One tensor of a batch. `input` may equal `output`; otherwise they do not overlap.
+struct Piece {
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::size_t count = 0;    // elements, may be 0
+  double prescale = 1.0;    // factor on this rank's input (floating-point types; 1 otherwise)
+  double postscale = 1.0;   // factor on the result, after the division of an average
+};
+
+// Whether a backend can run here, and if not, why: shown by `hvdlite-run --doctor`.
+struct Viability {
+  bool ok = true;
+  std::string reason;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  virtual Viability viable() const = 0;
+
+  // Reduces element i of every piece over the group, in ascending rank order (within a host; then
+  // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
+  // is the same bits on every rank and does not depend on how tensors were batched. kAverage divides
+  // the sum by the group's size (integers: towards zero). Integer sums wrap around.
+  virtual Status allreduce(const Group& group, DataType dtype, ReduceOp op,
+                           std::span<const Piece> pieces, Deadline deadline) = 0;
+  // Concatenates the ranks' bytes in the order of group.ranks: bytes[i] from group.ranks[i] (equal
+  // to this rank's own length at its own index) into `output`, which holds their sum.
+  virtual Status allgather(const Group& group, std::span<const std::byte> input,
+                           std::span<const std::size_t> bytes, std::span<std::byte> output,
+                           Deadline deadline) = 0;
+  // Copies `input` of `root` (a rank, member of the group) into `output` of every member; only the
+  // root's input is read. Both have the same length on every rank.
+  virtual Status broadcast(const Group& group, int root, std::span<const std::byte> input,
+                           std::span<std::byte> output, Deadline deadline) = 0;
+  // Returns when every member has called it.
+  virtual Status barrier(const Group& group, Deadline deadline) = 0;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,62 @@
+// THE table of knobs, and the only file of the core that reads the environment. Each knob is one
+// row: field, name, type, default, unit and one line of help. HVDLITE_<NAME> sets it; Horovod's name,
+// where there is one, is a fallback. Python reads the same rows through `_core.knobs()`, so that
+// docs/knobs.md and hvdlite-run's flags cannot drift from them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+// X(type, field, default, unit, horovod_name, help)
+// A type of Seconds is a double. Help is one sentence without a full stop.
+#define HVDLITE_KNOBS(X)                                                                           \
+  X(std::int64_t, fusion_threshold, 64 << 20, "bytes", "HOROVOD_FUSION_THRESHOLD",                 \
+    "Largest batch of small tensors that travels as one all-reduce")                               \
+  X(std::int64_t, cache_capacity, 4096, "tensors", "HOROVOD_CACHE_CAPACITY",                       \
+    "Tensors whose negotiation is remembered; 0 switches the cache off")                           \
+  X(double, stall_warning, 10.0, "seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",                    \
+    "Warn when a tensor has waited this long for some rank; 0 switches the warning off")           \
+  X(double, stall_shutdown, 0.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",                 \
+    "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
+  X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
+    "Fail when a peer makes no progress for this long inside a collective that all ranks joined")  \
+  X(double, shutdown_timeout, 2.0, "seconds", "",                                                  \
+    "How long shutdown lets a collective that is already running finish")                          \
+  X(std::int64_t, spin_us, -1, "microseconds", "",                                                 \
+    "How long a wait spins before it sleeps; -1 chooses by cores and local ranks")                 \
+  X(std::int64_t, shm_chunk, 256 << 10, "bytes", "",                                               \
+    "Chunk of the shared-memory pipeline; staging of one chunk should stay in the cache")          \
+  X(std::int64_t, shm_small, 16 << 10, "bytes", "",                                                \
+    "Up to this size an all-reduce in shared memory takes one synchronisation instead of two")     \
+  X(std::int64_t, tcp_chunk, 4 << 20, "bytes", "",                                                 \
+    "Chunk of the pipeline when the ranks span several hosts")                                     \
+  X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
+    "Least severe message that is printed: trace, debug, info, warning, error or fatal")
+
+namespace hvdlite {
+
+struct Config {
+#define HVDLITE_FIELD(type, field, value, unit, horovod, help) type field = value;
+  HVDLITE_KNOBS(HVDLITE_FIELD)
+#undef HVDLITE_FIELD
+
+  // Reads the environment. kInvalidArgument names the variable, its text and what it takes.
+  static Result<Config> from_environment();
+};
+
+// One row of the table, as text; `current` is the value in the given config.
+struct Knob {
+  std::string name;         // "fusion_threshold"
+  std::string environment;  // "HVDLITE_FUSION_THRESHOLD"
+  std::string horovod;      // fallback variable, or ""
+  std::string type;         // "int", "float" or "str"
+  std::string fallback;     // the default, as text
+  std::string unit;
+  std::string help;
+};
+const std::vector<Knob>& knobs();
+
+}  // namespace hvdlite

@@ -1,0 +1,38 @@
+// A point in monotonic time after which a wait gives up. Wall clocks are never used.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace hvdlite {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline after(std::chrono::nanoseconds delay) { return Deadline(Clock::now() + delay); }
+  static Deadline after_seconds(double seconds) {
+    return after(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
+  }
+  // For idle sleeps only: work that others depend on always has a real deadline.
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
+
+  bool passed() const { return is_never() ? false : Clock::now() >= when_; }
+  bool is_never() const { return when_ == Clock::time_point::max(); }
+  // Milliseconds left, rounded up, at least 0; -1 for never (what epoll_wait takes).
+  int remaining_ms() const {
+    if (is_never()) return -1;
+    const auto left = when_ - Clock::now();
+    if (left <= Clock::duration::zero()) return 0;
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+    return ms > 1'000'000 ? 1'000'000 : static_cast<int>(ms);
+  }
+  Clock::time_point when() const { return when_; }
+  Deadline earlier(Deadline other) const { return other.when_ < when_ ? other : *this; }
+
+ private:
+  explicit Deadline(Clock::time_point when) : when_(when) {}
+  Clock::time_point when_;
+};
+
+}  // namespace hvdlite

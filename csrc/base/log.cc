@@ -1,0 +1,43 @@
+#include "base/log.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+
+namespace hvdlite {
+namespace {
+
+constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
+                                                    "warning", "error", "fatal"};
+// Process-wide because standard error is.
+std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};
+
+}  // namespace
+
+LogLevel parse_log_level(std::string_view name) {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<LogLevel>(i);
+  }
+  return LogLevel::kWarning;
+}
+
+void set_log_level(LogLevel level) { g_level.store(static_cast<int>(level)); }
+
+bool log_enabled(LogLevel level) { return static_cast<int>(level) >= g_level.load(); }
+
+void log(LogLevel level, int rank, std::string_view text) {
+  if (!log_enabled(level)) return;
+  std::string line = "hvdlite";
+  if (rank >= 0) line += " [" + std::to_string(rank) + "]";
+  line += " ";
+  line += kNames[static_cast<std::size_t>(level)];
+  line += ": ";
+  line += text;
+  line += "\n";
+  // A message that cannot be written has nowhere else to go.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace hvdlite

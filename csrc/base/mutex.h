@@ -1,0 +1,67 @@
+// std::mutex with the annotations that Clang's -Wthread-safety checks. The only file that names a
+// bare std::mutex; everything else uses Mutex, MutexLock and Condition.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#ifdef __clang__
+#define HVDLITE_ANNOTATE(x) __attribute__((x))
+#else
+#define HVDLITE_ANNOTATE(x)
+#endif
+#define HVDLITE_GUARDED_BY(x) HVDLITE_ANNOTATE(guarded_by(x))
+#define HVDLITE_REQUIRES(x) HVDLITE_ANNOTATE(requires_capability(x))
+#define HVDLITE_EXCLUDES(x) HVDLITE_ANNOTATE(locks_excluded(x))
+
+namespace hvdlite {
+
+class HVDLITE_ANNOTATE(capability("mutex")) Mutex {
+ public:
+  void lock() HVDLITE_ANNOTATE(acquire_capability()) { mutex_.lock(); }
+  void unlock() HVDLITE_ANNOTATE(release_capability()) { mutex_.unlock(); }
+  bool try_lock() HVDLITE_ANNOTATE(try_acquire_capability(true)) { return mutex_.try_lock(); }
+
+ private:
+  friend class Condition;
+  std::mutex mutex_;
+};
+
+class HVDLITE_ANNOTATE(scoped_lockable) MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) HVDLITE_ANNOTATE(acquire_capability(mutex)) : mutex_(mutex) {
+    mutex_.lock();
+  }
+  ~MutexLock() HVDLITE_ANNOTATE(release_capability()) { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+// A condition variable over Mutex. Flags are written under the mutex that the waiter holds.
+class Condition {
+ public:
+  void notify_one() { condition_.notify_one(); }
+  void notify_all() { condition_.notify_all(); }
+  void wait(Mutex& mutex) HVDLITE_REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait(lock);
+    lock.release();
+  }
+  // False when `when` passed.
+  bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point when)
+      HVDLITE_REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    const bool woken = condition_.wait_until(lock, when) == std::cv_status::no_timeout;
+    lock.release();
+    return woken;
+  }
+
+ private:
+  std::condition_variable condition_;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,78 @@
+// The outcome of an operation. Every fallible call of the core returns a Status or a Result<T>; the
+// core throws nothing. Immutable after construction, safe to copy between threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace hvdlite {
+
+// Keep in step with hvdlite/errors.py: the binding raises the class of the same code.
+enum class StatusCode : std::uint8_t {
+  kOk = 0,
+  kInvalidArgument,  // the caller's mistake on this rank alone; the engine stays usable
+  kMismatch,         // ranks disagree about a tensor; the engine stays usable
+  kDuplicateName,    // the name is already in flight on this rank; the engine stays usable
+  kOutOfMemory,      // no memory for this operation; the engine stays usable
+  kRankFailed,       // a peer died, left, or raised; sticky
+  kTimeout,          // a deadline passed; sticky
+  kStalled,          // some rank never submitted a tensor within stall_shutdown; sticky
+  kShutdown,         // this rank has shut down, or the operation was in flight when it did
+  kForked,           // called in a child of fork()
+  kInternal,         // a bug of ours, or a failing system call; sticky
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message, int failed_rank = -1)
+      : code_(code), failed_rank_(failed_rank), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  // For the user: says rank, tensor and reason, and what to do where we know.
+  const std::string& message() const { return message_; }
+  // The rank that caused the error, or -1.
+  int failed_rank() const { return failed_rank_; }
+  // True for errors after which no further collective can succeed on this engine.
+  bool sticky() const {
+    return code_ == StatusCode::kRankFailed || code_ == StatusCode::kTimeout ||
+           code_ == StatusCode::kStalled || code_ == StatusCode::kShutdown ||
+           code_ == StatusCode::kInternal;
+  }
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  int failed_rank_ = -1;
+  std::string message_;
+};
+
+// A value, or why there is none.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::move(value)) {}         // NOLINT: implicit by intent
+  Result(Status status) : state_(std::move(status)) {}  // NOLINT: implicit by intent
+
+  bool ok() const { return std::holds_alternative<T>(state_); }
+  T& value() { return std::get<T>(state_); }
+  const T& value() const { return std::get<T>(state_); }
+  Status status() const { return ok() ? Status() : std::get<Status>(state_); }
+
+ private:
+  std::variant<T, Status> state_;
+};
+
+// Status of a failed system call: "<what>: <strerror(error)>".
+Status system_error(const std::string& what, int error);
+
+}  // namespace hvdlite
+
+#define HVDLITE_RETURN_IF_ERROR(expression)                             \
+  do {                                                                  \
+    if (::hvdlite::Status status_ = (expression); !status_.ok()) {      \
+      return status_;                                                   \
+    }                                                                   \
+  } while (false)

@@ -1,0 +1,308 @@
+#include "engine/engine.h"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/host_backend.h"
+#include "backend/self_backend.h"
+#include "base/log.h"
+#include "bindings/bindings.h"
+#include "os/fd.h"
+#include "transport/fabric.h"
+
+namespace py = pybind11;
+
+namespace hvdlite {
+namespace {
+
+// Between two looks for Ctrl-C while a thread waits with the GIL released.
+constexpr auto kSignalSlice = std::chrono::milliseconds(100);
+
+struct TensorArgument {
+  TensorShape shape;
+  const void* input = nullptr;
+  void* output = nullptr;
+};
+
+class EngineHolder;
+
+// One submitted collective. `keep` must outlive the operation, and may be released under the GIL
+// only: a handle that is dropped early leaves it with the holder.
+class HandleObject {
+ public:
+  HandleObject(std::shared_ptr<EngineHolder> holder, EntryPtr entry, py::object keep, bool blocking)
+      : holder_(std::move(holder)),
+        entry_(std::move(entry)),
+        keep_(std::move(keep)),
+        blocking_(blocking) {}
+  ~HandleObject();
+  HandleObject(const HandleObject&) = delete;
+  HandleObject& operator=(const HandleObject&) = delete;
+
+  bool done() const { return entry_->completion->done(); }
+  void wait(std::optional<double> timeout);
+  std::vector<std::int64_t> first_dimensions() const {
+    return entry_->completion->first_dimensions;
+  }
+  py::object take_output();
+
+ private:
+  std::shared_ptr<EngineHolder> holder_;
+  EntryPtr entry_;
+  py::object keep_;
+  bool blocking_;
+};
+
+// Owns the engine and the objects of operations whose handles were dropped. Under the GIL.
+class EngineHolder {
+ public:
+  explicit EngineHolder(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  ~EngineHolder() {
+    if (forked()) {
+      // Its threads live in the parent only; joining them here would hang.
+      (void)engine_.release();
+      for (auto& orphan : orphans_) (void)orphan.second.release();
+      return;
+    }
+    const py::gil_scoped_release unlocked;
+    engine_.reset();
+  }
+
+  // Raises in a forked child, where neither threads nor peers exist.
+  Engine& engine() const {
+    if (forked()) {
+      raise_status(Status(StatusCode::kForked,
+                          "hvdlite is not usable after fork(): this process is a child of a rank; "
+                          "start it with the spawn method, or keep collectives in the parent"));
+    }
+    return *engine_;
+  }
+  void adopt(EntryPtr entry, py::object keep) {
+    orphans_.emplace_back(std::move(entry), std::move(keep));
+  }
+  void release_orphans() {
+    std::erase_if(orphans_, [](const auto& orphan) { return orphan.first->completion->done(); });
+  }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  std::vector<std::pair<EntryPtr, py::object>> orphans_;
+};
+
+HandleObject::~HandleObject() {
+  if (!done()) holder_->adopt(entry_, std::move(keep_));
+}
+
+void HandleObject::wait(std::optional<double> timeout) {
+  const Deadline deadline = timeout ? Deadline::after_seconds(*timeout) : Deadline::never();
+  Engine* engine = done() ? nullptr : &holder_->engine();
+  while (!done()) {
+    if (deadline.passed()) {
+      PyErr_SetString(PyExc_TimeoutError,
+                      (describe(entry_->request) + " is still under way").c_str());
+      throw py::error_already_set();
+    }
+    {
+      const py::gil_scoped_release unlocked;
+      (void)engine->wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
+    }
+    if (!done() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  keep_ = py::none();
+  raise_if_error(entry_->completion->status());
+}
+
+// The bytes of an allgather, as a Python buffer that owns them.
+struct OutputBuffer {
+  Completion::Output output;
+};
+
+py::object HandleObject::take_output() {
+  if (!done()) raise_status(Status(StatusCode::kInvalidArgument, "wait() for the handle first"));
+  auto buffer = std::make_unique<OutputBuffer>();
+  buffer->output = std::move(entry_->completion->output);
+  return py::memoryview(py::cast(std::move(buffer)));
+}
+
+EntryPtr make_entry(Kind kind, std::string name, std::uint32_t process_set,
+                    const std::vector<const TensorArgument*>& tensors) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.kind = kind;
+  entry->request.name = std::move(name);
+  entry->request.process_set = process_set;
+  for (const TensorArgument* tensor : tensors) {
+    entry->request.tensors.push_back(tensor->shape);
+    entry->inputs.push_back(tensor->input);
+    entry->outputs.push_back(tensor->output);
+  }
+  return entry;
+}
+
+using HolderPtr = std::shared_ptr<EngineHolder>;
+using HandlePtr = std::unique_ptr<HandleObject>;
+
+HandlePtr submit(const HolderPtr& self, EntryPtr entry, py::object keep, bool blocking) {
+  self->release_orphans();
+  raise_if_error(self->engine().enqueue(entry, blocking));
+  return std::make_unique<HandleObject>(self, std::move(entry), std::move(keep), blocking);
+}
+
+HandlePtr allreduce(const HolderPtr& self, std::string name,
+                    const std::vector<const TensorArgument*>& tensors, int op, double prescale,
+                    double postscale, std::optional<double> weight, std::uint32_t process_set,
+                    py::object keep, bool blocking) {
+  if (!is_valid_op(op)) {
+    raise_status(Status(StatusCode::kInvalidArgument, "op " + std::to_string(op) + " is unknown"));
+  }
+  EntryPtr entry = make_entry(Kind::kAllreduce, std::move(name), process_set, tensors);
+  entry->request.op = static_cast<ReduceOp>(op);
+  entry->request.prescale = prescale;
+  entry->request.postscale = postscale;
+  entry->request.weighted = weight.has_value();
+  entry->weight = weight.value_or(1.0);
+  return submit(self, std::move(entry), std::move(keep), blocking);
+}
+
+HandlePtr allgather(const HolderPtr& self, std::string name, const TensorArgument& tensor,
+                    std::uint32_t process_set, py::object keep, bool blocking) {
+  return submit(self, make_entry(Kind::kAllgather, std::move(name), process_set, {&tensor}),
+                std::move(keep), blocking);
+}
+
+HandlePtr broadcast(const HolderPtr& self, std::string name,
+                    const std::vector<const TensorArgument*>& tensors, int root,
+                    std::uint32_t process_set, py::object keep, bool blocking) {
+  EntryPtr entry = make_entry(Kind::kBroadcast, std::move(name), process_set, tensors);
+  entry->request.root = root;
+  return submit(self, std::move(entry), std::move(keep), blocking);
+}
+
+HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process_set,
+                  bool blocking) {
+  return submit(self, make_entry(Kind::kBarrier, std::move(name), process_set, {}), py::none(),
+                blocking);
+}
+
+std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
+                                            std::vector<std::int64_t> shape, std::uintptr_t input,
+                                            std::uintptr_t output) {
+  if (!is_valid_dtype(dtype)) {
+    raise_status(
+        Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(dtype) + " is unknown"));
+  }
+  for (const std::int64_t dim : shape) {
+    if (dim < 0) raise_status(Status(StatusCode::kInvalidArgument, "a dimension is negative"));
+  }
+  auto tensor = std::make_unique<TensorArgument>();
+  tensor->shape = {std::move(name), static_cast<DataType>(dtype), std::move(shape)};
+  tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
+  tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
+  return tensor;
+}
+
+using LinkTuple = std::tuple<int, int, int, int, int>;
+
+HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
+                      const std::vector<LinkTuple>& links, int segment_fd, int bell_fd) {
+  Fd segment(segment_fd);
+  Fd bell(bell_fd);
+  std::vector<PeerLink> peers;
+  for (const auto& [peer, control, data, peer_segment, peer_bell] : links) {
+    peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_bell)});
+  }
+  Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  set_log_level(parse_log_level(config.value().log_level));
+  std::unique_ptr<Fabric> fabric;
+  std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
+  if (size > 1) {
+    Result<std::unique_ptr<Fabric>> connected =
+        connect_fabric({rank, size, std::move(host_of)}, std::move(segment), std::move(bell),
+                       std::move(peers), config.value());
+    raise_if_error(connected.status());
+    fabric = std::move(connected.value());
+    backend = std::make_unique<HostBackend>(*fabric, config.value());
+  }
+  return std::make_shared<EngineHolder>(
+      std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value())));
+}
+
+py::dict counters(const HolderPtr& self) {
+  const Counters counters = self->engine().counters();
+  py::dict row;
+  row["batches"] = counters.batches;
+  row["tensors"] = counters.tensors;
+  row["bytes"] = counters.bytes;
+  row["cache_hits"] = counters.cache_hits;
+  row["full_requests"] = counters.full_requests;
+  row["messages_sent"] = counters.messages_sent;
+  return row;
+}
+
+void shutdown(const HolderPtr& self) {
+  if (forked()) return;  // the parent's world is not the child's to leave
+  {
+    const py::gil_scoped_release unlocked;
+    self->engine().shutdown();
+  }
+  self->release_orphans();
+}
+
+void abort(const HolderPtr& self, const std::string& reason) {
+  Engine& engine = self->engine();
+  const py::gil_scoped_release unlocked;
+  engine.abort(reason);
+}
+
+int add_process_set(const HolderPtr& self, std::vector<int> ranks) {
+  const Result<int> id = self->engine().add_process_set(std::move(ranks));
+  raise_if_error(id.status());
+  return id.value();
+}
+
+void register_handle(py::module_& module) {
+  py::class_<OutputBuffer>(module, "_Output", py::buffer_protocol())
+      .def_buffer([](OutputBuffer& buffer) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(buffer.output.data.get()),
+                               static_cast<py::ssize_t>(buffer.output.bytes));
+      });
+  py::class_<HandleObject>(module, "Handle", py::is_final())
+      .def("done", &HandleObject::done)
+      .def("wait", &HandleObject::wait, py::arg("timeout") = py::none())
+      .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
+      .def("take_output", &HandleObject::take_output);
+}
+
+}  // namespace
+
+void register_engine(py::module_& module) {
+  py::class_<TensorArgument>(module, "Tensor", py::is_final())
+      .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
+           py::arg("input"), py::arg("output"))
+      .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; });
+  register_handle(module);
+  const py::arg_v process_set = py::arg("process_set") = 0;
+  const py::arg_v keep = py::arg("keep") = py::none();
+  const py::arg_v blocking = py::arg("blocking") = false;
+  py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
+      .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
+           py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
+           py::arg("bell_fd") = -1)
+      .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
+           process_set, keep, blocking)
+      .def("allgather", &allgather, py::arg("name"), py::arg("tensor"), process_set, keep, blocking)
+      .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
+           process_set, keep, blocking)
+      .def("barrier", &barrier, py::arg("name"), process_set, blocking)
+      .def("add_process_set", &add_process_set, py::arg("ranks"))
+      .def("abort", &abort, py::arg("reason"))
+      .def("shutdown", &shutdown)
+      .def("counters", &counters);
+}
+
+}  // namespace hvdlite

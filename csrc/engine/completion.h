@@ -1,0 +1,63 @@
+// The end of one collective: the only crossing from the engine to whoever waits for it.
+//
+// The engine finishes it once, from its runner; any number of threads wait. What an allgather
+// received travels out with it. Neither side ever holds the other's lock here.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/mutex.h"
+#include "base/status.h"
+
+namespace hvdlite {
+
+class Completion {
+ public:
+  // Bytes that the engine allocated for a result whose size no rank knew before.
+  struct Output {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t bytes = 0;
+  };
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // False when the deadline passed first.
+  bool wait_until(Deadline deadline) {
+    MutexLock lock(mutex_);
+    while (!done()) {
+      if (deadline.is_never()) {
+        changed_.wait(mutex_);
+      } else if (deadline.passed()) {
+        return false;
+      } else {
+        changed_.wait_until(mutex_, deadline.when());
+      }
+    }
+    return true;
+  }
+  // Runner only, once.
+  void finish(Status status) {
+    MutexLock lock(mutex_);
+    status_ = std::move(status);
+    done_.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+
+  // After done() only: no lock is needed, nothing changes any more.
+  const Status& status() const { return status_; }
+  // Allgather: first dimension by position in the process set. Written before finish().
+  std::vector<std::int64_t> first_dimensions;
+  Output output;
+
+ private:
+  Mutex mutex_;
+  Condition changed_;
+  std::atomic<bool> done_{false};
+  Status status_;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,111 @@
+#include "engine/control_plane.h"
+
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace hvdlite {
+namespace {
+
+constexpr std::size_t kChunkBytes = 64 << 10;
+constexpr std::size_t kHeaderBytes = sizeof(std::uint32_t);
+
+}  // namespace
+
+ControlPlane::ControlPlane(Fabric& fabric) : peers_(fabric.topology.size), chunk_(kChunkBytes) {
+  for (int rank = 0; rank < fabric.topology.size; ++rank) {
+    peers_[rank].channel = fabric.control[rank].get();
+  }
+}
+
+void ControlPlane::send(int rank, const Bytes& frame) {
+  Peer& peer = peers_[rank];
+  if (peer.ended || peer.channel == nullptr) return;
+  peer.outgoing.insert(peer.outgoing.end(), frame.begin(), frame.end());
+  ++frames_sent_;
+  write(rank);
+}
+
+bool ControlPlane::poll() {
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+    Peer& peer = peers_[rank];
+    if (peer.channel == nullptr || peer.ended) continue;
+    if (!peer.outgoing.empty()) write(rank);
+    read(rank);
+  }
+  return !frames_.empty() || !ended_.empty();
+}
+
+void ControlPlane::write(int rank) {
+  Peer& peer = peers_[rank];
+  const std::span<const std::byte> left = std::span(peer.outgoing).subspan(peer.written);
+  const Result<std::size_t> taken = peer.channel->try_write(left);
+  // A peer that is gone is noticed by read(), after what it had still said.
+  peer.written = taken.ok() ? peer.written + taken.value() : peer.outgoing.size();
+  if (peer.written == peer.outgoing.size()) {
+    peer.outgoing.clear();
+    peer.written = 0;
+  }
+}
+
+void ControlPlane::read(int rank) {
+  Peer& peer = peers_[rank];
+  while (!peer.ended) {
+    const Result<std::size_t> got = peer.channel->try_read(chunk_);
+    if (!got.ok()) return end(rank, got.status());
+    if (got.value() == 0) return;
+    peer.incoming.insert(peer.incoming.end(), chunk_.begin(),
+                         chunk_.begin() + static_cast<std::ptrdiff_t>(got.value()));
+    parse(rank);
+    if (got.value() < chunk_.size()) return;
+  }
+}
+
+void ControlPlane::parse(int rank) {
+  Peer& peer = peers_[rank];
+  while (peer.incoming.size() - peer.parsed >= kHeaderBytes) {
+    std::uint32_t length = 0;
+    std::memcpy(&length, peer.incoming.data() + peer.parsed, sizeof length);
+    if (length == 0 || length > kMaxFrameBytes) {
+      return end(rank, Status(StatusCode::kInternal,
+                              "rank " + std::to_string(rank) + " sent a frame of " +
+                                  std::to_string(length) + " bytes",
+                              rank));
+    }
+    if (peer.incoming.size() - peer.parsed - kHeaderBytes < length) break;
+    const auto body = peer.incoming.begin() +
+                      static_cast<std::ptrdiff_t>(peer.parsed + kHeaderBytes);
+    frames_.push_back({rank, static_cast<FrameType>(*body), Bytes(body + 1, body + length)});
+    peer.parsed += kHeaderBytes + length;
+  }
+  if (peer.parsed == peer.incoming.size()) {
+    peer.incoming.clear();
+    peer.parsed = 0;
+  }
+}
+
+void ControlPlane::end(int rank, Status why) {
+  peers_[rank].ended = true;
+  ended_.emplace_back(rank, std::move(why));
+}
+
+std::vector<Frame> ControlPlane::take_frames() { return std::exchange(frames_, {}); }
+
+std::vector<std::pair<int, Status>> ControlPlane::take_ended() {
+  return std::exchange(ended_, {});
+}
+
+void ControlPlane::flush(Deadline deadline) {
+  while (true) {
+    bool pending = false;
+    for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+      if (peers_[rank].channel == nullptr || peers_[rank].outgoing.empty()) continue;
+      write(rank);
+      pending = pending || !peers_[rank].outgoing.empty();
+    }
+    if (!pending || deadline.passed()) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+}  // namespace hvdlite

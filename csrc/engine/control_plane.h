@@ -1,0 +1,59 @@
+// Whole frames over the control channels: to and from every peer. Nothing here blocks.
+//
+// What does not fit into a channel waits in an outgoing queue; poll() moves it on. A peer's stream
+// ends once everything it had written was read. Runner only.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "transport/fabric.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+struct Frame {
+  int from = -1;
+  FrameType type = FrameType::kSubmit;
+  Bytes body;
+};
+
+class ControlPlane {
+ public:
+  explicit ControlPlane(Fabric& fabric);  // borrowed
+
+  // Frames of one sender arrive in the order of send().
+  void send(int rank, const Bytes& frame);
+  // Moves bytes both ways. True when frames or ended streams wait to be taken.
+  bool poll();
+  std::vector<Frame> take_frames();
+  // Ranks whose stream has ended since the last call, in the order of detection; a frame of theirs
+  // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer.
+  std::vector<std::pair<int, Status>> take_ended();
+  bool ended(int rank) const { return peers_[rank].ended; }
+  // Tries until everything is out, no peer takes more, or the deadline passes.
+  void flush(Deadline deadline);
+  std::uint64_t frames_sent() const { return frames_sent_; }
+
+ private:
+  struct Peer {
+    Channel* channel = nullptr;  // borrowed from the fabric; null for self
+    Bytes incoming;              // bytes of at most one unfinished frame, and what follows it
+    std::size_t parsed = 0;      // start of the unfinished frame in `incoming`
+    Bytes outgoing;
+    std::size_t written = 0;     // bytes of `outgoing` that have left
+    bool ended = false;
+  };
+  void read(int rank);
+  void write(int rank);
+  void parse(int rank);
+  void end(int rank, Status why);
+
+  std::vector<Peer> peers_;  // by rank
+  std::vector<Frame> frames_;
+  std::vector<std::pair<int, Status>> ended_;
+  Bytes chunk_;
+  std::uint64_t frames_sent_ = 0;
+};
+
+}  // namespace hvdlite

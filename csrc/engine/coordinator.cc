@@ -1,0 +1,142 @@
+#include "engine/coordinator.h"
+
+#include <utility>
+
+namespace hvdlite {
+
+void Coordinator::add_set(const Group& group) {
+  books_[static_cast<std::uint32_t>(group.id)].group = group;
+}
+
+Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
+  const auto found = books_.find(request.process_set);
+  const int index = found == books_.end() ? -1 : found->second.group.index_of(rank);
+  if (index < 0) {
+    return Status(StatusCode::kInternal,
+                  "rank " + std::to_string(rank) + " submitted " + request.name +
+                      " to process set " + std::to_string(request.process_set) +
+                      ", of which it is no member");
+  }
+  Book& book = found->second;
+  activity_[rank] = {request.name, now};
+  const auto [at, is_new] = book.tallies.try_emplace(request.name);
+  Tally& tally = at->second;
+  if (is_new) {
+    tally.request = request;
+    tally.first_rank = rank;
+    tally.submitted.resize(book.group.ranks.size());
+    tally.missing = book.group.ranks.size();
+    tally.since = tally.warned = now;
+    if (request.kind == Kind::kAllgather) tally.first_dimensions.resize(book.group.ranks.size());
+    ++waiting_;
+  } else if (tally.mismatch.empty()) {
+    tally.mismatch =
+        describe_mismatch(tally.first_rank, tally.request, rank, request).value_or("");
+  }
+  if (tally.submitted[index]) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             request.name + " twice");
+  }
+  tally.submitted[index] = true;
+  --tally.missing;
+  if (request.kind == Kind::kAllgather && !tally.first_dimensions.empty() &&
+      !request.tensors.empty() && !request.tensors[0].dims.empty()) {
+    tally.first_dimensions[index] = request.tensors[0].dims[0];
+  }
+  const std::string name = request.name;
+  if (tally.missing == 0 || fail_if_left(book, name, tally)) {
+    auto node = book.tallies.extract(at);
+    --waiting_;
+    if (node.mapped().missing == 0) respond(book, name, std::move(node.mapped()));
+  }
+  return Status();
+}
+
+Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now) {
+  const Request* request = cache_.at(id);
+  if (request == nullptr) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) +
+                                             " submitted cache id " + std::to_string(id) +
+                                             ", which was never given out");
+  }
+  return submit(rank, Request(*request), now);
+}
+
+void Coordinator::leave(int rank, std::uint64_t collectives) {
+  left_[rank] = collectives;
+  for (auto& [id, book] : books_) {
+    for (auto at = book.tallies.begin(); at != book.tallies.end();) {
+      if (fail_if_left(book, at->first, at->second)) {
+        at = book.tallies.erase(at);
+        --waiting_;
+      } else {
+        ++at;
+      }
+    }
+  }
+}
+
+bool Coordinator::fail_if_left(Book& book, const std::string& name, const Tally& tally) {
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    const int rank = book.group.ranks[i];
+    if (tally.submitted[i] || !left_[rank]) continue;
+    respond_error(tally,
+                  Status(StatusCode::kRankFailed,
+                         "rank " + std::to_string(rank) + " left after " +
+                             std::to_string(*left_[rank]) +
+                             " collectives (clean exit), but " +
+                             std::string(name_of(tally.request.kind)) + " '" + name +
+                             "' waits for it; give every rank the same number of steps",
+                         rank));
+    return true;
+  }
+  return false;
+}
+
+void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
+  for (auto& [id, book] : books_) {
+    for (auto at = book.tallies.begin(); at != book.tallies.end();) {
+      if (at->second.since > since) {
+        ++at;
+        continue;
+      }
+      respond_error(at->second, Status(StatusCode::kStalled, reason));
+      at = book.tallies.erase(at);
+      --waiting_;
+    }
+  }
+}
+
+void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
+  if (!tally.mismatch.empty()) {
+    return respond_error(tally, Status(StatusCode::kMismatch, std::move(tally.mismatch)));
+  }
+  Response response;
+  const std::string key = tally.request.key();
+  if (const auto id = cache_.find(key, tally.request)) {
+    response.form = Response::Form::kCached;
+    response.cache_id = *id;
+    response.request.process_set = static_cast<std::uint32_t>(book.group.id);
+    response.request.name = name;
+  } else {
+    response.form = Response::Form::kFull;
+    if (tally.request.cacheable()) response.cache_id = cache_.assign(key);
+    cache_.remember(response.cache_id, key, tally.request);
+    response.request = std::move(tally.request);
+    response.first_dimensions = std::move(tally.first_dimensions);
+  }
+  responses_.push_back(std::move(response));
+}
+
+void Coordinator::respond_error(const Tally& tally, Status error) {
+  Response response;
+  response.form = Response::Form::kError;
+  response.request.process_set = tally.request.process_set;
+  response.request.name = tally.request.name;
+  response.error = std::move(error);
+  responses_.push_back(std::move(response));
+}
+
+std::vector<Response> Coordinator::take_responses() { return std::exchange(responses_, {}); }
+
+}  // namespace hvdlite

@@ -1,0 +1,80 @@
+// Decides when a collective may start: a pure state machine, one per world, on rank 0.
+//
+// Words: each process set has a *book* of tallies. A *tally* counts which members of the set have
+// submitted a name. When the last one has, the coordinator appends one *response* to the list that
+// all members get, in one order for all sets: so two ranks can never wait for each other in
+// collectives of two different sets. Ranks that disagree all get the same error instead.
+// Thread: the runner of rank 0's engine. No I/O, no clock of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/response_cache.h"
+#include "transport/topology.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+class Coordinator {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  struct Tally {
+    Request request;               // as the first rank submitted it
+    int first_rank = -1;
+    std::vector<bool> submitted;   // by position in the set
+    std::size_t missing = 0;
+    std::vector<std::int64_t> first_dimensions;  // allgather only
+    std::string mismatch;          // the first disagreement, or ""
+    TimePoint since;
+    TimePoint warned;              // of the last stall warning
+  };
+  struct Activity {
+    std::string name;              // what the rank submitted last
+    TimePoint when;
+  };
+  struct Book {
+    Group group;
+    std::unordered_map<std::string, Tally> tallies;  // by name
+  };
+
+  Coordinator(int size, std::size_t cache_capacity)
+      : cache_(cache_capacity), activity_(size), left_(size) {}
+
+  void add_set(const Group& group);
+  // A rank wants a collective. kInternal when it is no member of the set or asks twice.
+  Status submit(int rank, const Request& request, TimePoint now);
+  Status submit_cached(int rank, std::uint32_t id, TimePoint now);
+  // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
+  void leave(int rank, std::uint64_t collectives);
+  // Fails every member of every tally that has waited since before `since` (stall_shutdown).
+  void fail_stalled(TimePoint since, const std::string& reason);
+
+  // The responses decided since the last call, in order.
+  std::vector<Response> take_responses();
+
+  const Group& group(std::uint32_t set) const { return books_.at(set).group; }
+  std::map<std::uint32_t, Book>& books() { return books_; }
+  const Activity& activity(int rank) const { return activity_[rank]; }
+  bool idle() const { return waiting_ == 0; }
+
+ private:
+  void respond(Book& book, const std::string& name, Tally tally);
+  void respond_error(const Tally& tally, Status error);
+  // Where a rank that has left is awaited: the error, else nothing.
+  bool fail_if_left(Book& book, const std::string& name, const Tally& tally);
+
+  ResponseCache cache_;
+  std::map<std::uint32_t, Book> books_;
+  std::vector<Activity> activity_;  // by rank
+  std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
+  std::vector<Response> responses_;
+  std::size_t waiting_ = 0;  // tallies in all books
+};
+
+}  // namespace hvdlite

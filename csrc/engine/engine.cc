@@ -1,0 +1,294 @@
+#include "engine/engine.h"
+
+#include <cmath>
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr auto kFirstSlice = std::chrono::microseconds(50);
+constexpr auto kLongestSlice = std::chrono::milliseconds(2);
+
+Status invalid(const Request& request, const std::string& why) {
+  return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
+}
+
+bool is_floating(DataType dtype) {
+  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
+}
+
+Status check_reduction(const Request& request, const TensorShape& tensor) {
+  if (tensor.dtype == DataType::kBool) {
+    return invalid(request, "bool cannot be reduced; convert it, for example to uint8");
+  }
+  if (is_floating(tensor.dtype)) return Status();
+  if (request.weighted) return invalid(request, "a weighted average takes floating-point tensors");
+  if (request.prescale != 1.0 || request.postscale != 1.0) {
+    return invalid(request, "prescale and postscale factors take floating-point tensors");
+  }
+  return Status();
+}
+
+Status check_shape(const Request& request, const TensorShape& tensor) {
+  if (tensor.name.size() > kMaxNameBytes || request.name.size() > kMaxNameBytes) {
+    return invalid(request, "a name has at most 512 bytes");
+  }
+  if (tensor.dims.size() > kMaxDimensions) {
+    return invalid(request, "a tensor has at most 32 dimensions");
+  }
+  if (request.kind == Kind::kAllgather && tensor.dims.empty()) {
+    return invalid(request, "a tensor without dimensions has no first one to gather along; "
+                            "reshape it to [1]");
+  }
+  return request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config)
+    : rank_(fabric ? fabric->topology.rank : 0),
+      size_(fabric ? fabric->topology.size : 1),
+      config_(std::move(config)),
+      fabric_(std::move(fabric)),
+      backend_(std::move(backend)),
+      sets_(size_),
+      executor_(*backend_, sets_, config_, queue_, counting_) {
+  if (size_ == 1) return;
+  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counting_);
+  negotiator_->add_set(*sets_.get(0));
+  thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
+}
+
+Engine::~Engine() { shutdown(); }
+
+Status Engine::check(const Entry& entry) const {
+  const Request& request = entry.request;
+  const Group* group = sets_.get(request.process_set);
+  if (group == nullptr || group->index_of(rank_) < 0) {
+    return invalid(request, "rank " + std::to_string(rank_) + " is no member of process set " +
+                                std::to_string(request.process_set));
+  }
+  if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
+    return invalid(request, "the root rank " + std::to_string(request.root) +
+                                " is no member of process set " +
+                                std::to_string(request.process_set));
+  }
+  if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
+    return invalid(request, "prescale and postscale factors are finite numbers");
+  }
+  if (request.weighted && request.op != ReduceOp::kAverage) {
+    return invalid(request, "a weight goes with the average op only");
+  }
+  if (!std::isfinite(entry.weight) || entry.weight < 0) {
+    return invalid(request, "a weight is a finite number, zero or more");
+  }
+  for (const TensorShape& tensor : request.tensors) {
+    HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
+  }
+  return Status();
+}
+
+Status Engine::enqueue(EntryPtr entry, bool blocking) {
+  HVDLITE_RETURN_IF_ERROR(check(*entry));
+  entry->key = entry->request.key();
+  if (size_ == 1) return run_alone(entry);
+  HVDLITE_RETURN_IF_ERROR(queue_.push(std::move(entry)));
+  if (!blocking) {
+    turn_.nudge();
+    fabric_->waiter->bell().ring();
+  }
+  return Status();
+}
+
+Status Engine::run_alone(const EntryPtr& entry) {
+  MutexLock alone(alone_mutex_);
+  HVDLITE_RETURN_IF_ERROR(queue_.push(entry));
+  (void)queue_.take();
+  Agreed agreed{entry, {}};
+  if (entry->request.kind == Kind::kAllgather) {
+    agreed.first_dimensions.push_back(entry->request.tensors[0].dims[0]);
+  }
+  std::vector<Agreed> round;
+  round.push_back(std::move(agreed));
+  const Status status = executor_.run(round);
+  if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors
+  MutexLock lock(mutex_);
+  counters_ = counting_;
+  return Status();
+}
+
+bool Engine::wait(const Entry& entry, bool blocking, Deadline deadline) {
+  Completion& completion = *entry.completion;
+  std::chrono::nanoseconds slice = kFirstSlice;
+  while (!completion.done() && !deadline.passed()) {
+    if (size_ > 1 && turn_.try_take()) {
+      drive(completion, deadline);
+      const bool work_left = negotiator_->pending() > 0 || !queue_.empty();
+      turn_.release(work_left);
+      slice = kLongestSlice;
+    } else if (blocking && size_ > 1 && !ending()) {
+      // The engine's thread sleeps with the turn in its hand, most likely.
+      turn_.want();
+      fabric_->waiter->bell().ring();
+      (void)completion.wait_until(deadline.earlier(Deadline::after(slice)));
+      slice = std::min<std::chrono::nanoseconds>(2 * slice, kLongestSlice);
+    } else {
+      (void)completion.wait_until(deadline);
+    }
+  }
+  return completion.done();
+}
+
+void Engine::drive(const Completion& completion, Deadline deadline) {
+  while (!completion.done() && !deadline.passed() && !ending()) {
+    if (!run_once()) sleep(deadline, /*background=*/false);
+  }
+}
+
+void Engine::background() {
+  while (turn_.take_background()) {
+    while (!ending() && !turn_.wanted()) {
+      if (!run_once()) sleep(Deadline::never(), /*background=*/true);
+    }
+    turn_.release(/*work_left=*/ending());
+  }
+  end_world();
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  stopped_changed_.notify_all();
+}
+
+bool Engine::run_once() {
+  for (; const Group* added = sets_.get(static_cast<std::uint32_t>(sets_known_)); ++sets_known_) {
+    negotiator_->add_set(*added);
+  }
+  const std::vector<EntryPtr> entries = queue_.take();
+  if (!entries.empty()) negotiator_->submit(entries);
+  std::vector<Negotiator::Round> rounds;
+  if (Status status = negotiator_->receive(rounds); !status.ok()) request_end(std::move(status));
+  run_rounds(rounds);
+  if (entries.empty() && rounds.empty()) return ending();
+  MutexLock lock(mutex_);
+  counters_ = counting_;
+  return true;
+}
+
+void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
+  for (Negotiator::Round& round : rounds) {
+    Status status = this->status();
+    if (status.ok()) {
+      status = executor_.run(round);
+      if (!status.ok()) request_end(negotiator_->root_cause(std::move(status)));
+    }
+    for (const Agreed& agreed : round) {
+      if (agreed.entry != nullptr) fail(agreed.entry, this->status());
+    }
+    collectives_ += round.size();
+  }
+}
+
+void Engine::sleep(Deadline deadline, bool background) {
+  const auto ready = [&] {
+    return !queue_.empty() || ending() || negotiator_->poll() || (background && turn_.wanted());
+  };
+  const auto never_fails = [] { return Status(); };
+  (void)fabric_->waiter->wait(ready, never_fails, deadline.earlier(negotiator_->wake_at()));
+}
+
+void Engine::end_world() {
+  Status cause = status();
+  const bool clean = cause.ok();
+  if (clean) {
+    cause = Status(StatusCode::kShutdown, "hvdlite was shut down on rank " + std::to_string(rank_));
+  }
+  std::vector<EntryPtr> entries = queue_.close(cause);
+  for (EntryPtr& entry : negotiator_->take_pending()) entries.push_back(std::move(entry));
+  if (clean) {
+    negotiator_->announce_goodbye(collectives_);
+  } else {
+    negotiator_->announce_abort(cause);
+  }
+  fabric_->close();
+  for (const EntryPtr& entry : entries) fail(entry, cause);
+}
+
+void Engine::fail(const EntryPtr& entry, const Status& cause) {
+  queue_.finish(entry, Status(cause.code(),
+                              cause.message() + " [" + describe(entry->request) +
+                                  " was in flight on rank " + std::to_string(rank_) + "]",
+                              cause.failed_rank()));
+}
+
+Result<int> Engine::add_process_set(std::vector<int> ranks) {
+  const Result<const Group*> group = sets_.add(std::move(ranks));
+  if (!group.ok()) return group.status();
+  if (size_ > 1) {
+    // The coordinator has to know the set before any rank submits to it.
+    turn_.nudge();
+    fabric_->waiter->bell().ring();
+  }
+  return group.value()->id;
+}
+
+void Engine::request_end(Status cause) {
+  {
+    MutexLock lock(mutex_);
+    if (!sticky_.ok()) return;
+    sticky_ = std::move(cause);
+    ending_.store(true);
+    log(LogLevel::kDebug, rank_, "the world ends: " + sticky_.message());
+  }
+  turn_.close();
+}
+
+void Engine::interrupt() {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) fabric_->waiter->mark_lost(rank);
+  }
+  fabric_->waiter->bell().ring();
+}
+
+void Engine::abort(const std::string& reason) {
+  if (size_ == 1) return;
+  request_end(Status(StatusCode::kRankFailed, reason, rank_));
+  interrupt();
+  stop_thread(Deadline::after_seconds(config_.shutdown_timeout));
+}
+
+void Engine::shutdown() {
+  if (size_ == 1) {
+    (void)queue_.close(Status(StatusCode::kShutdown, "hvdlite was shut down"));
+    return;
+  }
+  leaving_.store(true);
+  turn_.close();
+  fabric_->waiter->bell().ring();
+  stop_thread(Deadline::after_seconds(config_.shutdown_timeout));
+}
+
+void Engine::stop_thread(Deadline patience) {
+  {
+    MutexLock lock(mutex_);
+    while (!stopped_ && !patience.passed()) stopped_changed_.wait_until(mutex_, patience.when());
+  }
+  MutexLock joining(join_mutex_);
+  if (thread_ == nullptr) return;
+  request_end(Status(StatusCode::kShutdown,
+                     "rank " + std::to_string(rank_) + " shut down during a collective", rank_));
+  interrupt();
+  thread_.reset();  // joins
+}
+
+Status Engine::status() const {
+  MutexLock lock(mutex_);
+  return sticky_;
+}
+
+Counters Engine::counters() const {
+  MutexLock lock(mutex_);
+  return counters_;
+}
+
+}  // namespace hvdlite

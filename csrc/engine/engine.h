@@ -1,0 +1,106 @@
+// One rank of one world: takes collectives from any thread, agrees with the other ranks on their
+// order, runs them, and wakes whoever waits.
+//
+// Threads: public calls come from any thread. One thread at a time is the runner (turn.h): the
+// engine's own, or a caller blocked in wait(). A world of one has neither thread nor fabric: a
+// collective is done when enqueue() returns.
+// Errors: the first sticky error ends the world for this rank: it is told to the peers, every entry
+// in flight ends with it, and so does every later call. Other errors concern one entry.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/config.h"
+#include "base/mutex.h"
+#include "base/thread.h"
+#include "engine/entry.h"
+#include "engine/executor.h"
+#include "engine/negotiator.h"
+#include "engine/process_set.h"
+#include "engine/tensor_queue.h"
+#include "engine/turn.h"
+#include "transport/fabric.h"
+
+namespace hvdlite {
+
+class Engine {
+ public:
+  // Starts the engine's thread. `fabric` is null for a world of one.
+  Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config);
+  ~Engine();  // shuts down
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Submits an entry (request, inputs, outputs, weight filled in). The memory it points to stays
+  // valid until its completion is done. With `blocking` the caller promises to wait() for it at once.
+  // kInvalidArgument, kDuplicateName, or the sticky error: then the entry was not taken.
+  Status enqueue(EntryPtr entry, bool blocking);
+  // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
+  bool wait(const Entry& entry, bool blocking, Deadline deadline);
+
+  // Adds a process set; every rank calls this alike and lets a barrier follow.
+  Result<int> add_process_set(std::vector<int> ranks);
+
+  // Ends the world on every rank with this reason. Returns when the peers have been told.
+  void abort(const std::string& reason);
+  // Leaves cleanly: a round that is being executed ends first (within shutdown_timeout), other
+  // entries fail with kShutdown, the peers are told. Idempotent, any thread.
+  void shutdown();
+
+  // The sticky error, or OK.
+  Status status() const;
+  Counters counters() const;
+
+ private:
+  Status check(const Entry& entry) const;
+  Status run_alone(const EntryPtr& entry);  // a world of one
+
+  // The runner's part.
+  void background();
+  bool run_once();                            // false: nothing was there to do
+  void run_rounds(std::vector<Negotiator::Round>& rounds);
+  void sleep(Deadline deadline, bool background);
+  void drive(const Completion& completion, Deadline deadline);
+  void end_world();                           // tells the peers, fails everything in flight
+  void fail(const EntryPtr& entry, const Status& cause);
+  bool ending() const { return ending_.load() || leaving_.load(); }
+
+  // From any thread: makes the runner end the world. The first cause stays.
+  void request_end(Status cause);
+  void interrupt();  // breaks a running collective: every peer counts as lost from now on
+  void stop_thread(Deadline patience);  // joins; breaks a running collective after `patience`
+
+  const int rank_;
+  const int size_;
+  const Config config_;
+  std::unique_ptr<Fabric> fabric_;
+  std::unique_ptr<Backend> backend_;
+  ProcessSets sets_;
+  TensorQueue queue_;
+  Turn turn_;
+
+  // Of the runner (guarded by the turn).
+  Counters counting_;
+  std::unique_ptr<Negotiator> negotiator_;
+  Executor executor_;
+  std::size_t sets_known_ = 1;     // process sets that the negotiator has heard of
+  std::uint64_t collectives_ = 0;  // entries that ended well
+
+  mutable Mutex mutex_;
+  Status sticky_ HVDLITE_GUARDED_BY(mutex_);
+  Counters counters_ HVDLITE_GUARDED_BY(mutex_);  // a copy for readers
+  bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
+  Condition stopped_changed_;
+  std::atomic<bool> ending_{false};     // sticky_ was set; the runner acts on it
+  std::atomic<bool> leaving_{false};    // shutdown was asked for
+
+  Mutex alone_mutex_;  // a world of one executes in its callers, one at a time
+  Mutex join_mutex_;
+  std::unique_ptr<Thread> thread_;  // last: it uses all of the above
+};
+
+}  // namespace hvdlite

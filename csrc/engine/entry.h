@@ -1,0 +1,34 @@
+// The record that travels through the engine: one collective as this rank submitted it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/completion.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+struct Entry {
+  Request request;
+  std::string key;                   // request.key(), made once
+  std::vector<const void*> inputs;   // by tensor; the submitter keeps the memory alive
+  std::vector<void*> outputs;        // by tensor; unused by allgather
+  double weight = 1.0;               // this rank's, for weighted averages
+  std::shared_ptr<Completion> completion = std::make_shared<Completion>();
+};
+using EntryPtr = std::shared_ptr<Entry>;
+
+// An entry that every member of its process set has submitted.
+struct Agreed {
+  EntryPtr entry;
+  std::vector<std::int64_t> first_dimensions;  // allgather: by position in the set
+};
+
+// "allreduce 'layer1.weight'", for messages.
+inline std::string describe(const Request& request) {
+  return std::string(name_of(request.kind)) + " '" + request.name + "'";
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,51 @@
+// Runs batches on a backend and ends their entries.
+//
+// A weighted average is two all-reduces: the weights of the batch's tensors (a few float64 numbers,
+// summed like any other), then the tensors, each scaled on the way in by this rank's share of the
+// sum. A rank of weight 0 contributes zeros, whatever its tensors hold.
+// Runner only.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/config.h"
+#include "engine/fusion_plan.h"
+#include "engine/negotiator.h"
+#include "engine/process_set.h"
+#include "engine/tensor_queue.h"
+
+namespace hvdlite {
+
+class Executor {
+ public:
+  // All borrowed from the engine.
+  Executor(Backend& backend, const ProcessSets& sets, const Config& config, TensorQueue& queue,
+           Counters& counters)
+      : backend_(backend), sets_(sets), config_(config), queue_(queue), counters_(counters) {}
+
+  // Executes the batches of one round and finishes its entries, each once all its tensors are done.
+  // A failed status is final for the backend; entries that are not finished yet stay with the
+  // caller, in `round` (finished ones are reset to null there).
+  Status run(std::vector<Agreed>& round);
+
+ private:
+  Status run_batch(const Batch& batch, std::vector<Agreed>& round);
+  Status allreduce(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
+  Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
+  Status allgather(Agreed& agreed, const Group& group);
+  Status broadcast(const Agreed& agreed, const Group& group);
+  Deadline deadline() const { return Deadline::after_seconds(config_.collective_timeout); }
+
+  Backend& backend_;
+  const ProcessSets& sets_;
+  const Config& config_;
+  TensorQueue& queue_;
+  Counters& counters_;
+  std::vector<Piece> pieces_;         // of the current batch; kept for its capacity
+  std::vector<double> weights_;       // of the current batch, by tensor; then their sums
+  std::vector<std::byte> zeros_;      // what a rank of weight 0 gives
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,51 @@
+#include "engine/fusion_plan.h"
+
+namespace hvdlite {
+namespace {
+
+bool may_join(const Batch& batch, const Request& request, const TensorShape& tensor,
+              std::uint64_t threshold) {
+  return batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype && batch.op == request.op &&
+         batch.weighted == request.weighted && batch.process_set == request.process_set &&
+         batch.bytes + tensor.bytes() <= threshold;
+}
+
+Batch make_batch(const Request& request, DataType dtype) {
+  Batch batch;
+  batch.kind = request.kind;
+  batch.dtype = dtype;
+  batch.op = request.op;
+  batch.weighted = request.weighted;
+  batch.process_set = request.process_set;
+  return batch;
+}
+
+}  // namespace
+
+std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold) {
+  std::vector<Batch> batches;
+  for (std::size_t i = 0; i < round.size(); ++i) {
+    const Request& request = round[i].entry->request;
+    if (request.kind != Kind::kAllreduce) {
+      batches.push_back(make_batch(request, DataType::kUint8));
+      for (std::size_t t = 0; t < request.tensors.size(); ++t) {
+        batches.back().tensors.push_back({i, t});
+      }
+      if (request.tensors.empty()) batches.back().tensors.push_back({i, 0});
+      continue;
+    }
+    for (std::size_t t = 0; t < request.tensors.size(); ++t) {
+      const TensorShape& tensor = request.tensors[t];
+      Batch* home = nullptr;
+      for (auto batch = batches.rbegin(); batch != batches.rend() && home == nullptr; ++batch) {
+        if (may_join(*batch, request, tensor, threshold)) home = &*batch;
+      }
+      if (home == nullptr) home = &batches.emplace_back(make_batch(request, tensor.dtype));
+      home->bytes += tensor.bytes();
+      home->tensors.push_back({i, t});
+    }
+  }
+  return batches;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,33 @@
+// Which tensors travel together: a pure function of one round.
+//
+// Tensors of all-reduces with the same process set, dtype, op and way of weighting join one *batch*
+// until it would exceed the threshold; a tensor larger than the threshold is a batch of its own. A
+// batch keeps the place of its first tensor, so batches of different process sets stay in the
+// coordinator's order. Every other collective is a batch of its own.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/entry.h"
+
+namespace hvdlite {
+
+struct TensorRef {
+  std::size_t agreed = 0;  // index into the round
+  std::size_t tensor = 0;  // index into that entry's tensors
+};
+
+struct Batch {
+  Kind kind = Kind::kAllreduce;
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  bool weighted = false;
+  std::uint32_t process_set = 0;
+  std::uint64_t bytes = 0;
+  std::vector<TensorRef> tensors;  // all-reduce: at least one; otherwise all of one entry
+};
+
+std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold);
+
+}  // namespace hvdlite

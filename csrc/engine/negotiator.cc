@@ -1,0 +1,266 @@
+#include "engine/negotiator.h"
+
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvdlite {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCoordinatorRank = 0;
+// Requests of one submit frame, so that a flood of names stays far below kMaxFrameBytes.
+constexpr std::size_t kTensorsPerFrame = 4096;
+constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
+
+Status garbage(const Frame& frame) {
+  return Status(StatusCode::kInternal,
+                "rank " + std::to_string(frame.from) + " sent a message that cannot be read (type " +
+                    std::to_string(static_cast<int>(frame.type)) + ")",
+                frame.from);
+}
+
+// The responses of `all` that concern `rank`.
+std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
+                                   const Coordinator& coordinator) {
+  std::vector<Response> own;
+  for (const Response& response : all) {
+    if (coordinator.group(response.request.process_set).index_of(rank) >= 0) {
+      own.push_back(response);
+    }
+  }
+  return own;
+}
+
+}  // namespace
+
+Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue,
+                       Counters& counters)
+    : rank_(fabric.topology.rank),
+      size_(fabric.topology.size),
+      queue_(queue),
+      counters_(counters),
+      control_(fabric),
+      cache_(static_cast<std::size_t>(config.cache_capacity)),
+      left_(size_) {
+  if (rank_ != kCoordinatorRank) return;
+  coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity);
+  stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
+  next_stall_check_ = Clock::now() + stalls_->interval();
+}
+
+void Negotiator::add_set(const Group& group) {
+  if (coordinator_) coordinator_->add_set(group);
+}
+
+void Negotiator::submit(const std::vector<EntryPtr>& entries) {
+  Submit message;
+  std::size_t tensors = 0;
+  const auto send = [&] {
+    if (message.cached.empty() && message.requests.empty()) return;
+    if (!coordinator_) control_.send(kCoordinatorRank, encode_submit(message));
+    message = {};
+    tensors = 0;
+  };
+  for (const EntryPtr& entry : entries) {
+    pending_[entry->key] = entry;
+    const auto id = cache_.find(entry->key, entry->request);
+    ++(id ? counters_.cache_hits : counters_.full_requests);
+    if (coordinator_) {
+      // Its own queue has refused duplicates and foreign sets, so this cannot fail.
+      (void)coordinator_->submit(rank_, entry->request, Clock::now());
+    } else if (id) {
+      message.cached.push_back(*id);
+    } else {
+      message.requests.push_back(entry->request);
+      tensors += entry->request.tensors.size() + 1;
+    }
+    if (tensors >= kTensorsPerFrame) send();
+  }
+  send();
+  counters_.messages_sent = control_.frames_sent();
+}
+
+Status Negotiator::receive(std::vector<Round>& rounds) {
+  control_.poll();
+  // Ends first taken, then frames: a frame always precedes its sender's end.
+  const auto ended = control_.take_ended();
+  Status failure;
+  for (const Frame& frame : control_.take_frames()) {
+    Status status = handle(frame, rounds);
+    if (failure.ok()) failure = std::move(status);
+  }
+  for (const auto& [rank, why] : ended) {
+    Status status = handle_ended(rank, why);
+    if (failure.ok()) failure = std::move(status);
+  }
+  if (!failure.ok()) return root_cause(std::move(failure));
+  if (!coordinator_) return Status();
+  if (!coordinator_->idle() && Clock::now() >= next_stall_check_) warn_stalls();
+  return coordinate(rounds);
+}
+
+Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
+  switch (frame.type) {
+    case FrameType::kSubmit:
+      return handle_submit(frame);
+    case FrameType::kRespond: {
+      std::vector<Response> responses;
+      if (frame.from != kCoordinatorRank || !decode_respond(frame.body, responses)) break;
+      return accept(responses, rounds);
+    }
+    case FrameType::kAbort: {
+      Status cause;
+      if (!decode_abort(frame.body, cause)) break;
+      if (told_.ok()) told_ = cause;
+      return told_;
+    }
+    case FrameType::kGoodbye:
+      return handle_goodbye(frame);
+  }
+  return garbage(frame);
+}
+
+Status Negotiator::handle_submit(const Frame& frame) {
+  Submit message;
+  if (!coordinator_ || !decode_submit(frame.body, message)) return garbage(frame);
+  const auto now = Clock::now();
+  for (const std::uint32_t id : message.cached) {
+    HVDLITE_RETURN_IF_ERROR(coordinator_->submit_cached(frame.from, id, now));
+  }
+  for (const Request& request : message.requests) {
+    HVDLITE_RETURN_IF_ERROR(coordinator_->submit(frame.from, request, now));
+  }
+  return Status();
+}
+
+Status Negotiator::handle_goodbye(const Frame& frame) {
+  std::uint64_t collectives = 0;
+  if (!decode_goodbye(frame.body, collectives)) return garbage(frame);
+  left_[frame.from] = collectives;
+  if (coordinator_) coordinator_->leave(frame.from, collectives);
+  return Status();
+}
+
+Status Negotiator::handle_ended(int rank, Status why) {
+  if (why.code() == StatusCode::kInternal) return why;
+  if (!left_[rank]) {
+    return Status(StatusCode::kRankFailed,
+                  "rank " + std::to_string(rank) +
+                      " died: its connections closed without a goodbye (killed, crashed, or out of "
+                      "memory; see the launcher's report)",
+                  rank);
+  }
+  // Nobody is left to answer, unless nobody asks.
+  if (rank != kCoordinatorRank || pending_.empty()) return Status();
+  const EntryPtr& waiting = pending_.begin()->second;
+  return Status(StatusCode::kRankFailed,
+                "rank 0 left after " + std::to_string(*left_[rank]) +
+                    " collectives (clean exit), but " + describe(waiting->request) +
+                    " waits for it; give every rank the same number of steps",
+                rank);
+}
+
+Status Negotiator::root_cause(Status fallback) {
+  control_.poll();
+  for (const Frame& frame : control_.take_frames()) {
+    Status cause;
+    if (frame.type == FrameType::kAbort && told_.ok() && decode_abort(frame.body, cause)) {
+      told_ = cause;
+    } else if (frame.type == FrameType::kGoodbye) {
+      (void)handle_goodbye(frame);
+    }
+  }
+  if (!told_.ok()) return told_;
+  for (const auto& [rank, why] : control_.take_ended()) {
+    Status status = handle_ended(rank, why);
+    if (!status.ok()) return status;
+  }
+  return fallback;
+}
+
+Status Negotiator::coordinate(std::vector<Round>& rounds) {
+  const std::vector<Response> responses = coordinator_->take_responses();
+  if (responses.empty()) return Status();
+  const bool world_only = coordinator_->books().size() == 1;
+  const Bytes frame = world_only ? encode_respond(responses) : Bytes();
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    if (world_only) {
+      control_.send(rank, frame);
+    } else if (const auto own = addressed_to(rank, responses, *coordinator_); !own.empty()) {
+      control_.send(rank, encode_respond(own));
+    }
+  }
+  counters_.messages_sent = control_.frames_sent();
+  return accept(world_only ? responses : addressed_to(rank_, responses, *coordinator_), rounds);
+}
+
+Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Round>& rounds) {
+  Round round;
+  Status failure;
+  for (const Response& response : responses) {
+    failure = accept_one(response, round);
+    if (!failure.ok()) break;
+  }
+  if (!round.empty()) rounds.push_back(std::move(round));
+  return failure;
+}
+
+Status Negotiator::accept_one(const Response& response, Round& round) {
+  const Request* request = &response.request;
+  if (response.form == Response::Form::kCached) request = cache_.at(response.cache_id);
+  const std::string key = request == nullptr ? "" : request->key();
+  const auto found = pending_.find(key);
+  EntryPtr entry = found == pending_.end() ? nullptr : found->second;
+  if (entry != nullptr) pending_.erase(found);
+  if (response.form == Response::Form::kError) {
+    if (entry != nullptr) queue_.finish(entry, response.error);
+    return response.error.sticky() ? response.error : Status();
+  }
+  if (entry == nullptr) {
+    return Status(StatusCode::kInternal, "the coordinator answered '" + key +
+                                             "', which this rank has not submitted");
+  }
+  if (response.form == Response::Form::kFull) {
+    cache_.remember(response.cache_id, key, response.request);
+  }
+  round.push_back({std::move(entry), response.first_dimensions});
+  return Status();
+}
+
+void Negotiator::warn_stalls() {
+  const auto now = Clock::now();
+  next_stall_check_ = now + stalls_->interval();
+  for (const std::string& text : stalls_->check(now)) log(LogLevel::kWarning, rank_, text);
+}
+
+Deadline Negotiator::wake_at() const {
+  if (!coordinator_ || coordinator_->idle()) return Deadline::never();
+  return Deadline::after(next_stall_check_ - Clock::now());
+}
+
+void Negotiator::send_all(const Bytes& frame, Deadline deadline) {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) control_.send(rank, frame);
+  }
+  control_.flush(deadline);
+}
+
+void Negotiator::announce_abort(const Status& cause) {
+  send_all(encode_abort(cause), Deadline::after(kAnnounceTime));
+}
+
+void Negotiator::announce_goodbye(std::uint64_t collectives) {
+  send_all(encode_goodbye(collectives), Deadline::after(kAnnounceTime));
+}
+
+std::vector<EntryPtr> Negotiator::take_pending() {
+  std::vector<EntryPtr> entries;
+  for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
+  pending_.clear();
+  return entries;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,83 @@
+// This rank's side of the negotiation: hands submitted entries to the coordinator, and turns its
+// responses into rounds of agreed entries.
+//
+// A *round* is what one respond frame holds for this rank. Every member of a process set gets the
+// same rounds for that set, so whatever is planned from one round alone is planned alike everywhere.
+// Rank 0 holds the coordinator and takes part like everybody else. Runner only.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "base/config.h"
+#include "engine/control_plane.h"
+#include "engine/coordinator.h"
+#include "engine/entry.h"
+#include "engine/stall_monitor.h"
+#include "engine/tensor_queue.h"
+
+namespace hvdlite {
+
+struct Counters {
+  std::uint64_t batches = 0;
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t cache_hits = 0;
+  std::uint64_t full_requests = 0;
+  std::uint64_t messages_sent = 0;
+};
+
+class Negotiator {
+ public:
+  using Round = std::vector<Agreed>;
+
+  // All borrowed; the engine owns them and outlives this.
+  Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters);
+
+  void add_set(const Group& group);
+  void submit(const std::vector<EntryPtr>& entries);
+  // Bytes wait to be looked at: cheap enough for a spinning ready().
+  bool poll() { return control_.poll(); }
+  // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
+  // status ends the world: the root cause, as far as any peer told it; `rounds` then holds entries
+  // that are nobody else's any more.
+  Status receive(std::vector<Round>& rounds);
+  // Why a rank is gone, from what it or others said before; `fallback` when nobody said anything.
+  Status root_cause(Status fallback);
+
+  // Until when the runner may sleep before receive() must run again.
+  Deadline wake_at() const;
+  // Tells every peer the root cause, or that this rank leaves cleanly, as far as it gets through.
+  void announce_abort(const Status& cause);
+  void announce_goodbye(std::uint64_t collectives);
+  // Entries without a response; they are this negotiator's no more.
+  std::vector<EntryPtr> take_pending();
+  std::size_t pending() const { return pending_.size(); }
+
+ private:
+  Status handle(const Frame& frame, std::vector<Round>& rounds);
+  Status handle_submit(const Frame& frame);
+  Status handle_goodbye(const Frame& frame);
+  Status handle_ended(int rank, Status why);
+  Status coordinate(std::vector<Round>& rounds);
+  Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
+  Status accept_one(const Response& response, Round& round);
+  void warn_stalls();
+  void send_all(const Bytes& frame, Deadline deadline);
+
+  const int rank_;
+  const int size_;
+  TensorQueue& queue_;
+  Counters& counters_;
+  ControlPlane control_;
+  ResponseCache cache_;
+  std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
+  std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
+  Coordinator::TimePoint next_stall_check_;
+  std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
+  std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
+  Status told_;  // the first abort that a peer sent
+};
+
+}  // namespace hvdlite

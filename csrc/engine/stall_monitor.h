@@ -1,0 +1,34 @@
+// Says which tensors wait for which ranks, and what those ranks did last: the first thing somebody
+// wants to know when a job stands still. Looks at the coordinator's tallies a few times a second at
+// most; never touches the fast path. Thread: the runner of rank 0's engine.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "engine/coordinator.h"
+
+namespace hvdlite {
+
+class StallMonitor {
+ public:
+  StallMonitor(const Config& config, Coordinator& coordinator)
+      : warning_(config.stall_warning), shutdown_(config.stall_shutdown),
+        coordinator_(coordinator) {}
+
+  // Warnings that are due at `now`. Fails what has waited past stall_shutdown.
+  std::vector<std::string> check(Coordinator::TimePoint now);
+  // How long the runner may sleep before check() has something to do.
+  std::chrono::milliseconds interval() const;
+
+ private:
+  std::string describe_stall(const Coordinator::Book& book, const std::string& name,
+                             const Coordinator::Tally& tally, Coordinator::TimePoint now) const;
+  double warning_;
+  double shutdown_;
+  Coordinator& coordinator_;  // borrowed from the negotiator, which owns both
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,43 @@
+#include "engine/tensor_queue.h"
+
+#include <utility>
+
+namespace hvdlite {
+
+Status TensorQueue::push(EntryPtr entry) {
+  MutexLock lock(mutex_);
+  if (!closed_.ok()) return closed_;
+  if (!in_flight_.insert(entry->key).second) {
+    return Status(StatusCode::kDuplicateName,
+                  describe(entry->request) +
+                      ": an operation of this name is already in flight on this rank; wait for it "
+                      "first, or give each operation a name of its own");
+  }
+  entries_.push_back(std::move(entry));
+  waiting_.store(true, std::memory_order_seq_cst);
+  return Status();
+}
+
+std::vector<EntryPtr> TensorQueue::take() {
+  if (empty()) return {};
+  MutexLock lock(mutex_);
+  waiting_.store(false, std::memory_order_seq_cst);
+  return std::exchange(entries_, {});
+}
+
+void TensorQueue::finish(const EntryPtr& entry, Status status) {
+  {
+    MutexLock lock(mutex_);
+    in_flight_.erase(entry->key);
+  }
+  entry->completion->finish(std::move(status));
+}
+
+std::vector<EntryPtr> TensorQueue::close(const Status& status) {
+  MutexLock lock(mutex_);
+  if (closed_.ok()) closed_ = status;
+  waiting_.store(false, std::memory_order_seq_cst);
+  return std::exchange(entries_, {});
+}
+
+}  // namespace hvdlite

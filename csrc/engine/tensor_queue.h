@@ -1,0 +1,38 @@
+// Where submitted collectives wait for the runner: the only crossing from callers to the engine.
+//
+// Any thread pushes; the runner takes all at once. Knows which names are in flight on this rank, so
+// that a duplicate is refused at the call. Closed with a status once the engine can do no more.
+#pragma once
+
+#include <atomic>
+#include <unordered_set>
+#include <vector>
+
+#include "base/mutex.h"
+#include "engine/entry.h"
+
+namespace hvdlite {
+
+class TensorQueue {
+ public:
+  // kDuplicateName when the name is in flight; the closing status once closed.
+  Status push(EntryPtr entry);
+  // Everything pushed since the last call, in order. Runner only.
+  std::vector<EntryPtr> take();
+  // Racy by nature: a hint for a spinning runner.
+  bool empty() const { return !waiting_.load(std::memory_order_seq_cst); }
+
+  // Ends an entry: its name is free again before its waiters wake. Runner only.
+  void finish(const EntryPtr& entry, Status status);
+  // Refuses every later push with `status` (the first close wins); returns what was not yet taken.
+  std::vector<EntryPtr> close(const Status& status);
+
+ private:
+  Mutex mutex_;
+  std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
+  std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
+  Status closed_ HVDLITE_GUARDED_BY(mutex_);
+  std::atomic<bool> waiting_{false};
+};
+
+}  // namespace hvdlite

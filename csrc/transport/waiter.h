@@ -1,0 +1,112 @@
+// How an engine sleeps, and how others wake it.
+//
+// A rank waits for very different things: flags in shared memory that a peer stores, bytes on a
+// socket, work that a thread of its own enqueues, the death of a peer. All of them end the same
+// sleep. The sleeper first spins on its condition (worth two orders of magnitude where a core is
+// free), then publishes `sleeping`, looks once more, and sleeps in epoll on its own eventfd (the
+// bell) and on the watched sockets. Whoever changes something that a rank may wait for rings that
+// rank's Bell afterwards: one load while the rank is awake, one write(2) when it sleeps. Local
+// peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap).
+//
+// Order: the waker stores its change, then loads `sleeping`; the sleeper stores `sleeping`, then
+// loads the change. All four are seq_cst, so at least one of them sees the other.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/status.h"
+#include "os/fd.h"
+
+namespace hvdlite {
+
+// Rings one rank's Waiter. A view: both members are owned by the Fabric that hands it out.
+class Bell {
+ public:
+  Bell() = default;
+  Bell(std::atomic<std::uint32_t>* sleeping, int event_fd)
+      : sleeping_(sleeping), event_fd_(event_fd) {}
+  // From any thread of any process that shares the flag; never blocks.
+  void ring() const {
+    if (sleeping_ != nullptr && sleeping_->load(std::memory_order_seq_cst) != 0) write_event();
+  }
+
+ private:
+  void write_event() const;
+  std::atomic<std::uint32_t>* sleeping_ = nullptr;
+  int event_fd_ = -1;
+};
+
+class Waiter {
+ public:
+  // `sleeping` (borrowed) lies where the ringers can see it. `event_fd` is this rank's bell.
+  static Result<std::unique_ptr<Waiter>> make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
+                                              std::chrono::microseconds spin);
+
+  // Watches a socket, edge-triggered: any event on it ends a sleep; its end of file or hang-up
+  // makes `rank` lost. Data is left for the socket's reader (a liveness socket never has any).
+  Status watch(int fd, int rank);
+  // True once a watched socket of that rank, or mark_lost, said that it is gone. After `lost`, what
+  // the rank published before it went is visible: look at your condition once more.
+  bool lost(int rank) const;
+  // For channels without a socket (in-process): the peer has closed. Any thread.
+  void mark_lost(int rank);
+
+  // Returns OK as soon as ready() holds. Otherwise, after each wake-up, the Status of failed() if
+  // that is not OK; kTimeout (message empty: the caller knows what was awaited) at the deadline.
+  // ready() is looked at before failed(). Thread: one waiter at a time.
+  template <typename Ready, typename Failed>
+  Status wait(Ready&& ready, Failed&& failed, Deadline deadline) {
+    if (spin_until(ready)) return Status();
+    while (true) {
+      announce_sleep();
+      if (ready()) return wake_up(Status());
+      if (Status status = failed(); !status.ok()) {
+        wake_up(Status());
+        return ready() ? Status() : status;
+      }
+      if (deadline.passed()) return wake_up(Status(StatusCode::kTimeout, ""));
+      if (Status status = sleep(deadline); !status.ok()) return wake_up(status);
+      wake_up(Status());
+      if (ready()) return Status();
+    }
+  }
+
+  // Wakes this waiter from any thread of this process.
+  Bell bell() const;
+  // How long wait() spins first; 0 when cores are scarce.
+  void set_spin(std::chrono::microseconds spin) { spin_ = spin; }
+
+ private:
+  Waiter() = default;
+  template <typename Ready>
+  bool spin_until(Ready&& ready) {
+    if (ready()) return true;
+    if (spin_.count() <= 0) return false;
+    const auto end = std::chrono::steady_clock::now() + spin_;
+    while (std::chrono::steady_clock::now() < end) {
+      for (int i = 0; i < kPollsPerClockRead; ++i) {
+        if (ready()) return true;
+        pause();
+      }
+    }
+    return false;
+  }
+  static void pause();  // one spin-loop hint of the processor
+  void announce_sleep();
+  Status wake_up(Status status);  // withdraws the announcement, hands `status` through
+  Status sleep(Deadline deadline);
+
+  static constexpr int kPollsPerClockRead = 16;
+  std::atomic<std::uint32_t>* sleeping_ = nullptr;
+  Fd event_fd_;
+  Fd epoll_fd_;
+  std::chrono::microseconds spin_{0};
+  std::vector<std::unique_ptr<std::atomic<bool>>> lost_;  // by rank; grown by watch only
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,88 @@
+// Little-endian encoding of plain values. A Reader never reads past its bytes: the first value that
+// does not fit makes it bad() for good and every later value zero or empty, so that a decoder checks
+// once at its end. Lengths are compared with what is left before anything is allocated.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace hvdlite {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+
+using Bytes = std::vector<std::byte>;
+
+class Writer {
+ public:
+  template <typename T>
+  void put(T value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + sizeof(T));
+    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+  }
+  // Length as u16, then the characters. Longer texts are cut: only messages can be that long.
+  void put_text(std::string_view text) {
+    text = text.substr(0, UINT16_MAX);
+    put(static_cast<std::uint16_t>(text.size()));
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + text.size());
+    if (!text.empty()) std::memcpy(bytes_.data() + at, text.data(), text.size());
+  }
+  std::size_t size() const { return bytes_.size(); }
+  Bytes take() { return std::move(bytes_); }
+
+ private:
+  Bytes bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T get() {
+    T value{};
+    if (const std::byte* from = advance(sizeof(T))) std::memcpy(&value, from, sizeof(T));
+    return value;
+  }
+  std::string get_text(std::size_t longest) {
+    const auto length = get<std::uint16_t>();
+    if (length > longest) bad_ = true;
+    const std::byte* from = advance(length);
+    return from == nullptr ? std::string()
+                           : std::string(reinterpret_cast<const char*>(from), length);
+  }
+  // A count of items of at least `item_bytes` each: bad when they cannot fit into what is left.
+  std::uint32_t get_count(std::size_t item_bytes) {
+    const auto count = get<std::uint32_t>();
+    if (count * static_cast<std::uint64_t>(item_bytes) > bytes_.size() - at_) bad_ = true;
+    return bad_ ? 0 : count;
+  }
+  void reject() { bad_ = true; }
+  bool bad() const { return bad_; }
+  bool at_end() const { return at_ == bytes_.size(); }
+
+ private:
+  const std::byte* advance(std::size_t length) {
+    if (bad_ || length > bytes_.size() - at_) {
+      bad_ = true;
+      return nullptr;
+    }
+    const std::byte* from = bytes_.data() + at_;
+    at_ += length;
+    return from;
+  }
+  std::span<const std::byte> bytes_;
+  std::size_t at_ = 0;
+  bool bad_ = false;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,302 @@
+#include "wire/message.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace hvdlite {
+namespace {
+
+constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
+constexpr std::size_t kMinTensorBytes = 4;    // dtype, ndim, an empty name
+constexpr std::size_t kMinRequestBytes = 33;  // fixed fields, an empty name, no tensor
+constexpr std::uint32_t kMaxCacheWords = 1 << 16;
+
+Writer begin(FrameType type) {
+  Writer writer;
+  writer.put(std::uint32_t{0});
+  writer.put(type);
+  return writer;
+}
+
+Bytes finish(Writer& writer) {
+  Bytes frame = writer.take();
+  const auto length = static_cast<std::uint32_t>(frame.size() - sizeof(std::uint32_t));
+  std::memcpy(frame.data(), &length, sizeof(length));
+  return frame;
+}
+
+void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
+  const auto [low, high] = std::minmax_element(ids.begin(), ids.end());
+  const std::uint32_t first = ids.empty() ? 0 : *low / 64;
+  std::vector<std::uint64_t> words(ids.empty() ? 0 : *high / 64 - first + 1);
+  for (const std::uint32_t id : ids) words[id / 64 - first] |= std::uint64_t{1} << (id % 64);
+  writer.put(first);
+  writer.put(static_cast<std::uint32_t>(words.size()));
+  for (const std::uint64_t word : words) writer.put(word);
+}
+
+void get_bits(Reader& reader, std::vector<std::uint32_t>& ids) {
+  const auto first = reader.get<std::uint32_t>();
+  const std::uint32_t count = reader.get_count(sizeof(std::uint64_t));
+  if (first > kMaxCacheWords || count > kMaxCacheWords) return reader.reject();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    auto word = reader.get<std::uint64_t>();
+    for (; word != 0; word &= word - 1) {
+      ids.push_back((first + i) * 64 + static_cast<std::uint32_t>(std::countr_zero(word)));
+    }
+  }
+}
+
+void put_request(Writer& writer, const Request& request) {
+  writer.put(request.kind);
+  writer.put(request.op);
+  writer.put(static_cast<std::uint8_t>(request.weighted));
+  writer.put(request.root);
+  writer.put(request.process_set);
+  writer.put(request.prescale);
+  writer.put(request.postscale);
+  writer.put_text(request.name);
+  writer.put(static_cast<std::uint32_t>(request.tensors.size()));
+  for (const TensorShape& tensor : request.tensors) {
+    writer.put(tensor.dtype);
+    writer.put(static_cast<std::uint8_t>(tensor.dims.size()));
+    writer.put_text(tensor.name);
+    for (const std::int64_t dim : tensor.dims) writer.put(dim);
+  }
+}
+
+void get_tensor(Reader& reader, TensorShape& tensor) {
+  const auto dtype = reader.get<std::uint8_t>();
+  const auto ndim = reader.get<std::uint8_t>();
+  if (!is_valid_dtype(dtype) || ndim > kMaxDimensions) return reader.reject();
+  tensor.dtype = static_cast<DataType>(dtype);
+  tensor.name = reader.get_text(kMaxNameBytes);
+  tensor.dims.resize(ndim);
+  std::uint64_t elements = 1;
+  for (std::int64_t& dim : tensor.dims) {
+    dim = reader.get<std::int64_t>();
+    // 2^56 elements of 8 bytes still fit into 64 bits.
+    if (dim < 0 || __builtin_mul_overflow(elements, std::max<std::int64_t>(dim, 1), &elements) ||
+        elements > std::uint64_t{1} << 56) {
+      return reader.reject();
+    }
+  }
+}
+
+void get_request(Reader& reader, Request& request) {
+  const auto kind = reader.get<std::uint8_t>();
+  const auto op = reader.get<std::uint8_t>();
+  if (kind > static_cast<int>(Kind::kBarrier) || !is_valid_op(op)) return reader.reject();
+  request.kind = static_cast<Kind>(kind);
+  request.op = static_cast<ReduceOp>(op);
+  request.weighted = reader.get<std::uint8_t>() != 0;
+  request.root = reader.get<std::int32_t>();
+  request.process_set = reader.get<std::uint32_t>();
+  request.prescale = reader.get<double>();
+  request.postscale = reader.get<double>();
+  request.name = reader.get_text(kMaxNameBytes);
+  request.tensors.resize(reader.get_count(kMinTensorBytes));
+  for (TensorShape& tensor : request.tensors) {
+    get_tensor(reader, tensor);
+    if (reader.bad()) return;
+  }
+}
+
+void put_status(Writer& writer, const Status& status) {
+  writer.put(status.code());
+  writer.put(static_cast<std::int32_t>(status.failed_rank()));
+}
+
+Status get_status(Reader& reader) {
+  const auto code = reader.get<std::uint8_t>();
+  const auto rank = reader.get<std::int32_t>();
+  if (code == 0 || code > static_cast<int>(StatusCode::kInternal)) reader.reject();
+  return Status(static_cast<StatusCode>(code), "", rank);
+}
+
+void put_response(Writer& writer, const Response& response) {
+  writer.put(response.form);
+  if (response.form == Response::Form::kError) {
+    put_status(writer, response.error);
+    writer.put(response.request.process_set);
+    writer.put_text(response.request.name);
+    writer.put_text(response.error.message());
+    return;
+  }
+  writer.put(response.cache_id);
+  if (response.form == Response::Form::kCached) return;
+  put_request(writer, response.request);
+  writer.put(static_cast<std::uint32_t>(response.first_dimensions.size()));
+  for (const std::int64_t dim : response.first_dimensions) writer.put(dim);
+}
+
+void get_response(Reader& reader, Response& response) {
+  const auto form = reader.get<std::uint8_t>();
+  if (form > static_cast<int>(Response::Form::kError)) return reader.reject();
+  response.form = static_cast<Response::Form>(form);
+  if (response.form == Response::Form::kError) {
+    const Status status = get_status(reader);
+    response.request.process_set = reader.get<std::uint32_t>();
+    response.request.name = reader.get_text(kMaxNameBytes);
+    response.error =
+        Status(status.code(), reader.get_text(kMaxMessageBytes), status.failed_rank());
+    return;
+  }
+  response.cache_id = reader.get<std::uint32_t>();
+  if (response.form == Response::Form::kCached) return;
+  get_request(reader, response.request);
+  response.first_dimensions.resize(reader.get_count(sizeof(std::int64_t)));
+  for (std::int64_t& dim : response.first_dimensions) {
+    dim = reader.get<std::int64_t>();
+    if (dim < 0) reader.reject();
+  }
+}
+
+bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }
+
+std::string text_of(const std::vector<std::int64_t>& dims) {
+  std::ostringstream text;
+  text << '[';
+  for (std::size_t i = 0; i < dims.size(); ++i) text << (i == 0 ? "" : ", ") << dims[i];
+  text << ']';
+  return text.str();
+}
+
+template <typename T>
+std::string text_of(const T& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+// The first field that differs, in words.
+struct Difference {
+  std::string field, a, b;
+};
+
+std::optional<Difference> difference(const TensorShape& a, const TensorShape& b, Kind kind) {
+  if (a.dtype != b.dtype) {
+    return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
+  }
+  // Ranks give different first dimensions to an allgather.
+  const std::size_t skip = kind == Kind::kAllgather && !a.dims.empty() && !b.dims.empty() ? 1 : 0;
+  if (a.dims.size() != b.dims.size() ||
+      !std::equal(a.dims.begin() + skip, a.dims.end(), b.dims.begin() + skip)) {
+    return Difference{"shape", text_of(a.dims), text_of(b.dims)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> difference(const Request& a, const Request& b) {
+  if (a.kind != b.kind) {
+    return Difference{"operation", std::string(name_of(a.kind)), std::string(name_of(b.kind))};
+  }
+  if (a.op != b.op) {
+    return Difference{"reduce op", std::string(name_of(a.op)), std::string(name_of(b.op))};
+  }
+  if (a.root != b.root) return Difference{"root rank", text_of(a.root), text_of(b.root)};
+  if (a.weighted != b.weighted) {
+    return Difference{"weight", a.weighted ? "one" : "none", b.weighted ? "one" : "none"};
+  }
+  if (a.prescale != b.prescale) {
+    return Difference{"prescale factor", text_of(a.prescale), text_of(b.prescale)};
+  }
+  if (a.postscale != b.postscale) {
+    return Difference{"postscale factor", text_of(a.postscale), text_of(b.postscale)};
+  }
+  if (a.tensors.size() != b.tensors.size()) {
+    return Difference{"number of tensors", text_of(a.tensors.size()), text_of(b.tensors.size())};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view name_of(Kind kind) {
+  constexpr std::string_view kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::uint64_t TensorShape::count() const {
+  std::uint64_t elements = 1;
+  for (const std::int64_t dim : dims) elements *= static_cast<std::uint64_t>(dim);
+  return elements;
+}
+
+std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
+                                             const Request& b) {
+  std::string name = a.name;
+  std::optional<Difference> found = difference(a, b);
+  for (std::size_t i = 0; !found && i < a.tensors.size(); ++i) {
+    found = difference(a.tensors[i], b.tensors[i], a.kind);
+    if (found && !a.tensors[i].name.empty()) name = a.tensors[i].name;
+  }
+  if (!found) return std::nullopt;
+  return std::string(name_of(a.kind)) + " '" + name + "': ranks disagree about the " +
+         found->field + ": rank " + std::to_string(rank_a) + " has " + found->a + ", rank " +
+         std::to_string(rank_b) + " has " + found->b;
+}
+
+Bytes encode_submit(const Submit& submit) {
+  Writer writer = begin(FrameType::kSubmit);
+  put_bits(writer, submit.cached);
+  writer.put(static_cast<std::uint32_t>(submit.requests.size()));
+  for (const Request& request : submit.requests) put_request(writer, request);
+  return finish(writer);
+}
+
+Bytes encode_respond(const std::vector<Response>& responses) {
+  Writer writer = begin(FrameType::kRespond);
+  writer.put(static_cast<std::uint32_t>(responses.size()));
+  for (const Response& response : responses) put_response(writer, response);
+  return finish(writer);
+}
+
+Bytes encode_abort(const Status& cause) {
+  Writer writer = begin(FrameType::kAbort);
+  put_status(writer, cause);
+  writer.put_text(cause.message());
+  return finish(writer);
+}
+
+Bytes encode_goodbye(std::uint64_t collectives) {
+  Writer writer = begin(FrameType::kGoodbye);
+  writer.put(collectives);
+  return finish(writer);
+}
+
+bool decode_submit(std::span<const std::byte> body, Submit& submit) {
+  Reader reader(body);
+  get_bits(reader, submit.cached);
+  submit.requests.resize(reader.get_count(kMinRequestBytes));
+  for (Request& request : submit.requests) {
+    get_request(reader, request);
+    if (reader.bad()) return false;
+  }
+  return complete(reader);
+}
+
+bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses) {
+  Reader reader(body);
+  responses.resize(reader.get_count(5));
+  for (Response& response : responses) {
+    get_response(reader, response);
+    if (reader.bad()) return false;
+  }
+  return complete(reader);
+}
+
+bool decode_abort(std::span<const std::byte> body, Status& cause) {
+  Reader reader(body);
+  const Status status = get_status(reader);
+  cause = Status(status.code(), reader.get_text(kMaxMessageBytes), status.failed_rank());
+  return complete(reader);
+}
+
+bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives) {
+  Reader reader(body);
+  collectives = reader.get<std::uint64_t>();
+  return complete(reader);
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,102 @@
+// What ranks say to each other on the control plane.
+//
+//   frame    = length:u32 type:u8 body[length - 1]            length <= kMaxFrameBytes
+//   submit   = bits requests                                   any rank -> the coordinator
+//   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
+//   requests = count:u32 request[count]                        what the cache does not know
+//   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
+//              count:u32 tensor[count]
+//   tensor   = dtype:u8 ndim:u8 name:text dim:i64[ndim]
+//   respond  = count:u32 response[count]                       the coordinator -> members
+//   response = form:u8 ( cached: id:u32
+//                      | full:   id:u32 request count:u32 first_dimension:i64[count]
+//                      | error:  code:u8 rank:i32 set:u32 name:text message:text )
+//   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
+//   goodbye  = collectives:u64                                 any rank -> all: a clean exit
+//
+// Everything is little-endian; peers are authenticated before the first frame, yet every length and
+// every enumeration is checked: a decoder returns false and touches nothing beyond its bytes.
+// Pure functions, no thread of their own.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "wire/bytes.h"
+
+namespace hvdlite {
+
+inline constexpr std::uint32_t kMaxFrameBytes = 16 << 20;
+inline constexpr std::size_t kMaxNameBytes = 512;
+inline constexpr std::size_t kMaxDimensions = 32;
+inline constexpr std::uint32_t kNotCached = UINT32_MAX;
+
+enum class FrameType : std::uint8_t { kSubmit = 1, kRespond = 2, kAbort = 3, kGoodbye = 4 };
+
+enum class Kind : std::uint8_t { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 3 };
+std::string_view name_of(Kind kind);
+
+struct TensorShape {
+  std::string name;
+  DataType dtype = DataType::kFloat32;
+  std::vector<std::int64_t> dims;
+
+  std::uint64_t count() const;  // elements
+  std::uint64_t bytes() const { return count() * size_of(dtype); }
+  bool operator==(const TensorShape&) const = default;
+};
+
+// One collective as one rank wants it: all that ranks must agree on.
+struct Request {
+  Kind kind = Kind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  bool weighted = false;
+  std::int32_t root = -1;
+  std::uint32_t process_set = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::string name;
+  std::vector<TensorShape> tensors;
+
+  bool operator==(const Request&) const = default;
+  // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
+  std::string key() const { return std::to_string(process_set) + ":" + name; }
+  // A name that starts with '#' is used once: its negotiation is not worth remembering.
+  // An allgather's first dimension may change with every call.
+  bool cacheable() const { return kind != Kind::kAllgather && !name.starts_with('#'); }
+};
+
+struct Submit {
+  std::vector<std::uint32_t> cached;  // ids, ascending after decoding
+  std::vector<Request> requests;
+};
+
+struct Response {
+  enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2 };
+  Form form = Form::kCached;
+  std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
+  Request request;                      // kFull; kError: process_set and name only
+  std::vector<std::int64_t> first_dimensions;  // kFull allgather: by position in the set
+  Status error;                                // kError
+};
+
+// Where two ranks' requests of the same name differ: a message that names the tensor, both ranks
+// and both values; nothing when they agree.
+std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
+                                             const Request& b);
+
+Bytes encode_submit(const Submit& submit);
+Bytes encode_respond(const std::vector<Response>& responses);
+Bytes encode_abort(const Status& cause);
+Bytes encode_goodbye(std::uint64_t collectives);
+
+bool decode_submit(std::span<const std::byte> body, Submit& submit);
+bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses);
+bool decode_abort(std::span<const std::byte> body, Status& cause);
+bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives);
+
+}  // namespace hvdlite

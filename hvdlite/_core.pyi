@@ -1,0 +1,148 @@
+"""The native core: engines, and the tables that Python shares with it."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+__version__: str
+
+# Element types and reduce operations, by their number on the wire.
+DTYPES: dict[str, int]  # "uint8", ..., "float16", "bfloat16", "float32", "float64", "bool"
+REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "min": 3, "max": 4, "product": 5
+
+def knobs() -> list[dict[str, str]]:
+    """List the rows of the table of knobs.
+
+    Each has name, environment, horovod, type, default, unit and help.
+    """
+
+def create_segment(local_size: int) -> int:
+    """Create the memory that a rank shares with its host; return the new memfd (caller owns it)."""
+
+def memcpy_speed(bytes: int, repeats: int) -> float:
+    """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
+
+@final
+class Tensor:
+    """One tensor of a collective: where it lies and what it is. It holds no memory alive."""
+
+    def __init__(
+        self,
+        name: str,
+        dtype: int,
+        shape: Sequence[int],
+        input: int,
+        output: int,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+
+@final
+class Handle:
+    """One submitted collective. It keeps `keep` alive until the core is done with the memory."""
+
+    def done(self) -> bool:
+        """Say whether it has completed, well or not. Never blocks."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block (GIL released) until it has completed; raise its error.
+
+        Raises:
+            TimeoutError: `timeout` seconds passed first; the collective goes on.
+            hvdlite.errors.HvdliteError: whatever made it fail.
+        """
+
+    @property
+    def first_dimensions(self) -> list[int]:
+        """First dimension that each rank of the set gave (allgather, after completion)."""
+
+    def take_output(self) -> memoryview:
+        """Hand over the bytes that an allgather received, once (writable, owns its memory)."""
+
+@final
+class Engine:
+    """One rank of one world. Any thread may call any method."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        host_of: Sequence[int],
+        links: Sequence[tuple[int, int, int, int, int]] = (),
+        segment_fd: int = -1,
+        bell_fd: int = -1,
+    ) -> None:
+        """Build the engine and start its thread (none for a world of one).
+
+        Args:
+            host_of: by rank, the index of its host, numbered from 0 in order of first appearance.
+            links: per peer (rank, control_fd, data_fd, segment_fd, bell_fd); -1 where there is
+                none: data_fd only between hosts, segment_fd and bell_fd only within one.
+            segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one.
+            bell_fd: this rank's own eventfd; -1 for a world of one.
+
+        The engine owns the descriptors from here on, also when it raises.
+        """
+
+    def allreduce(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        weight: float | None = None,
+        process_set: int = 0,
+        keep: Any = None,
+        blocking: bool = False,
+    ) -> Handle:
+        """Submit tensors that complete together (one or many, dtypes may differ).
+
+        Args:
+            name: identifies the operation on all ranks; in flight at most once per rank.
+            op: from REDUCE_OPS.
+            weight: for "average": the result is sum(weight * x) / sum(weight); zero where all
+                weights are zero. All ranks give one, or none does.
+            keep: objects to hold alive while the operation is in flight.
+            blocking: a hint that `wait` on this thread follows at once: the engine's thread is not
+                woken, the waiting thread does the work itself.
+        """
+
+    def allgather(
+        self,
+        name: str,
+        tensor: Tensor,
+        process_set: int = 0,
+        keep: Any = None,
+        blocking: bool = False,
+    ) -> Handle:
+        """Submit an allgather along the first dimension (others must agree; ndim >= 1).
+
+        The tensor's output address is not used: see `Handle.take_output`.
+        """
+
+    def broadcast(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        root: int,
+        process_set: int = 0,
+        keep: Any = None,
+        blocking: bool = False,
+    ) -> Handle:
+        """Submit a broadcast from `root` (a rank): its inputs into every rank's outputs."""
+
+    def barrier(self, name: str, process_set: int = 0, blocking: bool = False) -> Handle:
+        """Submit a barrier."""
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Register a set and return its id. Every rank calls it in the same order, while no
+        collective is in flight (at init)."""
+
+    def abort(self, reason: str) -> None:
+        """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""
+
+    def shutdown(self) -> None:
+        """Leave cleanly: finish what is running, fail what is pending, tell the peers, stop."""
+
+    def counters(self) -> dict[str, int]:
+        """Count what happened: batches, tensors, bytes, cache_hits, full_requests, messages_sent."""

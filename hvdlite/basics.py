@@ -1,0 +1,224 @@
+"""The life of this process's world: `init`, `shutdown`, and who is where.
+
+This module holds the one default engine that the adapters share. `init` connects to the other ranks
+when a launcher started this process (hvdlite-run, torchrun), and makes a world of one otherwise.
+
+Example:
+    >>> import hvdlite.basics as hvd
+    >>> hvd.init()
+    >>> hvd.rank(), hvd.size()
+    (0, 1)
+    >>> hvd.shutdown()
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+
+from hvdlite import _core
+from hvdlite.bootstrap.connect import connect
+from hvdlite.bootstrap.environment import detect
+from hvdlite.errors import NotInitializedError
+
+
+@dataclass(frozen=True)
+class _World:
+    """One initialised world: its engine and this rank's place in it."""
+
+    engine: _core.Engine
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host_of: tuple[int, ...]
+
+
+_world: _World | None = None
+_lock = threading.Lock()
+_hooks_installed = False
+
+
+def init() -> None:
+    """Join the world that the launcher describes, or make a world of one.
+
+    Every rank calls it; it returns when all are connected. Calling it again while initialised does
+    nothing; after `shutdown` it joins anew.
+
+    Raises:
+        BootstrapError: a rank did not arrive in time, or was refused; the message says which.
+    """
+    global _world
+    with _lock:
+        if _world is not None:
+            return
+        connection = connect(detect(), _core.create_segment)
+        engine = _core.Engine(
+            connection.rank,
+            connection.size,
+            connection.host_of,
+            connection.links,
+            connection.segment_fd,
+            connection.bell_fd,
+        )
+        _world = _World(
+            engine=engine,
+            rank=connection.rank,
+            size=connection.size,
+            local_rank=connection.local_rank,
+            local_size=connection.local_size,
+            cross_rank=connection.cross_rank,
+            cross_size=connection.cross_size,
+            host_of=tuple(connection.host_of),
+        )
+        _install_hooks()
+
+
+def shutdown() -> None:
+    """Leave the world cleanly; collectives still in flight fail. Does nothing when not initialised."""
+    global _world
+    with _lock:
+        world, _world = _world, None
+    if world is not None:
+        world.engine.shutdown()
+
+
+def is_initialized() -> bool:
+    """Say whether `init` was called, and `shutdown` not since."""
+    return _world is not None
+
+
+def engine() -> _core.Engine:
+    """Return the engine that the adapters submit to.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    return _current().engine
+
+
+def _current() -> _World:
+    if _world is None:
+        raise NotInitializedError("hvdlite has not been initialized; call hvd.init() first")
+    return _world
+
+
+def rank() -> int:
+    """Return this process's number in the world, from 0."""
+    return _current().rank
+
+
+def size() -> int:
+    """Return how many ranks the world has."""
+    return _current().size
+
+
+def local_rank() -> int:
+    """Return this process's number among the ranks of its host, from 0."""
+    return _current().local_rank
+
+
+def local_size() -> int:
+    """Return how many ranks share this host."""
+    return _current().local_size
+
+
+def cross_rank() -> int:
+    """Return the number of this host among the hosts that have a rank of this `local_rank`."""
+    return _current().cross_rank
+
+
+def cross_size() -> int:
+    """Return how many hosts have a rank of this `local_rank`."""
+    return _current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Say whether every host has the same number of ranks."""
+    hosts = _current().host_of
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def _install_hooks() -> None:
+    global _hooks_installed
+    if _hooks_installed:
+        return
+    _hooks_installed = True
+    atexit.register(shutdown)
+    previous = sys.excepthook
+
+    def tell_peers_then_report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        previous(kind, error, trace)
+        world = _world
+        if world is not None and world.size > 1:
+            world.engine.abort(_describe(world.rank, kind, error, trace))
+
+    sys.excepthook = tell_peers_then_report
+
+
+def _describe(
+    this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> str:
+    """Say what happened here in one line, for the error that the other ranks raise."""
+    frames = traceback.extract_tb(trace)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    text = str(error).strip().splitlines()
+    return f"rank {this_rank} raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]
+
+
+def nccl_built() -> bool:
+    """Say whether NCCL can be used: not in this version."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Say whether MPI is used: never; hvdlite brings its own data plane."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Say whether collectives run on CPUs without MPI, which is what scripts ask this for: yes."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Say whether this job runs over MPI: never."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Say whether this job runs without MPI: always."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """Say whether any thread may submit collectives: always (the name is Horovod's)."""
+    return True
+
+
+def cuda_built() -> bool:
+    """Say whether CUDA tensors can be reduced: not in this version."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Say whether ROCm tensors can be reduced: no."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Say whether oneCCL is used: never."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Say whether IBM DDL is used: never."""
+    return False

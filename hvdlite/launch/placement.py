@@ -1,0 +1,64 @@
+"""Number the ranks of a job over its hosts; pure arithmetic.
+
+A host is an index here. Ranks are numbered host by host; `local_rank` counts within a host, and
+`cross_rank` counts the hosts that have a rank of the same local number.
+
+Example:
+    >>> [(slot.rank, slot.local_rank, slot.cross_rank) for slot in place([2, 1])]
+    [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
+    >>> threads_per_rank(cores=4, local_size=3)
+    1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one rank stands."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host: int
+
+
+def place(ranks_per_host: Sequence[int]) -> list[Slot]:
+    """Number ranks host by host; `ranks_per_host[h]` of them on host h."""
+    return place_as([host for host, count in enumerate(ranks_per_host) for _ in range(count)])
+
+
+def place_as(hosts: Sequence[int]) -> list[Slot]:
+    """Number ranks whose hosts are given by rank, in any order."""
+    local_sizes: dict[int, int] = {}
+    local_ranks = []
+    for host in hosts:
+        local_ranks.append(local_sizes.get(host, 0))
+        local_sizes[host] = local_ranks[-1] + 1
+    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
+    slots = []
+    for rank, host in enumerate(hosts):
+        peers = [h for h in order if local_sizes[h] > local_ranks[rank]]
+        slots.append(
+            Slot(
+                rank=rank,
+                size=len(hosts),
+                local_rank=local_ranks[rank],
+                local_size=local_sizes[host],
+                cross_rank=peers.index(host),
+                cross_size=len(peers),
+                host=order[host],
+            )
+        )
+    return slots
+
+
+def threads_per_rank(cores: int, local_size: int) -> int:
+    """Share the cores of a host among its ranks; at least one thread each."""
+    return max(1, cores // local_size)

@@ -1,0 +1,51 @@
+"""Fixtures for all tests: what tests leave behind fails the session."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import shm_entries
+
+_SETTLE = 3.0
+
+
+def _children() -> set[int]:
+    """List the live children of this process, and theirs."""
+    found: set[int] = set()
+    frontier = [os.getpid()]
+    while frontier:
+        parent = frontier.pop()
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+            texts = [Path(f"/proc/{parent}/task/{t}/children").read_text() for t in threads]
+        except OSError:
+            continue  # It has ended.
+        for pid in map(int, " ".join(texts).split()):
+            found.add(pid)
+            frontier.append(pid)
+    return found
+
+
+def _new_shm_entries(before: set[str]) -> set[str]:
+    return {name for name in shm_entries() - before if "hvdlite" in name}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail when the tests left processes or shared memory."""
+    children_before, shm_before = _children(), shm_entries()
+    yield
+    deadline = time.monotonic() + _SETTLE
+    while True:
+        children = _children() - children_before
+        entries = _new_shm_entries(shm_before)
+        if not (children or entries) or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    assert not children, f"tests left processes: {sorted(children)}"
+    assert not entries, f"tests left shared memory: {sorted(entries)}"

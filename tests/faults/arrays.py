@@ -1,0 +1,82 @@
+"""Collectives on numpy arrays, straight over the core: workers of fault tests load no framework.
+
+The functions of this file run in workers. An array is reduced in place.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite import _core, basics
+from hvdlite.errors import HvdliteError
+
+Array = NDArray[Any]
+
+
+def ones(count: int = 1024, dtype: str = "float32") -> Array:
+    """Make an array of this rank's number plus one."""
+    return np.full(count, basics.rank() + 1, dtype=dtype)
+
+
+def total_of_ones() -> int:
+    """Say what each element of `ones()` is after a sum over all ranks."""
+    return sum(range(1, basics.size() + 1))
+
+
+def submit(array: Array, name: str, op: str = "sum") -> _core.Handle:
+    """Start reducing an array in place."""
+    address = array.ctypes.data
+    tensor = _core.Tensor(name, _core.DTYPES[array.dtype.name], array.shape, address, address)
+    return basics.engine().allreduce(name, [tensor], _core.REDUCE_OPS[op], keep=array)
+
+
+def reduce_array(array: Array, name: str, op: str = "sum") -> Array:
+    """Reduce an array in place, and wait."""
+    submit(array, name, op).wait()
+    return array
+
+
+def works(name: str = "still.usable") -> bool:
+    """Say whether the world still computes a right sum."""
+    return bool((reduce_array(ones(), name) == total_of_ones()).all())
+
+
+def describe(error: HvdliteError) -> dict[str, Any]:
+    """Pack an error, and when it was seen, for the test to look at."""
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "rank": error.failed_rank,
+        "seen": time.monotonic(),
+    }
+
+
+def reduce_until_error(name: str, count: int = 1 << 18) -> dict[str, Any]:
+    """Reduce one tensor over and over until that fails; return what was raised."""
+    gradient = ones(count)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            reduce_array(gradient, name)
+        except HvdliteError as error:
+            return describe(error)
+    raise AssertionError("30 s went by and nothing failed")
+
+
+def note_time(path: str) -> None:
+    """Write the time (the monotonic clock is the same for all processes) where a test finds it."""
+    Path(path).write_text(repr(time.monotonic()))
+
+
+def die(path: str) -> NoReturn:
+    """Note the time and die of SIGKILL at once."""
+    note_time(path)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("SIGKILL was survived")

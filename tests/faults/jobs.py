@@ -1,0 +1,127 @@
+"""A running job of hvdlite-run, seen from outside: its processes, sockets, memory and steps."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness import end_launcher, start_launcher
+
+STEPPING = Path(__file__).with_name("stepping.py")
+Address = tuple[socket.AddressFamily, str | tuple[str, int]]
+
+
+@dataclass
+class Job:
+    """What a test knows of a job; `folder` is where stepping.py reports."""
+
+    launcher: subprocess.Popen[bytes]
+    folder: Path
+
+    def processes(self) -> list[psutil.Process]:
+        """List the launcher and everything below it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.launcher.pid)
+            return [top, *top.children(recursive=True)]
+        return []
+
+    def steps(self) -> int:
+        """Say how many steps the slowest rank that reported has done; 0 before the first report."""
+        reports = [int(path.read_text()) for path in self.folder.glob("steps.?")]
+        return min(reports, default=0)
+
+    def stop(self) -> int:
+        """Ask the ranks to leave; return the launcher's exit status."""
+        (self.folder / "stop").touch()
+        return self.launcher.wait(timeout=20)
+
+    def listening(self) -> set[Address]:
+        """List the addresses that the job's processes listen on."""
+        found: set[Address] = set()
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                inodes = socket_inodes(process.pid)
+                found |= listening_unix(inodes) | listening_tcp(process)
+        return found
+
+
+@contextlib.contextmanager
+def stepping_job(
+    folder: Path, ranks: int = 2, hosts: int = 1, env: dict[str, str] | None = None
+) -> Iterator[Job]:
+    """Run stepping.py under hvdlite-run; whatever happens, nothing of it is left at the end."""
+    worker = [sys.executable, str(STEPPING), str(folder), str(hosts)]
+    launcher = start_launcher(
+        "-np", str(ranks), *worker, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    job = Job(launcher, folder)
+    try:
+        yield job
+    finally:
+        for process in reversed(job.processes()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        end_launcher(launcher)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait for a condition; fail with `what` when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.005)
+
+
+def socket_inodes(pid: int) -> set[str]:
+    """List the inodes of a process's sockets."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    return inodes
+
+
+def listening_unix(inodes: set[str]) -> set[Address]:
+    """List listening Unix sockets, abstract ones with a leading NUL."""
+    found: set[Address] = set()
+    accepts_connections = 0x10000
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 8 and int(fields[3], 16) & accepts_connections and fields[6] in inodes:
+            found.add((socket.AF_UNIX, fields[7].replace("@", "\0", 1)))
+    return found
+
+
+def listening_tcp(process: psutil.Process) -> set[Address]:
+    """List listening TCP sockets."""
+    return {
+        (connection.family, (connection.laddr.ip, connection.laddr.port))
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def shared_files(processes: list[psutil.Process]) -> set[str]:
+    """List the files in /dev/shm that processes have open or mapped."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            found |= {line[line.index("/dev/shm/") :] for line in maps if "/dev/shm/" in line}
+        for descriptor in Path(f"/proc/{process.pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                target = str(descriptor.readlink())
+                if target.startswith("/dev/shm/"):
+                    found.add(target)
+    return found

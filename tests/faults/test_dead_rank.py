@@ -1,0 +1,123 @@
+"""Rows 1 and 2 of the scoreboard: a rank dies of SIGKILL; all survivors name it within a second."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.arrays import die, ones, reduce_array, reduce_until_error
+from harness import run_world
+from hvdlite import basics
+
+BOUND = 1.0
+TENSOR = "layer.weight"
+
+
+def killed_inside_a_collective(victim: int, noted: str, delay: float) -> dict[str, Any] | None:
+    basics.init()
+    reduce_array(ones(), "warm.up")
+    if basics.rank() == victim:
+        threading.Timer(delay, die, [noted]).start()
+    return reduce_until_error(TENSOR)
+
+
+def killed_between_collectives(victim: int, noted: str, delay: float) -> dict[str, Any] | None:
+    basics.init()
+    reduce_array(ones(), TENSOR)
+    if basics.rank() == victim:
+        time.sleep(delay)  # the others have submitted and wait for this rank
+        die(noted)
+    return reduce_until_error(TENSOR)
+
+
+def killed_before_the_first_collective(
+    victim: int, noted: str, delay: float
+) -> dict[str, Any] | None:
+    basics.init()
+    if basics.rank() == victim:
+        time.sleep(delay / 10)
+        die(noted)
+    return reduce_until_error(TENSOR)
+
+
+def killed_with_forked_children(victim: int, noted: str, delay: float) -> dict[str, Any] | None:
+    """Two children of fork(), as a DataLoader's, hold copies of all sockets after the death."""
+    basics.init()
+    reduce_array(ones(), TENSOR)
+    if basics.rank() == victim:
+        for _ in range(2):
+            if os.fork() == 0:
+                outlive_the_parent(seconds=2 * BOUND)
+        threading.Timer(delay, die, [noted]).start()
+    return reduce_until_error(TENSOR)
+
+
+def outlive_the_parent(seconds: float) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.02)
+    time.sleep(seconds)
+    os._exit(0)
+
+
+def assert_survivors_name(victim: int, results: list[Any], noted: Path) -> None:
+    died = float(noted.read_text())
+    assert results[victim].returncode == -9
+    survivors = [result for result in results if result.rank != victim]
+    assert survivors
+    for result in survivors:
+        assert result.returncode == 0, result.stderr
+        error = result.value
+        assert error["kind"] == "RankFailedError"
+        assert error["rank"] == victim
+        assert f"rank {victim}" in error["message"]
+        assert TENSOR in error["message"]
+        assert "died" in error["message"]
+        assert error["seen"] - died <= BOUND
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        killed_inside_a_collective,
+        killed_between_collectives,
+        killed_before_the_first_collective,
+    ],
+)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_sigkilled_rank_is_named_by_every_survivor(body: Any, victim: int, tmp_path: Path) -> None:
+    noted = tmp_path / "died"
+    delay = random.uniform(0.05, 0.3)
+    results = run_world(3, body, args=(victim, str(noted), delay), expect_failure=True)
+    assert_survivors_name(victim, results, noted)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_sigkilled_rank_with_forked_children_is_named_as_fast(victim: int, tmp_path: Path) -> None:
+    noted = tmp_path / "died"
+    results = run_world(
+        3,
+        killed_with_forked_children,
+        args=(victim, str(noted), random.uniform(0.05, 0.3)),
+        expect_failure=True,
+    )
+    assert_survivors_name(victim, results, noted)
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_sigkilled_rank_is_named_by_the_other_host_too(victim: int, tmp_path: Path) -> None:
+    noted = tmp_path / "died"
+    results = run_world(
+        4,
+        killed_inside_a_collective,
+        args=(victim, str(noted), random.uniform(0.05, 0.3)),
+        hosts=[0, 1, 0, 1],
+        expect_failure=True,
+    )
+    assert_survivors_name(victim, results, noted)

@@ -1,0 +1,86 @@
+"""Rows 12 to 14 and 22: ranks that disagree are told so, all of them, and can go on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from faults.arrays import describe, ones, reduce_array, submit, works
+from harness import run_world
+from hvdlite import basics
+from hvdlite.errors import DuplicateNameError, MismatchError
+
+BOUND = 1.0
+TENSOR = "layer.bias"
+
+
+def disagree(shapes: list[int], dtypes: list[str], ops: list[str]) -> dict[str, Any]:
+    """Submit one tensor as this rank's part of the lists says; then use the world once more."""
+    basics.init()
+    assert works("before")
+    rank = basics.rank()
+    begun = time.monotonic()
+    try:
+        reduce_array(np.ones(shapes[rank], dtype=dtypes[rank]), TENSOR, ops[rank])
+    except MismatchError as error:
+        return {**describe(error), "begun": begun, "works": works("after")}
+    raise AssertionError("the disagreement was not noticed")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes", "ops", "values"),
+    [
+        pytest.param([8, 8, 9], ["float32"] * 3, ["sum"] * 3, ["8", "9"], id="shape"),
+        pytest.param(
+            [8] * 3,
+            ["float32", "float32", "int32"],
+            ["sum"] * 3,
+            ["float32", "int32"],
+            id="dtype-of-the-same-size",
+        ),
+        pytest.param([8] * 3, ["float32"] * 3, ["sum", "sum", "max"], ["sum", "max"], id="op"),
+    ],
+)
+def test_mismatch_is_an_error_on_every_rank_and_the_world_goes_on(
+    shapes: list[int], dtypes: list[str], ops: list[str], values: list[str]
+) -> None:
+    results = run_world(3, disagree, args=(shapes, dtypes, ops))
+    last_begun = max(result.value["begun"] for result in results)
+    for result in results:
+        message = result.value["message"]
+        assert TENSOR in message
+        assert "rank 2" in message
+        assert "rank 0" in message or "rank 1" in message
+        for value in values:
+            assert value in message.lower()
+        assert result.value["seen"] - last_begun <= BOUND
+        assert result.value["works"]
+
+
+def submit_twice() -> dict[str, Any]:
+    basics.init()
+    if basics.rank() == 1:
+        assert works("later")
+        reduce_array(ones(), TENSOR)
+        return {}
+    first = submit(ones(), TENSOR)
+    begun = time.monotonic()
+    try:
+        submit(ones(), TENSOR)
+    except DuplicateNameError as error:
+        told = describe(error)
+    else:
+        raise AssertionError("the second submission was accepted")
+    assert works("later")
+    first.wait()
+    return {**told, "begun": begun}
+
+
+def test_duplicate_name_is_an_error_at_the_call() -> None:
+    told = run_world(2, submit_twice)[0].value
+    assert TENSOR in told["message"]
+    assert "in flight on this rank" in told["message"]
+    assert told["seen"] - told["begun"] <= 0.1

@@ -1,0 +1,67 @@
+"""Row 24: hvdlite in a child of fork() raises at once, and the parent does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from faults.arrays import describe, ones, reduce_array, submit, works
+from harness import run_world
+from hvdlite import basics
+from hvdlite.errors import ForkedError
+
+BOUND = 0.1
+
+
+def use_in_a_forked_child() -> dict[str, Any]:
+    basics.init()
+    assert works("before")
+    pending = submit(ones(), "across.the.fork")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, json.dumps(in_the_child()).encode())
+        os._exit(0)  # without destructors: a child of fork() that just ends
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told: dict[str, Any] = json.loads(pipe.read())
+    pending.wait()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {**told, "parent": os.getpid(), "child": child, "status": status, "works": works()}
+
+
+def in_the_child() -> dict[str, Any]:
+    begun = time.monotonic()
+    try:
+        reduce_array(ones(), "in.the.child")
+    except ForkedError as error:
+        return {**describe(error), "begun": begun}
+    return {"message": "no error", "begun": begun, "seen": time.monotonic()}
+
+
+def test_operation_in_a_forked_child_raises_and_the_parent_goes_on() -> None:
+    for result in run_world(2, use_in_a_forked_child):
+        told = result.value
+        assert "fork" in told["message"]
+        assert str(told["parent"]) in told["message"]
+        assert str(told["child"]) in told["message"]
+        assert told["seen"] - told["begun"] <= BOUND
+        assert told["status"] == 0
+        assert told["works"]
+
+
+def leave_a_forked_child_the_ordinary_way() -> bool:
+    """The child returns through Python's exit, with its atexit hooks and destructors."""
+    basics.init()
+    assert works("before")
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status == 0 and works("after")
+
+
+def test_forked_child_that_exits_does_not_end_the_world() -> None:
+    assert all(result.value for result in run_world(2, leave_a_forked_child_the_ordinary_way))

@@ -1,0 +1,403 @@
+"""The one harness for tests of several processes: `run_world`, and `run_launcher` for hvdlite-run.
+
+`run_world(4, body, 7)` starts four ranks as plain processes with the environment that hvdlite-run
+would give them, calls `body(7)` in each, and returns what each returned:
+
+    def body(count):
+        from hvdlite import basics
+
+        basics.init()
+        ...
+        return basics.rank() * count
+
+    def test_ranks():
+        assert [result.value for result in run_world(4, body, 7)] == [0, 7, 14, 21]
+
+`body` is a function at the top of a test file. Every rank imports that file by its path, so import
+torch inside of the body: a file that imports it at its top makes each rank pay for it. A world
+always ends: at its deadline the ranks print their stacks, are killed with all their children, and
+the test fails with everything they wrote. Whatever a world leaves behind fails the test.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import hvdlite
+from hvdlite.bootstrap.store import Store
+from hvdlite.launch.guardian import job_processes, signal_job
+from hvdlite.launch.local import Job, Worker, job_environment, start_worker
+from hvdlite.launch.placement import Slot, place, place_as
+
+_WORKER_MAIN = Path(__file__).with_name("worker_main.py")
+_SHM = Path("/dev/shm")
+_AFTER_FIRST_FAILURE = 15.0  # seconds that the others get once a rank has failed unexpectedly
+_SETTLE = 3.0  # seconds for children and shared memory to disappear
+_SHOWN = 20_000  # characters of a rank's output in a failure
+
+Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How one rank ended. `returncode` is negative for a signal, as in `subprocess`.
+
+    `seconds` is the time from the start of the world to the end of the process; `value` is what the
+    body returned, None if it did not return.
+    """
+
+    rank: int
+    returncode: int
+    stdout: str
+    stderr: str
+    value: Any
+    seconds: float
+
+
+def package_path() -> list[str]:
+    """List the folders that a new Python needs on its path to import the same hvdlite."""
+    folder = Path(hvdlite.__file__).resolve().parent.parent
+    return [] if folder.is_relative_to(sys.prefix) else [str(folder)]
+
+
+def base_environment() -> dict[str, str]:
+    """Give the environment that a user would start a job with, free of this process's own job."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HVDLITE_", "HOROVOD_")) and name not in ("RANK", "WORLD_SIZE")
+    }
+    path = [*package_path(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    if path:
+        environment["PYTHONPATH"] = os.pathsep.join(path)
+    return environment
+
+
+def shm_entries() -> set[str]:
+    """List the names in /dev/shm."""
+    return {entry.name for entry in _SHM.iterdir()} if _SHM.is_dir() else set()
+
+
+class World:
+    """Ranks that are running; use it as a context manager where a test acts on them from outside.
+
+    Example:
+        with World(3, body) as world:
+            world.signal(1, signal.SIGKILL)
+            results = world.wait(expect_failure=True)
+    """
+
+    def __init__(
+        self,
+        n: int,
+        body: Callable[..., Any] | str,
+        *arguments: Any,
+        timeout: float = 60.0,
+        env: Environment = None,
+        hosts: Sequence[int] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """Start the ranks.
+
+        Args:
+            n: number of ranks.
+            body: a function at the top of a module, or the source of a script.
+            arguments: given to the function; pickled.
+            timeout: seconds until the world is ended as hung.
+            env: variables for all ranks, or a function from rank to variables.
+            hosts: by rank, the index of the host that it plays (HVDLITE_HOST_ID).
+            command: prefix of each rank's command, e.g. ["ip", "netns", "exec", "a"].
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="hvdlite world ")
+        self._path = Path(self._folder.name)
+        self._shm_before = shm_entries()
+        self._timeout = timeout
+        self._workers: list[Worker] = []
+        self._ended_at: dict[int, float] = {}
+        self._left: list[str] = []
+        (self._path / "task.pickle").write_bytes(_task(body, arguments))
+        job_id, token = secrets.token_bytes(16), secrets.token_bytes(32)
+        self.job_id = job_id.hex()
+        self.started_at = time.monotonic()
+        self._store = Store.start(size=n, token=token, job_id=job_id, epoch=0)
+        job = Job(job_id, token, self._store.address)
+        try:
+            for slot in place([n]) if hosts is None else place_as(hosts):
+                own = dict(env(slot.rank) if callable(env) else env or {})
+                if hosts is not None:
+                    own = {"HVDLITE_HOST_ID": f"host{slot.host}", **own}
+                environment = {
+                    **base_environment(),
+                    "OMP_NUM_THREADS": "1",
+                    **job_environment(slot, job),
+                    **own,
+                }
+                self._workers.append(self._start(slot, command or (), environment))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Worker:
+        rank = slot.rank
+        command = [*prefix, sys.executable, str(_WORKER_MAIN), str(self._path)]
+        with (
+            open(self._path / f"stdout.{rank}", "wb") as stdout,
+            open(self._path / f"stderr.{rank}", "wb") as stderr,
+        ):
+            return start_worker(slot, command, env, stdout=stdout, stderr=stderr)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, by rank."""
+        return [worker.pid for worker in self._workers]
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank's own process (not to its children)."""
+        os.kill(self._workers[rank].pid, number)
+
+    def stderr(self, rank: int) -> str:
+        """Read what a rank has written to stderr so far."""
+        return (self._path / f"stderr.{rank}").read_text(errors="replace")
+
+    def stdout(self, rank: int) -> str:
+        """Read what a rank has written to stdout so far."""
+        return (self._path / f"stdout.{rank}").read_text(errors="replace")
+
+    def wait_for(self, rank: int, text: str, timeout: float = 30.0) -> None:
+        """Wait until a rank has written `text` to stdout."""
+        deadline = time.monotonic() + timeout
+        while text not in self.stdout(rank):
+            running = self._workers[rank].look() is None
+            if not running or time.monotonic() > deadline:
+                raise AssertionError(f"rank {rank} never wrote {text!r}\n{self._all_output()}")
+            time.sleep(0.01)
+
+    def wait(self, expect_failure: bool = False) -> list[RankResult]:
+        """Wait for all ranks, check that nothing is left, and return their results.
+
+        Raises:
+            AssertionError: the deadline passed; a rank failed (unless `expect_failure`); or the
+                world left processes or shared memory behind.
+        """
+        deadline = self.started_at + self._timeout
+        hung = not self._wait_until(deadline, expect_failure)
+        if hung:
+            self._dump_stacks()
+        self._left = [] if hung else self._leftovers()
+        results = [self._result(worker) for worker in self._workers]
+        self._end_processes()
+        failed = [result.rank for result in results if result.returncode != 0]
+        if hung:
+            raise AssertionError(f"hung or too slow ({self._timeout} s)\n{self._all_output()}")
+        if failed and not expect_failure:
+            raise AssertionError(f"ranks {failed} failed\n{self._all_output()}")
+        if self._left:
+            raise AssertionError(f"left behind: {self._left}\n{self._all_output()}")
+        return results
+
+    def _wait_until(self, deadline: float, expect_failure: bool) -> bool:
+        while len(self._ended_at) < len(self._workers):
+            now = time.monotonic()
+            if now > deadline:
+                return False
+            for worker in self._workers:
+                ending = worker.look()
+                if ending is not None and worker.rank not in self._ended_at:
+                    self._ended_at[worker.rank] = now
+                    if not ending.ok and not expect_failure:
+                        deadline = min(deadline, now + _AFTER_FIRST_FAILURE)
+            time.sleep(0.002)
+        return True
+
+    def _dump_stacks(self) -> None:
+        for worker in self._workers:
+            if worker.look() is None:
+                for number in (signal.SIGCONT, signal.SIGUSR1):
+                    os.kill(worker.pid, number)
+        time.sleep(0.5)
+
+    def _leftovers(self) -> list[str]:
+        """Name what the ranks left, after a moment in which it may disappear by itself.
+
+        The children of a rank that was killed are nobody's fault; they are killed, too.
+        """
+        for worker in self._workers:
+            if worker.ending is not None and worker.ending.by_signal:
+                worker.signal_group(signal.SIGKILL)
+        deadline = time.monotonic() + _SETTLE
+        while True:
+            left = [f"process {pid}" for pid in job_processes(self.job_id)]
+            left += [f"/dev/shm/{name}" for name in sorted(self._own_shm_entries())]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.02)
+
+    def _own_shm_entries(self) -> set[str]:
+        """Pick the new names that can be this world's: ours, or with a process id of ours in it."""
+        marks = ["hvdlite", *map(str, self.pids)]
+        return {
+            name for name in shm_entries() - self._shm_before if any(mark in name for mark in marks)
+        }
+
+    def _result(self, worker: Worker) -> RankResult:
+        ending = worker.look()
+        code = -signal.SIGKILL if ending is None else ending.status
+        if ending is not None and ending.by_signal:
+            code = -ending.status
+        saved = self._path / f"value.{worker.rank}"
+        return RankResult(
+            rank=worker.rank,
+            returncode=code,
+            stdout=self.stdout(worker.rank),
+            stderr=self.stderr(worker.rank),
+            value=pickle.loads(saved.read_bytes()) if saved.exists() else None,
+            seconds=self._ended_at.get(worker.rank, time.monotonic()) - self.started_at,
+        )
+
+    def _all_output(self) -> str:
+        parts = []
+        for worker in self._workers:
+            for name in ("stdout", "stderr"):
+                text = (self._path / f"{name}.{worker.rank}").read_text(errors="replace")
+                if text:
+                    state = "running" if worker.ending is None else str(worker.ending)
+                    parts.append(f"--- rank {worker.rank} ({state}) {name}:\n{text[-_SHOWN:]}")
+        return "\n".join(parts)
+
+    def _end_processes(self) -> None:
+        for worker in self._workers:
+            worker.signal_group(signal.SIGKILL)
+        signal_job(self.job_id, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill whatever still runs and remove the files."""
+        self._end_processes()
+        for worker in self._workers:
+            worker.reap()
+        self._workers = []
+        self._store.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> World:
+        """Give the running world."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it."""
+        self.close()
+
+
+def _task(body: Callable[..., Any] | str, arguments: Sequence[Any]) -> bytes:
+    if isinstance(body, str):
+        return pickle.dumps({"source": body, "function": None, "args": b""})
+    place_of = (body.__module__, body.__code__.co_filename, body.__qualname__)
+    if "<locals>" in body.__qualname__:
+        raise TypeError(f"{body.__qualname__} must be at the top of its file")
+    arguments_bytes = pickle.dumps(tuple(arguments))
+    return pickle.dumps({"source": None, "function": place_of, "args": arguments_bytes})
+
+
+def run_world(
+    n: int,
+    body: Callable[..., Any] | str,
+    *arguments: Any,
+    timeout: float = 60.0,
+    env: Environment = None,
+    args: Sequence[Any] = (),
+    hosts: Sequence[int] | None = None,
+    expect_failure: bool = False,
+) -> list[RankResult]:
+    """Run `body(*arguments, *args)` on `n` ranks and return their results; see `World`.
+
+    Raises:
+        AssertionError: it hung, left something behind, or a rank failed without `expect_failure`.
+    """
+    with World(n, body, *arguments, *args, timeout=timeout, env=env, hosts=hosts) as world:
+        return world.wait(expect_failure)
+
+
+@dataclass(frozen=True)
+class LauncherResult:
+    """How a run of hvdlite-run ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def launcher_command(*arguments: str) -> list[str]:
+    """Build the command of hvdlite-run in this Python."""
+    return [sys.executable, "-m", "hvdlite.launch", *arguments]
+
+
+def start_launcher(
+    *arguments: str,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.Popen[bytes]:
+    """Start hvdlite-run in a process group of its own; the caller ends it (see `end_launcher`)."""
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    return subprocess.Popen(
+        launcher_command(*arguments),
+        cwd=tempfile.gettempdir() if cwd is None else cwd,
+        env={**base_environment(), **(env or {})},
+        start_new_session=True,
+        **options,
+    )
+
+
+def end_launcher(process: subprocess.Popen[bytes]) -> None:
+    """Kill a launcher (its guardian ends the workers) and close its pipes."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def run_launcher(
+    *arguments: str,
+    timeout: float = 60.0,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> LauncherResult:
+    """Run hvdlite-run with these arguments to its end.
+
+    Raises:
+        AssertionError: it took longer than `timeout` seconds.
+    """
+    started = time.monotonic()
+    process = start_launcher(*arguments, cwd=cwd, env=env)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"hvdlite-run took more than {timeout} s: {error.stderr!r}") from None
+    finally:
+        end_launcher(process)
+    return LauncherResult(
+        process.returncode,
+        stdout.decode(errors="replace"),
+        stderr.decode(errors="replace"),
+        time.monotonic() - started,
+    )

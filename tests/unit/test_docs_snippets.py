@@ -1,0 +1,173 @@
+"""Every python and bash snippet of README.md and docs/ does what it says: it is run.
+
+The snippets of one page run in order, each in a process of its own, in one temporary folder. An
+HTML comment on the line before a fence changes that:
+
+    <!-- snippet: compile-only -->    only compiled (python) or parsed (bash -n)
+    <!-- snippet: file train.py -->   saved under that name, for a later bash snippet to start
+    <!-- snippet: continues -->       python that goes on from the page's python snippets before it
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"(?:^[ \t]*<!--\s*snippet:\s*(?P<mark>.*?)\s*-->\n)?"
+    r"^(?P<indent>[ \t]*)```(?P<language>[^\s`]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+MISNAMED = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python", "python3": "python"}
+SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Snippet:
+    line: int
+    language: str
+    mark: str
+    text: str
+
+
+def snippets_of(page: str) -> Iterator[Snippet]:
+    """List the python and bash snippets of a page; refuse what would not be tested."""
+    for match in FENCE.finditer(page):
+        line = page.count("\n", 0, match.start("text"))
+        language, mark = match["language"], match["mark"] or ""
+        if language in MISNAMED:
+            raise ValueError(f"line {line}: call it {MISNAMED[language]}, or text for output")
+        if language not in ("python", "bash"):
+            continue
+        if not re.fullmatch(r"|compile-only|continues|file [\w.-]+", mark):
+            raise ValueError(f"line {line}: unknown mark {mark!r}")
+        indent = len(match["indent"])
+        text = "".join(row[indent:] or "\n" for row in match["text"].splitlines(keepends=True))
+        yield Snippet(line, language, mark, text)
+
+
+class PageRun:
+    """Runs the snippets of one page in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.program = ""  # the python text so far, for `continues`
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def do(self, snippet: Snippet) -> None:
+        if snippet.language == "bash":
+            option = "-n" if snippet.mark == "compile-only" else "-euo"
+            arguments = ["pipefail", "-c"] if option == "-euo" else ["-c"]
+            self._start(["bash", option, *arguments, snippet.text])
+            return
+        compile(snippet.text, f"<line {snippet.line}>", "exec")
+        if snippet.mark.startswith("file "):
+            (self.folder / snippet.mark.removeprefix("file ")).write_text(snippet.text)
+        elif snippet.mark != "compile-only":
+            before = self.program if snippet.mark == "continues" else ""
+            self.program = before + snippet.text
+            script = self.folder / f"snippet_line_{snippet.line}.py"
+            script.write_text(self.program)
+            self._start([sys.executable, str(script)])
+
+    def _start(self, command: list[str]) -> None:
+        result = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        if result.returncode:
+            raise AssertionError(f"exit {result.returncode}\n{result.stdout}\n{result.stderr}")
+
+
+def run_page(text: str, folder: Path) -> int:
+    """Run a page's snippets; return how many there were. The error names the line."""
+    run = PageRun(folder)
+    count = 0
+    for snippet in snippets_of(text):
+        count += 1
+        try:
+            run.do(snippet)
+        except (AssertionError, SyntaxError, subprocess.TimeoutExpired) as error:
+            raise AssertionError(f"snippet at line {snippet.line}: {error}") from error
+    return count
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_snippets_run(page: Path, tmp_path: Path) -> None:
+    run_page(page.read_text(encoding="utf-8"), tmp_path)
+
+
+def test_readme_shows_how_to_train() -> None:
+    languages = [s.language for s in snippets_of((ROOT / "README.md").read_text(encoding="utf-8"))]
+    assert {"python", "bash"} <= set(languages)
+
+
+def test_snippets_share_a_folder_and_continue(tmp_path: Path) -> None:
+    page = """\
+<!-- snippet: file greet.py -->
+```python
+print("hello")
+```
+
+- In a list:
+
+  ```python
+  number = 41
+  ```
+<!-- snippet: continues -->
+```python
+assert number + 1 == 42
+```
+<!-- snippet: compile-only -->
+```bash
+make everything
+```
+```bash
+test "$(python greet.py)" = hello
+```
+```text
+not touched
+```
+"""
+    assert run_page(page, tmp_path) == 5
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "\n```python\nraise SystemExit(3)\n```\n",
+        "\n```python\na = \n```\n",
+        "\n```bash\nfalse | true\ntrue\n```\n",
+        "\n<!-- snippet: compile-only -->\n```bash\nif true\n```\n",
+    ],
+)
+def test_broken_snippet_is_noticed(page: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="snippet at line [23]"):
+        run_page(page, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "page", ["```sh\nls\n```\n", "<!-- snippet: later -->\n```python\nprint()\n```\n"]
+)
+def test_snippet_that_would_not_run_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="line 1|line 2"):
+        list(snippets_of(page))

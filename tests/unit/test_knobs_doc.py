@@ -1,0 +1,29 @@
+"""docs/knobs.md is what the table of knobs says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from hvdlite import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_page_is_up_to_date(tmp_path: Path) -> None:
+    page = tmp_path / "knobs.md"
+    subprocess.run([sys.executable, ROOT / "tools" / "knobs_doc.py", page], check=True)
+    written = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == written, "run `make docs`"
+
+
+def test_every_knob_is_described() -> None:
+    rows = _core.knobs()
+    assert len({row["name"] for row in rows}) == len(rows) > 0
+    for row in rows:
+        assert row["environment"] == "HVDLITE_" + row["name"].upper()
+        assert row["type"] in ("int", "float", "str")
+        assert row["help"]
+        assert not row["help"].endswith(".")
+        assert "|" not in row["help"]

@@ -1,0 +1,93 @@
+"""Build the wheel as a user's pip would and use it in an empty environment, far from this folder.
+
+`make wheel` runs it: sdist, wheel from the sdist, both with build isolation; then a world of one
+and two ranks of hvdlite-run, without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 600
+
+TRAIN = """\
+from array import array
+
+from hvdlite import _core, basics
+
+basics.init()
+rank, size = basics.rank(), basics.size()
+data = array("f", [rank + 1.0] * 1000)
+address, count = data.buffer_info()
+tensor = _core.Tensor("x", _core.DTYPES["float32"], [count], address, address)
+basics.engine().allreduce("x", [tensor], _core.REDUCE_OPS["sum"], keep=data).wait(30)
+assert data.tolist() == [size * (size + 1) / 2] * 1000, data[:4]
+basics.shutdown()
+print(f"sum over {size} ranks is right")
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command without this environment's paths; return its output, or end with it."""
+    print("+", *(str(word) for word in command), flush=True)
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "HVDLITE_", "HOROVOD_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    result = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    if result.returncode:
+        sys.exit(f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}")
+    return result.stdout
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build sdist and wheel into `folder`; check what the wheel holds."""
+    start = time.monotonic()
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    print(f"  {time.monotonic() - start:.0f} s for sdist and wheel, with build isolation")
+    (wheel,) = folder.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in ("hvdlite/py.typed", "hvdlite/_core.pyi", "hvdlite/basics.py"):
+        assert wanted in names, f"{wanted} is missing in {wheel.name}"
+    assert any(name.endswith("licenses/LICENSE") for name in names), "no LICENSE in the wheel"
+    strangers = [name for name in names if not name.startswith(("hvdlite/", "hvdlite-"))]
+    assert not strangers, f"the wheel would also install {strangers}"
+    print(f"  {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+    return wheel
+
+
+def use_wheel(wheel: Path, folder: Path) -> None:
+    """Install it into an empty environment; run one rank, then two."""
+    environment = folder / "an empty environment"
+    run(sys.executable, "-m", "venv", environment, cwd=folder)
+    programs = environment / "bin"
+    constraints = ROOT / "constraints.txt"
+    run(programs / "python", "-m", "pip", "install", "-q", "-c", constraints, wheel, cwd=folder)
+    show = "import hvdlite, hvdlite._core as c; print(hvdlite.__version__, c.__version__)"
+    versions = run(programs / "python", "-c", show, cwd=folder).split()
+    assert versions[0] == versions[1] == wheel.name.split("-")[1], versions
+
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    assert "sum over 1 ranks is right" in run(programs / "python", script, cwd=folder)
+    output = run(programs / "hvdlite-run", "-np", "2", programs / "python", script, cwd=folder)
+    assert output.count("sum over 2 ranks is right") == 2, output
+
+
+def main() -> None:
+    """Build, install, use."""
+    with tempfile.TemporaryDirectory(prefix="hvdlite wheel ") as name:
+        folder = Path(name)
+        use_wheel(build_wheel(folder), folder)
+    print("wheel: it installs into an empty environment and runs there")
+
+
+if __name__ == "__main__":
+    main()
