@@ -18,6 +18,12 @@ namespace hvdlite {
 
 class Waiter;
 
+// What reading from a channel ends with.
+inline Status peer_gone(int rank) {
+  return Status(StatusCode::kRankFailed, "the connection to rank " + std::to_string(rank) +
+                                             " has closed", rank);
+}
+
 class Channel {
  public:
   virtual ~Channel() = default;

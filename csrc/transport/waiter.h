@@ -15,7 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <vector>
 
 #include "base/deadline.h"
@@ -23,6 +23,9 @@
 #include "os/fd.h"
 
 namespace hvdlite {
+
+// An eventfd for a new Waiter; invalid when the system has none left (errno says why).
+Fd make_bell();
 
 // Rings one rank's Waiter. A view: both members are owned by the Fabric that hands it out.
 class Bell {
@@ -43,9 +46,10 @@ class Bell {
 
 class Waiter {
  public:
-  // `sleeping` (borrowed) lies where the ringers can see it. `event_fd` is this rank's bell.
+  // `sleeping` (borrowed) lies where the ringers can see it. `event_fd` is this rank's bell. `size`
+  // is the world's.
   static Result<std::unique_ptr<Waiter>> make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
-                                              std::chrono::microseconds spin);
+                                              std::chrono::microseconds spin, int size);
 
   // Watches a socket, edge-triggered: any event on it ends a sleep; its end of file or hang-up
   // makes `rank` lost. Data is left for the socket's reader (a liveness socket never has any).
@@ -53,8 +57,12 @@ class Waiter {
   // True once a watched socket of that rank, or mark_lost, said that it is gone. After `lost`, what
   // the rank published before it went is visible: look at your condition once more.
   bool lost(int rank) const;
-  // For channels without a socket (in-process): the peer has closed. Any thread.
+  // Declares a rank lost, whatever its sockets say. Any thread.
   void mark_lost(int rank);
+  // For peers without a socket (threads as ranks): `gone` says when the rank is lost.
+  void watch_flag(std::shared_ptr<const std::atomic<bool>> gone, int rank) {
+    flags_[rank] = std::move(gone);
+  }
 
   // Returns OK as soon as ready() holds. Otherwise, after each wake-up, the Status of failed() if
   // that is not OK; kTimeout (message empty: the caller knows what was awaited) at the deadline.
@@ -66,12 +74,12 @@ class Waiter {
       announce_sleep();
       if (ready()) return wake_up(Status());
       if (Status status = failed(); !status.ok()) {
-        wake_up(Status());
+        (void)wake_up(Status());
         return ready() ? Status() : status;
       }
       if (deadline.passed()) return wake_up(Status(StatusCode::kTimeout, ""));
       if (Status status = sleep(deadline); !status.ok()) return wake_up(status);
-      wake_up(Status());
+      (void)wake_up(Status());
       if (ready()) return Status();
     }
   }
@@ -82,7 +90,7 @@ class Waiter {
   void set_spin(std::chrono::microseconds spin) { spin_ = spin; }
 
  private:
-  Waiter() = default;
+  explicit Waiter(int size) : lost_(size), flags_(size) {}
   template <typename Ready>
   bool spin_until(Ready&& ready) {
     if (ready()) return true;
@@ -106,7 +114,8 @@ class Waiter {
   Fd event_fd_;
   Fd epoll_fd_;
   std::chrono::microseconds spin_{0};
-  std::vector<std::unique_ptr<std::atomic<bool>>> lost_;  // by rank; grown by watch only
+  std::vector<std::atomic<bool>> lost_;                            // by rank
+  std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;    // by rank; may be null
 };
 
 }  // namespace hvdlite

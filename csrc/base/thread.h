@@ -1,0 +1,22 @@
+// A named thread that is always joined.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace hvdlite {
+
+class Thread {
+ public:
+  // `name` shows in debuggers and top; the system keeps 15 characters.
+  Thread(const std::string& name, std::function<void()> body);
+  ~Thread();
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+ private:
+  std::thread thread_;
+};
+
+}  // namespace hvdlite

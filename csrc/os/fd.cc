@@ -1,0 +1,57 @@
+#include "os/fd.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+
+namespace hvdlite {
+namespace {
+
+constexpr std::size_t kRegistered = 4096;
+
+// Process-wide because fork() is: the child's handler has nothing else to go by, and may call only
+// what is async-signal-safe. A slot holds a descriptor + 1; 0 is free.
+std::array<std::atomic<int>, kRegistered> g_registered{};
+std::atomic<bool> g_forked{false};
+
+void close_in_child() {
+  g_forked.store(true);
+  for (std::atomic<int>& slot : g_registered) {
+    if (const int fd = slot.exchange(0); fd > 0) ::close(fd - 1);
+  }
+}
+
+void install_once() {
+  static const int kInstalled = ::pthread_atfork(nullptr, nullptr, &close_in_child);
+  (void)kInstalled;
+}
+
+}  // namespace
+
+void Fd::reset() {
+  if (fd_ < 0) return;
+  forget_in_forked_child(fd_);
+  ::close(fd_);
+  fd_ = -1;
+}
+
+void close_in_forked_child(int fd) {
+  install_once();
+  for (std::atomic<int>& slot : g_registered) {
+    int free = 0;
+    if (slot.compare_exchange_strong(free, fd + 1)) return;
+  }
+}
+
+void forget_in_forked_child(int fd) {
+  for (std::atomic<int>& slot : g_registered) {
+    int held = fd + 1;
+    if (slot.compare_exchange_strong(held, 0)) return;
+  }
+}
+
+bool forked() { return g_forked.load(); }
+
+}  // namespace hvdlite

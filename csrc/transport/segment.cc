@@ -1,0 +1,111 @@
+#include "transport/segment.h"
+
+#include <algorithm>
+#include <new>
+
+#include "transport/byte_ring.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x68766c6974653031;  // "hvlite01"
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kRingBytes = 64 << 10;
+constexpr std::uint64_t kLargestLocalSize = 4096;
+
+struct Header {
+  std::uint64_t magic;
+  std::uint64_t local_size;
+  std::uint64_t ring_bytes;
+  std::uint64_t slot_bytes;
+  alignas(64) std::atomic<std::uint32_t> sleeping;
+};
+
+constexpr std::uint64_t kRingsAt = 256;
+static_assert(sizeof(Header) <= kRingsAt);
+
+std::uint64_t round_up(std::uint64_t value) { return (value + kPage - 1) / kPage * kPage; }
+
+std::uint64_t lanes_at(const SegmentLayout& layout) {
+  return kRingsAt + layout.local_size * ByteRing::footprint(layout.ring_bytes);
+}
+
+std::uint64_t slots_at(const SegmentLayout& layout) {
+  return round_up(lanes_at(layout) + kLaneCount * sizeof(Lane));
+}
+
+void write_header(const Mapping& mapping, const SegmentLayout& layout) {
+  Header* header = new (mapping.data()) Header{};
+  header->local_size = layout.local_size;
+  header->ring_bytes = layout.ring_bytes;
+  header->slot_bytes = layout.slot_bytes;
+  header->magic = kMagic;
+}
+
+}  // namespace
+
+std::uint64_t SegmentLayout::total_bytes() const {
+  return slots_at(*this) + kSlotCount * slot_bytes;
+}
+
+SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
+  SegmentLayout layout;
+  layout.local_size = static_cast<std::uint64_t>(local_size);
+  layout.ring_bytes = kRingBytes;
+  layout.slot_bytes = round_up(
+      static_cast<std::uint64_t>(std::max({config.shm_chunk, config.tcp_chunk, config.shm_small})));
+  return layout;
+}
+
+Result<Fd> Segment::create(const SegmentLayout& layout) {
+  Result<Fd> memfd = create_memfd(layout.total_bytes());
+  if (!memfd.ok()) return memfd.status();
+  const Result<Mapping> mapping = Mapping::shared(memfd.value(), layout.total_bytes());
+  if (!mapping.ok()) return mapping.status();
+  write_header(mapping.value(), layout);
+  return memfd;
+}
+
+Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
+  const Result<std::uint64_t> bytes = file_bytes(memfd);
+  if (!bytes.ok()) return bytes.status();
+  if (bytes.value() < kRingsAt) return Status(StatusCode::kInternal, "a segment is too small");
+  Result<Mapping> mapping = Mapping::shared(memfd, bytes.value());
+  if (!mapping.ok()) return mapping.status();
+  const auto* header = reinterpret_cast<const Header*>(mapping.value().data());
+  const SegmentLayout layout{header->local_size, header->ring_bytes, header->slot_bytes};
+  if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
+      layout.ring_bytes != kRingBytes || layout.slot_bytes > bytes.value() ||
+      layout.total_bytes() != bytes.value()) {
+    return Status(StatusCode::kInternal,
+                  "a segment has another layout: do all ranks run the same hvdlite?");
+  }
+  return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
+}
+
+Result<std::shared_ptr<Segment>> Segment::in_process(const SegmentLayout& layout) {
+  Result<Mapping> mapping = Mapping::anonymous(layout.total_bytes());
+  if (!mapping.ok()) return mapping.status();
+  write_header(mapping.value(), layout);
+  return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
+}
+
+std::atomic<std::uint32_t>* Segment::sleeping() const {
+  return &reinterpret_cast<Header*>(mapping_.data())->sleeping;
+}
+
+std::byte* Segment::inbound_ring(int local_index) const {
+  return mapping_.data() + kRingsAt +
+         static_cast<std::uint64_t>(local_index) * ByteRing::footprint(layout_.ring_bytes);
+}
+
+Lane& Segment::lane(int index) const {
+  return reinterpret_cast<Lane*>(mapping_.data() + lanes_at(layout_))[index];
+}
+
+std::byte* Segment::slot(int index) const {
+  return mapping_.data() + slots_at(layout_) +
+         static_cast<std::uint64_t>(index) * layout_.slot_bytes;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,89 @@
+#include "transport/waiter.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "os/cpu.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr std::uint64_t kBellTag = UINT64_MAX;
+constexpr int kEventsAtOnce = 16;
+
+}  // namespace
+
+Fd make_bell() { return Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+
+void Bell::write_event() const {
+  const std::uint64_t one = 1;
+  // A full counter means that the sleeper has been rung already.
+  [[maybe_unused]] const ssize_t written = ::write(event_fd_, &one, sizeof one);
+}
+
+Result<std::unique_ptr<Waiter>> Waiter::make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
+                                             std::chrono::microseconds spin, int size) {
+  std::unique_ptr<Waiter> waiter(new Waiter(size));
+  waiter->sleeping_ = sleeping;
+  waiter->event_fd_ = std::move(event_fd);
+  waiter->spin_ = spin;
+  waiter->epoll_fd_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!waiter->epoll_fd_.valid()) return system_error("epoll_create1", errno);
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = kBellTag;
+  if (::epoll_ctl(waiter->epoll_fd_.get(), EPOLL_CTL_ADD, waiter->event_fd_.get(), &event) != 0) {
+    return system_error("epoll_ctl of the bell", errno);
+  }
+  return waiter;
+}
+
+Status Waiter::watch(int fd, int rank) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+  event.data.u64 = static_cast<std::uint64_t>(rank);
+  if (::epoll_ctl(epoll_fd_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return system_error("epoll_ctl of a peer's socket", errno);
+  }
+  return Status();
+}
+
+bool Waiter::lost(int rank) const {
+  return lost_[rank].load() || (flags_[rank] != nullptr && flags_[rank]->load());
+}
+
+void Waiter::mark_lost(int rank) { lost_[rank].store(true); }
+
+Bell Waiter::bell() const { return Bell(sleeping_, event_fd_.get()); }
+
+void Waiter::pause() { cpu_pause(); }
+
+void Waiter::announce_sleep() { sleeping_->store(1, std::memory_order_seq_cst); }
+
+Status Waiter::wake_up(Status status) {
+  sleeping_->store(0, std::memory_order_seq_cst);
+  return status;
+}
+
+Status Waiter::sleep(Deadline deadline) {
+  std::array<epoll_event, kEventsAtOnce> events;
+  const int count =
+      ::epoll_wait(epoll_fd_.get(), events.data(), kEventsAtOnce, deadline.remaining_ms());
+  if (count < 0 && errno != EINTR) return system_error("epoll_wait", errno);
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 == kBellTag) {
+      std::uint64_t rings = 0;
+      [[maybe_unused]] const ssize_t got = ::read(event_fd_.get(), &rings, sizeof rings);
+    } else if ((events[i].events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
+      mark_lost(static_cast<int>(events[i].data.u64));
+    }
+  }
+  return Status();
+}
+
+}  // namespace hvdlite

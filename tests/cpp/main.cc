@@ -1,0 +1,68 @@
+// Runs all tests, or those whose name contains the first argument. Each has a deadline.
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+
+namespace hvdlite::testing {
+namespace {
+
+constexpr unsigned kSecondsPerTest = 120;
+
+struct Test {
+  const char* name;
+  void (*body)();
+};
+
+// Filled before main() by the registrations of all files.
+std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+std::atomic<int> failures{0};
+std::atomic<const char*> running{""};
+
+void on_deadline(int) {
+  constexpr char kText[] = "test deadline passed in: ";
+  const char* name = running.load();
+  [[maybe_unused]] ssize_t written = ::write(2, kText, sizeof kText - 1);
+  written = ::write(2, name, std::strlen(name));
+  written = ::write(2, "\n", 1);
+  std::abort();
+}
+
+}  // namespace
+
+Registration::Registration(const char* name, void (*body)()) { tests().push_back({name, body}); }
+
+void report_failure(const char* file, int line, const std::string& text) {
+  failures.fetch_add(1);
+  std::fprintf(stderr, "%s:%d: in %s: %s\n", file, line, running.load(), text.c_str());
+}
+
+int run_all(const char* filter) {
+  std::signal(SIGALRM, &on_deadline);
+  int passed = 0;
+  int failed = 0;
+  for (const Test& test : tests()) {
+    if (std::strstr(test.name, filter) == nullptr) continue;
+    running = test.name;
+    const int before = failures;
+    ::alarm(kSecondsPerTest);
+    test.body();
+    ++(failures == before ? passed : failed);
+  }
+  ::alarm(0);
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed > 0 || passed == 0 ? 1 : 0;
+}
+
+}  // namespace hvdlite::testing
+
+int main(int argc, char** argv) { return hvdlite::testing::run_all(argc > 1 ? argv[1] : ""); }

@@ -1,0 +1,273 @@
+// Whole engines, several to a process: each rank is an engine with a caller's thread.
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "backend/host_backend.h"
+#include "backend/self_backend.h"
+#include "check.h"
+#include "engine/engine.h"
+
+using namespace hvdlite;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Hosts = std::vector<int>;
+
+Config quick_config() {
+  Config config;
+  config.collective_timeout = 20;
+  config.log_level = "error";
+  return config;
+}
+
+std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config) {
+  auto fabrics = make_inproc_world(hosts, config);
+  CHECK_OK(fabrics.status());
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (auto& fabric : fabrics.value()) {
+    auto backend = std::make_unique<HostBackend>(*fabric, config);
+    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
+  }
+  return engines;
+}
+
+// Runs body(rank, engine) on a thread per rank; then all engines shut down together.
+void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
+               Config config = quick_config()) {
+  auto engines = make_engines(hosts, config);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < engines.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      body(static_cast<int>(rank), *engines[rank]);
+      engines[rank]->shutdown();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+EntryPtr allreduce_entry(const std::string& name, std::vector<float>& values,
+                         ReduceOp op = ReduceOp::kSum) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.name = name;
+  entry->request.op = op;
+  entry->request.tensors = {
+      {name, DataType::kFloat32, {static_cast<std::int64_t>(values.size())}}};
+  entry->inputs = {values.data()};
+  entry->outputs = {values.data()};
+  return entry;
+}
+
+Status finish(Engine& engine, const EntryPtr& entry, bool blocking = false) {
+  if (!engine.wait(*entry, blocking, Deadline::after(30s))) {
+    return Status(StatusCode::kTimeout, "the test's own deadline passed");
+  }
+  return entry->completion->status();
+}
+
+Status run(Engine& engine, const EntryPtr& entry, bool blocking = true) {
+  const Status status = engine.enqueue(entry, blocking);
+  return status.ok() ? finish(engine, entry, blocking) : status;
+}
+
+Hosts one_host(int size) { return Hosts(static_cast<std::size_t>(size), 0); }
+
+void sum_in_many_steps(const Hosts& hosts, int steps) {
+  const int size = static_cast<int>(hosts.size());
+  run_world(hosts, [&](int rank, Engine& engine) {
+    for (int step = 0; step < steps; ++step) {
+      std::vector<float> values(100, static_cast<float>(rank + step));
+      CHECK_OK(run(engine, allreduce_entry("x", values), step % 2 == 0));
+      CHECK_EQ(values[99], static_cast<float>(size * step + size * (size - 1) / 2));
+    }
+    if (rank > 0) CHECK(engine.counters().cache_hits >= static_cast<std::uint64_t>(steps - 2));
+  });
+}
+
+}  // namespace
+
+TEST(engine_sums_over_two_ranks) { sum_in_many_steps(one_host(2), 200); }
+TEST(engine_sums_over_eight_ranks) { sum_in_many_steps(one_host(8), 50); }
+TEST(engine_sums_over_sixty_four_ranks) { sum_in_many_steps(one_host(64), 3); }
+TEST(engine_sums_over_two_hosts_of_two) { sum_in_many_steps({0, 0, 1, 1}, 50); }
+TEST(engine_sums_over_uneven_hosts) { sum_in_many_steps({0, 1, 1, 2, 1}, 20); }
+
+TEST(engine_of_one_rank_needs_neither_thread_nor_fabric) {
+  Engine engine(nullptr, std::make_unique<SelfBackend>(), Config());
+  std::vector<float> values = {1, 2};
+  auto entry = allreduce_entry("x", values, ReduceOp::kAverage);
+  entry->request.postscale = 3;
+  CHECK_OK(run(engine, entry));
+  CHECK_EQ(values[1], 6.0f);
+  engine.shutdown();
+  CHECK_STATUS(engine.enqueue(allreduce_entry("y", values), false), StatusCode::kShutdown);
+}
+
+TEST(engine_accepts_any_order_of_submission) {
+  constexpr int kTensors = 100;
+  run_world(one_host(3), [](int rank, Engine& engine) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int step = 0; step < 10; ++step) {
+      std::vector<std::vector<float>> values;
+      std::vector<int> order(kTensors);
+      for (int i = 0; i < kTensors; ++i) {
+        order[i] = i;
+        values.emplace_back(1 + i * 7 % 50, static_cast<float>(i + rank));
+      }
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<EntryPtr> entries;
+      for (const int i : order) {
+        entries.push_back(allreduce_entry("t" + std::to_string(i), values[i]));
+        CHECK_OK(engine.enqueue(entries.back(), false));
+      }
+      for (const EntryPtr& entry : entries) CHECK_OK(finish(engine, entry));
+      for (int i = 0; i < kTensors; ++i) CHECK_EQ(values[i].back(), static_cast<float>(3 * i + 3));
+    }
+  });
+}
+
+TEST(engine_takes_collectives_from_many_threads) {
+  run_world(one_host(2), [](int, Engine& engine) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([&engine, t] {
+        for (int i = 0; i < 50; ++i) {
+          std::vector<float> values(10, static_cast<float>(t));
+          CHECK_OK(run(engine, allreduce_entry("thread" + std::to_string(t), values), i % 3 == 0));
+          CHECK_EQ(values[0], static_cast<float>(2 * t));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+TEST(engine_weights_an_average_and_ignores_what_weighs_nothing) {
+  run_world(one_host(3), [](int rank, Engine& engine) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> values(1000, rank == 2 ? nan : static_cast<float>(rank + 1));
+    auto entry = allreduce_entry("x", values, ReduceOp::kAverage);
+    entry->request.weighted = true;
+    entry->weight = rank == 2 ? 0.0 : rank == 0 ? 3.0 : 1.0;
+    CHECK_OK(run(engine, entry));
+    CHECK_EQ(values[999], 1.25f);
+  });
+}
+
+TEST(engine_gathers_blocks_of_different_length) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    std::vector<float> values(static_cast<std::size_t>(rank) * 2, static_cast<float>(rank));
+    auto entry = allreduce_entry("x", values);
+    entry->request.kind = Kind::kAllgather;
+    entry->request.tensors[0].dims = {rank, 2};
+    CHECK_OK(run(engine, entry));
+    CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{0, 1, 2}));
+    CHECK_EQ(entry->completion->output.bytes, std::size_t{24});
+    float last = 0;
+    std::memcpy(&last, entry->completion->output.data.get() + 20, sizeof last);
+    CHECK_EQ(last, 2.0f);
+  });
+}
+
+TEST(engine_broadcasts_from_any_root) {
+  run_world(one_host(4), [](int rank, Engine& engine) {
+    for (int root = 0; root < 4; ++root) {
+      std::vector<float> values(3, static_cast<float>(rank));
+      auto entry = allreduce_entry("x" + std::to_string(root), values);
+      entry->request.kind = Kind::kBroadcast;
+      entry->request.root = root;
+      CHECK_OK(run(engine, entry));
+      CHECK_EQ(values[2], static_cast<float>(root));
+    }
+  });
+}
+
+TEST(engine_runs_several_process_sets_at_once) {
+  run_world(one_host(3), [](int rank, Engine& engine) {
+    const std::vector<std::vector<int>> members = {{0, 1}, {1, 2}, {0, 2}};
+    for (const auto& ranks : members) CHECK_OK(engine.add_process_set(ranks).status());
+    auto barrier = std::make_shared<Entry>();
+    barrier->request.kind = Kind::kBarrier;
+    barrier->request.name = "ready";
+    CHECK_OK(run(engine, barrier));
+    for (int step = 0; step < 50; ++step) {
+      std::vector<std::vector<float>> values(3, std::vector<float>(10, static_cast<float>(rank)));
+      std::vector<EntryPtr> entries;
+      for (int i = 0; i < 3; ++i) {
+        const int set = (i + rank + step) % 3;
+        if (std::count(members[set].begin(), members[set].end(), rank) == 0) continue;
+        entries.push_back(allreduce_entry("x", values[set]));
+        entries.back()->request.process_set = static_cast<std::uint32_t>(set + 1);
+        CHECK_OK(engine.enqueue(entries.back(), false));
+      }
+      for (const EntryPtr& entry : entries) CHECK_OK(finish(engine, entry));
+      for (int set = 0; set < 3; ++set) {
+        if (std::count(members[set].begin(), members[set].end(), rank) == 0) continue;
+        CHECK_EQ(values[set][9], static_cast<float>(members[set][0] + members[set][1]));
+      }
+    }
+  });
+}
+
+TEST(engine_mismatch_is_an_error_on_every_rank_and_leaves_the_world_usable) {
+  run_world(one_host(2), [](int rank, Engine& engine) {
+    std::vector<float> values(rank == 0 ? 3 : 4, 1.0f);
+    CHECK_STATUS(run(engine, allreduce_entry("x", values)), StatusCode::kMismatch);
+    std::vector<float> fine(4, 1.0f);
+    CHECK_OK(run(engine, allreduce_entry("x", fine)));
+    CHECK_EQ(fine[0], 2.0f);
+  });
+}
+
+TEST(engine_refuses_a_duplicate_name_at_the_call) {
+  run_world(one_host(2), [](int, Engine& engine) {
+    std::vector<float> values(4, 1.0f);
+    std::vector<float> others(4, 1.0f);
+    auto first = allreduce_entry("x", values);
+    auto blocker = allreduce_entry("later", others);
+    CHECK_OK(engine.enqueue(first, true));
+    CHECK_STATUS(engine.enqueue(allreduce_entry("x", others), true), StatusCode::kDuplicateName);
+    CHECK_OK(finish(engine, first, true));
+    CHECK_OK(run(engine, blocker));
+  });
+}
+
+TEST(engine_abort_reaches_every_rank_with_its_reason) {
+  run_world(one_host(4), [](int rank, Engine& engine) {
+    std::vector<float> values(4, 1.0f);
+    CHECK_OK(run(engine, allreduce_entry("x", values)));
+    if (rank == 2) return engine.abort("rank 2 raised ValueError: boom");
+    const Status status = run(engine, allreduce_entry("y", values));
+    CHECK_STATUS(status, StatusCode::kRankFailed);
+    CHECK(status.message().find("boom") != std::string::npos);
+    CHECK_STATUS(run(engine, allreduce_entry("z", values)), StatusCode::kRankFailed);
+  });
+}
+
+TEST(engine_early_exit_names_who_left) {
+  run_world(one_host(3), [](int rank, Engine& engine) {
+    std::vector<float> values(4, 1.0f);
+    CHECK_OK(run(engine, allreduce_entry("x", values)));
+    if (rank == 1) return;
+    const Status status = run(engine, allreduce_entry("y", values));
+    CHECK_STATUS(status, StatusCode::kRankFailed);
+    CHECK(status.message().find("rank 1 left after 1 collectives") != std::string::npos);
+  });
+}
+
+TEST(engine_shutdown_with_operations_in_flight_ends_them_all) {
+  run_world(one_host(2), [](int rank, Engine& engine) {
+    std::vector<std::vector<float>> values(200, std::vector<float>(100, 1.0f));
+    std::vector<EntryPtr> entries;
+    for (int i = 0; i < 200; ++i) {
+      entries.push_back(allreduce_entry("t" + std::to_string(i + 1000 * rank), values[i]));
+      CHECK_OK(engine.enqueue(entries.back(), false));
+    }
+    engine.shutdown();
+    for (const EntryPtr& entry : entries) {
+      CHECK(entry->completion->done());
+      CHECK(!entry->completion->status().ok());
+    }
+  });
+}

@@ -1,0 +1,221 @@
+// The pure parts of the engine: coordinator, response cache, fusion plan, stall monitor.
+#include "check.h"
+#include "engine/coordinator.h"
+#include "engine/fusion_plan.h"
+#include "engine/process_set.h"
+#include "engine/stall_monitor.h"
+
+using namespace hvdlite;
+using namespace std::chrono_literals;
+
+namespace {
+
+Request allreduce_of(const std::string& name, std::int64_t count, std::uint32_t set = 0) {
+  Request request;
+  request.name = name;
+  request.process_set = set;
+  request.tensors = {{name, DataType::kFloat32, {count}}};
+  return request;
+}
+
+Group world_of(int size) {
+  ProcessSets sets(size);
+  return *sets.get(0);
+}
+
+Coordinator make_coordinator(int size, std::size_t cache = 100) {
+  Coordinator coordinator(size, cache);
+  coordinator.add_set(world_of(size));
+  return coordinator;
+}
+
+const Coordinator::TimePoint kStart{};
+
+Agreed agreed(const Request& request) {
+  auto entry = std::make_shared<Entry>();
+  entry->request = request;
+  return {entry, {}};
+}
+
+}  // namespace
+
+TEST(coordinator_responds_when_the_last_rank_has_submitted) {
+  Coordinator coordinator = make_coordinator(3);
+  CHECK_OK(coordinator.submit(2, allreduce_of("a", 4), kStart));
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  CHECK(coordinator.take_responses().empty());
+  CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart));
+  const auto responses = coordinator.take_responses();
+  CHECK_EQ(responses.size(), std::size_t{1});
+  CHECK(responses[0].form == Response::Form::kFull);
+  CHECK(coordinator.idle());
+}
+
+TEST(coordinator_answers_a_known_request_by_its_cache_id) {
+  Coordinator coordinator = make_coordinator(2);
+  std::uint32_t id = kNotCached;
+  for (int step = 0; step < 3; ++step) {
+    for (int rank = 0; rank < 2; ++rank) {
+      if (step == 0) {
+        CHECK_OK(coordinator.submit(rank, allreduce_of("a", 4), kStart));
+      } else {
+        CHECK_OK(coordinator.submit_cached(rank, id, kStart));
+      }
+    }
+    const auto responses = coordinator.take_responses();
+    CHECK_EQ(responses.size(), std::size_t{1});
+    CHECK(responses[0].form ==
+          (step == 0 ? Response::Form::kFull : Response::Form::kCached));
+    id = responses[0].cache_id;
+  }
+}
+
+TEST(coordinator_gives_a_changed_shape_the_same_cache_id_and_tells_it_in_full) {
+  Coordinator coordinator = make_coordinator(2);
+  const auto step = [&](std::int64_t count) {
+    CHECK_OK(coordinator.submit(0, allreduce_of("a", count), kStart));
+    CHECK_OK(coordinator.submit(1, allreduce_of("a", count), kStart));
+    return coordinator.take_responses().at(0);
+  };
+  const Response first = step(4);
+  const Response second = step(5);
+  CHECK(second.form == Response::Form::kFull);
+  CHECK_EQ(first.cache_id, second.cache_id);
+  CHECK(step(5).form == Response::Form::kCached);
+}
+
+TEST(coordinator_with_a_full_cache_goes_on_in_full) {
+  Coordinator coordinator = make_coordinator(1, 1);
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  CHECK_OK(coordinator.submit(0, allreduce_of("b", 4), kStart));
+  const auto responses = coordinator.take_responses();
+  CHECK_EQ(responses[0].cache_id, 0u);
+  CHECK_EQ(responses[1].cache_id, kNotCached);
+}
+
+TEST(coordinator_refuses_a_cache_id_that_was_never_given_out) {
+  Coordinator coordinator = make_coordinator(2);
+  CHECK_STATUS(coordinator.submit_cached(1, 5, kStart), StatusCode::kInternal);
+}
+
+TEST(coordinator_tells_every_rank_of_a_mismatch_once_all_have_submitted) {
+  Coordinator coordinator = make_coordinator(3);
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  CHECK_OK(coordinator.submit(1, allreduce_of("a", 5), kStart));
+  CHECK(coordinator.take_responses().empty());
+  CHECK_OK(coordinator.submit(2, allreduce_of("a", 4), kStart));
+  const auto responses = coordinator.take_responses();
+  CHECK_STATUS(responses.at(0).error, StatusCode::kMismatch);
+  CHECK(responses[0].error.message().find("rank 1 has [5]") != std::string::npos);
+}
+
+TEST(coordinator_fails_what_waits_for_a_rank_that_left) {
+  Coordinator coordinator = make_coordinator(2);
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  coordinator.leave(1, 20);
+  auto responses = coordinator.take_responses();
+  CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
+  CHECK(responses[0].error.message().find("rank 1 left after 20") != std::string::npos);
+  CHECK_OK(coordinator.submit(0, allreduce_of("b", 4), kStart));
+  responses = coordinator.take_responses();
+  CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
+  CHECK(coordinator.idle());
+}
+
+TEST(coordinator_keeps_one_order_over_several_process_sets) {
+  Coordinator coordinator = make_coordinator(3);
+  Group pair;
+  pair.id = 1;
+  pair.ranks = {1, 2};
+  coordinator.add_set(pair);
+  CHECK_OK(coordinator.submit(1, allreduce_of("a", 4, 1), kStart));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK_OK(coordinator.submit(rank, allreduce_of("a", 4), kStart));
+  }
+  CHECK_OK(coordinator.submit(2, allreduce_of("a", 4, 1), kStart));
+  const auto responses = coordinator.take_responses();
+  CHECK_EQ(responses.at(0).request.process_set, 0u);
+  CHECK_EQ(responses.at(1).request.process_set, 1u);
+  CHECK_STATUS(coordinator.submit(0, allreduce_of("b", 4, 1), kStart), StatusCode::kInternal);
+}
+
+TEST(stall_monitor_names_tensors_missing_ranks_and_their_last_activity) {
+  Config config;
+  config.stall_warning = 10;
+  config.stall_shutdown = 0;
+  Coordinator coordinator = make_coordinator(3);
+  StallMonitor monitor(config, coordinator);
+  CHECK_OK(coordinator.submit(1, allreduce_of("early", 4), kStart));
+  CHECK_OK(coordinator.submit(0, allreduce_of("late", 4), kStart + 1s));
+  CHECK(monitor.check(kStart + 9s).empty());
+  const auto warnings = monitor.check(kStart + 11s);
+  CHECK_EQ(warnings.size(), std::size_t{2});
+  std::string all = warnings[0] + warnings[1];
+  CHECK(all.find("'late'") != std::string::npos);
+  CHECK(all.find("rank 1 (last submitted 'early' 11.0 s ago)") != std::string::npos);
+  CHECK(all.find("rank 2 (has submitted nothing yet)") != std::string::npos);
+  CHECK(monitor.check(kStart + 12s).empty());
+}
+
+TEST(stall_monitor_fails_the_tensor_after_stall_shutdown) {
+  Config config;
+  config.stall_shutdown = 12;
+  Coordinator coordinator = make_coordinator(2);
+  StallMonitor monitor(config, coordinator);
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  (void)monitor.check(kStart + 11s);
+  CHECK(coordinator.take_responses().empty());
+  (void)monitor.check(kStart + 12s);
+  const auto responses = coordinator.take_responses();
+  CHECK_STATUS(responses.at(0).error, StatusCode::kStalled);
+  CHECK(responses[0].error.message().find("rank 1") != std::string::npos);
+}
+
+TEST(fusion_plan_joins_alike_tensors_up_to_the_threshold) {
+  std::vector<Agreed> round;
+  round.push_back(agreed(allreduce_of("a", 10)));
+  round.push_back(agreed(allreduce_of("b", 10)));
+  round.push_back(agreed(allreduce_of("c", 10)));
+  const auto batches = plan_batches(round, 80);
+  CHECK_EQ(batches.size(), std::size_t{2});
+  CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
+  CHECK_EQ(batches[1].tensors[0].agreed, std::size_t{2});
+}
+
+TEST(fusion_plan_keeps_dtypes_ops_sets_and_kinds_apart) {
+  std::vector<Agreed> round;
+  Request request = allreduce_of("a", 10);
+  round.push_back(agreed(request));
+  request.tensors[0].dtype = DataType::kInt32;
+  round.push_back(agreed(request));
+  request = allreduce_of("b", 10);
+  request.op = ReduceOp::kMax;
+  round.push_back(agreed(request));
+  round.push_back(agreed(allreduce_of("c", 10, 1)));
+  request = allreduce_of("d", 10);
+  request.kind = Kind::kBroadcast;
+  round.push_back(agreed(request));
+  round.push_back(agreed(allreduce_of("e", 10)));
+  const auto batches = plan_batches(round, 1 << 20);
+  CHECK_EQ(batches.size(), std::size_t{5});
+  CHECK_EQ(batches[0].tensors.size(), std::size_t{2});  // "a" and "e"
+}
+
+TEST(fusion_plan_gives_a_tensor_above_the_threshold_its_own_batch) {
+  std::vector<Agreed> round;
+  round.push_back(agreed(allreduce_of("small", 1)));
+  round.push_back(agreed(allreduce_of("large", 1000)));
+  round.push_back(agreed(allreduce_of("tiny", 1)));
+  const auto batches = plan_batches(round, 100);
+  CHECK_EQ(batches.size(), std::size_t{2});
+  CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
+}
+
+TEST(process_sets_refuse_what_is_no_set) {
+  ProcessSets sets(4);
+  CHECK_EQ(sets.add({3, 1}).value()->ranks, (std::vector<int>{1, 3}));
+  CHECK_STATUS(sets.add({}).status(), StatusCode::kInvalidArgument);
+  CHECK_STATUS(sets.add({1, 1}).status(), StatusCode::kInvalidArgument);
+  CHECK_STATUS(sets.add({4}).status(), StatusCode::kInvalidArgument);
+  CHECK(sets.get(2) == nullptr);
+}

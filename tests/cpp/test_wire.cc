@@ -1,0 +1,113 @@
+#include <random>
+
+#include "check.h"
+#include "wire/message.h"
+
+using namespace hvdlite;
+
+namespace {
+
+std::span<const std::byte> body_of(const Bytes& frame) { return std::span(frame).subspan(5); }
+
+Request sample_request() {
+  Request request;
+  request.op = ReduceOp::kAverage;
+  request.process_set = 3;
+  request.postscale = 0.5;
+  request.name = "group";
+  request.tensors = {{"layer.weight", DataType::kFloat16, {2, 3}}, {"layer.bias", DataType::kInt64, {}}};
+  return request;
+}
+
+}  // namespace
+
+TEST(wire_submit_survives_a_round_trip) {
+  Submit submit;
+  submit.cached = {3, 70, 200};
+  submit.requests = {sample_request()};
+  Submit read;
+  const Bytes frame = encode_submit(submit);
+  CHECK(decode_submit(body_of(frame), read));
+  CHECK(read.cached == submit.cached);
+  CHECK(read.requests == submit.requests);
+}
+
+TEST(wire_respond_survives_a_round_trip) {
+  std::vector<Response> responses(3);
+  responses[0].cache_id = 17;
+  responses[1].form = Response::Form::kFull;
+  responses[1].request = sample_request();
+  responses[1].first_dimensions = {4, 0, 9};
+  responses[2].form = Response::Form::kError;
+  responses[2].request.name = "bad";
+  responses[2].error = Status(StatusCode::kMismatch, "they differ", 2);
+  std::vector<Response> read;
+  const Bytes frame = encode_respond(responses);
+  CHECK(decode_respond(body_of(frame), read));
+  CHECK_EQ(read.size(), std::size_t{3});
+  CHECK_EQ(read[0].cache_id, 17u);
+  CHECK(read[1].request == responses[1].request);
+  CHECK(read[1].first_dimensions == responses[1].first_dimensions);
+  CHECK_EQ(read[2].error.message(), std::string("they differ"));
+  CHECK_EQ(read[2].error.failed_rank(), 2);
+}
+
+TEST(wire_every_truncation_is_refused) {
+  Submit submit;
+  submit.cached = {1};
+  submit.requests = {sample_request()};
+  const Bytes frame = encode_submit(submit);
+  const auto body = body_of(frame);
+  for (std::size_t length = 0; length < body.size(); ++length) {
+    Submit read;
+    CHECK(!decode_submit(body.first(length), read));
+  }
+}
+
+TEST(wire_random_bytes_never_crash_a_decoder) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 20000; ++round) {
+    Bytes bytes(random() % 80);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 6 == 0 ? random() : 0);
+    Submit submit;
+    std::vector<Response> responses;
+    Status cause;
+    std::uint64_t collectives = 0;
+    (void)decode_submit(bytes, submit);
+    (void)decode_respond(bytes, responses);
+    (void)decode_abort(bytes, cause);
+    CHECK_EQ(decode_goodbye(bytes, collectives), bytes.size() == 8);
+  }
+}
+
+TEST(wire_huge_counts_are_refused_before_anything_is_allocated) {
+  Writer writer;
+  writer.put(std::uint32_t{0});
+  writer.put(std::uint32_t{0});
+  writer.put(UINT32_MAX);
+  Submit submit;
+  CHECK(!decode_submit(writer.take(), submit));
+  CHECK(submit.requests.empty());
+}
+
+TEST(wire_mismatch_names_tensor_ranks_and_values) {
+  const Request a = sample_request();
+  Request b = a;
+  CHECK(!describe_mismatch(0, a, 1, b).has_value());
+  b.tensors[0].dims = {3, 2};
+  CHECK_EQ(describe_mismatch(0, a, 5, b).value(),
+           std::string("allreduce 'layer.weight': ranks disagree about the shape: rank 0 has "
+                       "[2, 3], rank 5 has [3, 2]"));
+  b = a;
+  b.tensors[1].dtype = DataType::kFloat64;
+  CHECK(describe_mismatch(0, a, 5, b).value().find("dtype") != std::string::npos);
+  b = a;
+  b.kind = Kind::kBroadcast;
+  CHECK(describe_mismatch(0, a, 5, b).value().find("operation") != std::string::npos);
+}
+
+TEST(wire_length_arithmetic_goes_beyond_32_bits) {
+  TensorShape tensor{"huge", DataType::kFloat64, {3, std::int64_t{1} << 31}};
+  CHECK_EQ(tensor.count(), std::uint64_t{3} << 31);
+  CHECK_EQ(tensor.bytes(), std::uint64_t{3} << 34);
+}
