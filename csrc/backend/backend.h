@@ -16,18 +16,10 @@
 #include "base/deadline.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "collective/piece_list.h"
 #include "transport/topology.h"
 
 namespace hvdlite {
-
-// One tensor of a batch. `input` may equal `output`; otherwise they do not overlap.
-struct Piece {
-  const void* input = nullptr;
-  void* output = nullptr;
-  std::size_t count = 0;    // elements, may be 0
-  double prescale = 1.0;    // factor on this rank's input (floating-point types; 1 otherwise)
-  double postscale = 1.0;   // factor on the result, after the division of an average
-};
 
 // Whether a backend can run here, and if not, why: shown by `hvdlite-run --doctor`.
 struct Viability {

@@ -24,22 +24,22 @@ class Writer {
   template <typename T>
   void put(T value) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + sizeof(T));
-    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+    append(&value, sizeof(T));
   }
   // Length as u16, then the characters. Longer texts are cut: only messages can be that long.
   void put_text(std::string_view text) {
     text = text.substr(0, UINT16_MAX);
     put(static_cast<std::uint16_t>(text.size()));
-    const std::size_t at = bytes_.size();
-    bytes_.resize(at + text.size());
-    if (!text.empty()) std::memcpy(bytes_.data() + at, text.data(), text.size());
+    append(text.data(), text.size());
   }
   std::size_t size() const { return bytes_.size(); }
   Bytes take() { return std::move(bytes_); }
 
  private:
+  void append(const void* from, std::size_t length) {
+    const auto* raw = static_cast<const std::byte*>(from);
+    bytes_.insert(bytes_.end(), raw, raw + length);
+  }
   Bytes bytes_;
 };
 

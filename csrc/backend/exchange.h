@@ -1,0 +1,29 @@
+// Full-duplex transfers with several ranks at once over channels: everything that can move moves,
+// in either direction, so that no order of sends and receives can block for ever.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/status.h"
+#include "transport/channel.h"
+#include "transport/waiter.h"
+
+namespace hvdlite {
+
+// What goes to and comes from one rank; either may be empty.
+struct Transfer {
+  int rank = -1;
+  std::span<const std::byte> outgoing;
+  std::span<std::byte> incoming;
+};
+
+// Completes all transfers (at most one per rank). `channels` by rank. Errors name the rank:
+// kRankFailed, or kTimeout when it makes no progress. Runner only.
+Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,
+                std::vector<Transfer>& transfers, Deadline deadline, const char* operation);
+
+}  // namespace hvdlite

@@ -1,0 +1,35 @@
+// A data plane for tests of the engine: one rank, records what it is asked, fails on demand.
+// Results are those of a world in which every other rank contributes nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backend/self_backend.h"
+
+namespace hvdlite {
+
+class FakeBackend : public SelfBackend {
+ public:
+  // Both are borrowed from the test: what was called, and the error that the next calls end with.
+  FakeBackend(std::vector<std::string>& calls, const Status& failure)
+      : calls_(calls), failure_(failure) {}
+
+  std::string_view name() const override { return "fake"; }
+  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                   Deadline deadline) override {
+    calls_.push_back("allreduce of " + std::to_string(pieces.size()) + " " +
+                     std::string(name_of(dtype)) + " by " + std::string(name_of(op)));
+    return failure_.ok() ? SelfBackend::allreduce(group, dtype, op, pieces, deadline) : failure_;
+  }
+  Status barrier(const Group&, Deadline) override {
+    calls_.push_back("barrier");
+    return failure_;
+  }
+
+ private:
+  std::vector<std::string>& calls_;
+  const Status& failure_;
+};
+
+}  // namespace hvdlite
