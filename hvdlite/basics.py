@@ -20,7 +20,7 @@ import traceback
 from dataclasses import dataclass
 from types import TracebackType
 
-from hvdlite import _core
+from hvdlite import _core, numbering
 from hvdlite.bootstrap.connect import connect
 from hvdlite.bootstrap.environment import detect
 from hvdlite.errors import NotInitializedError
@@ -77,6 +77,7 @@ def init() -> None:
             cross_size=connection.cross_size,
             host_of=tuple(connection.host_of),
         )
+        numbering.restart()
         _install_hooks()
 
 

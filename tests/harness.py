@@ -77,7 +77,9 @@ def base_environment() -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("HVDLITE_", "HOROVOD_")) and name not in ("RANK", "WORLD_SIZE")
+        if not name.startswith(("HVDLITE_", "HOROVOD_"))
+        and not name.endswith("_NUM_THREADS")
+        and name not in ("RANK", "WORLD_SIZE")
     }
     path = [*package_path(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if path:

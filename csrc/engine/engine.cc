@@ -143,7 +143,7 @@ bool Engine::wait(const Entry& entry, bool blocking, Deadline deadline) {
 
 void Engine::drive(const Completion& completion, Deadline deadline) {
   while (!completion.done() && !deadline.passed() && !ending()) {
-    if (!run_once()) sleep(deadline, /*background=*/false);
+    if (!run_once() && !completion.done()) sleep(deadline, /*background=*/false);
   }
 }
 

@@ -139,6 +139,7 @@ def _allreduce_speed(environment: Mapping[str, str]) -> str:
         done = subprocess.run(
             _probe_command(),
             env={"OMP_NUM_THREADS": "1", **environment},
+            cwd="/",  # "-m" looks there first: a folder named hvdlite must not be in the way
             capture_output=True,
             text=True,
             timeout=_PROBE_SECONDS,

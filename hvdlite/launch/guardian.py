@@ -17,12 +17,12 @@ import time
 _GIVE_UP_AFTER = 5.0
 
 
-def job_processes(job_id: str) -> list[int]:
-    """List the live processes that were started with `HVDLITE_JOB_ID=job_id`.
+def processes_with(variable: str) -> list[int]:
+    """List the live processes that were started with `variable` ("NAME=value") in the environment.
 
     Zombies have no environment any more and are not listed; nor are other users' processes.
     """
-    marker = b"HVDLITE_JOB_ID=" + job_id.encode()
+    wanted = variable.encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -32,9 +32,14 @@ def job_processes(job_id: str) -> list[int]:
                 variables = environ.read().split(b"\0")
         except OSError:
             continue  # It is gone, or another user's.
-        if marker in variables:
+        if wanted in variables:
             found.append(int(name))
     return found
+
+
+def job_processes(job_id: str) -> list[int]:
+    """List the live processes of a job, whatever group or session they are in."""
+    return processes_with(f"HVDLITE_JOB_ID={job_id}")
 
 
 def signal_job(job_id: str, number: int) -> int:

@@ -128,6 +128,8 @@ class OutputPump:
 
     def _read_block(self, stream: Stream) -> bool:
         """Read once; say whether there was something."""
+        if stream.at_end:  # Its event came in the same batch as the end that closed it.
+            return False
         try:
             block = os.read(stream.pipe, _BLOCK)
         except BlockingIOError:
@@ -196,7 +198,7 @@ class OutputPump:
         for stream in self._streams:
             if stream.rank == rank:
                 for _ in range(8):
-                    if stream.at_end or not self._read_block(stream):
+                    if not self._read_block(stream):
                         break
 
     def _end(self, stream: Stream) -> None:

@@ -261,8 +261,9 @@ TEST(engine_shutdown_with_operations_in_flight_ends_them_all) {
     std::vector<std::vector<float>> values(200, std::vector<float>(100, 1.0f));
     std::vector<EntryPtr> entries;
     for (int i = 0; i < 200; ++i) {
-      entries.push_back(allreduce_entry("t" + std::to_string(i + 1000 * rank), values[i]));
-      CHECK_OK(engine.enqueue(entries.back(), false));
+      const auto entry = allreduce_entry("t" + std::to_string(i + 1000 * rank), values[i]);
+      // The other rank may have left already: then this one is refused at the call.
+      if (engine.enqueue(entry, false).ok()) entries.push_back(entry);
     }
     engine.shutdown();
     for (const EntryPtr& entry : entries) {

@@ -29,7 +29,7 @@ def use_in_a_forked_child() -> dict[str, Any]:
         told: dict[str, Any] = json.loads(pipe.read())
     pending.wait()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {**told, "parent": os.getpid(), "child": child, "status": status, "works": works()}
+    return {**told, "status": status, "works": works("after")}
 
 
 def in_the_child() -> dict[str, Any]:
@@ -45,8 +45,7 @@ def test_operation_in_a_forked_child_raises_and_the_parent_goes_on() -> None:
     for result in run_world(2, use_in_a_forked_child):
         told = result.value
         assert "fork" in told["message"]
-        assert str(told["parent"]) in told["message"]
-        assert str(told["child"]) in told["message"]
+        assert "child of a rank" in told["message"]
         assert told["seen"] - told["begun"] <= BOUND
         assert told["status"] == 0
         assert told["works"]

@@ -1,0 +1,139 @@
+"""The accepting side of all connections: many handshakes at once, bounded in number and time.
+
+A stranger costs one small object and at most `HANDSHAKE_SECONDS`; when strangers crowd the waiting
+room, the one that has waited longest goes, so a real peer always gets its turn.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job, RefusedError, ServerHandshake
+
+_LEAST_ROOM = 256
+_CREDENTIALS = struct.Struct("iII")
+
+
+@dataclass
+class _Pending:
+    connection: socket.socket
+    handshake: ServerHandshake
+    deadline: float
+
+
+class Acceptor:
+    """Accepts on one listener and hands over connections that have proved themselves.
+
+    It owns the listener and the connections until they are handed over. One thread.
+
+    Args:
+        selector: borrowed; its owner calls the key's data for each event, and `expire` regularly.
+        welcome: takes the blocking socket, and the handshake with the peer's rank and role.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        job: Job,
+        size: int,
+        selector: selectors.BaseSelector,
+        welcome: Callable[[socket.socket, ServerHandshake], None],
+    ) -> None:
+        self._listener = listener
+        self._job = job
+        self._size = size
+        self._selector = selector
+        self._welcome = welcome
+        self._room = max(_LEAST_ROOM, 2 * size)
+        self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._told = False
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def expire(self) -> None:
+        """Drop connections whose handshake took too long."""
+        now = time.monotonic()
+        while self._pending:
+            first = next(iter(self._pending.values()))
+            if first.deadline > now:
+                return
+            self._drop(first)
+
+    def close(self) -> None:
+        """Stop accepting; connections that were handed over stay open."""
+        for pending in list(self._pending.values()):
+            self._drop(pending)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # nobody waits any more, or the stranger has gone again
+            if not _same_user(connection):
+                connection.close()
+                continue
+            if len(self._pending) >= self._room:
+                self._drop(next(iter(self._pending.values())))
+            connection.setblocking(False)
+            deadline = time.monotonic() + HANDSHAKE_SECONDS
+            pending = _Pending(connection, ServerHandshake(self._job, self._size), deadline)
+            self._pending[connection.fileno()] = pending
+            self._selector.register(
+                connection, selectors.EVENT_READ, lambda p=pending: self._advance(p)
+            )
+
+    def _advance(self, pending: _Pending) -> None:
+        try:
+            data = pending.connection.recv(pending.handshake.wanted())
+            if not data:
+                raise RefusedError("a stranger hung up")
+            answer = pending.handshake.feed(data)
+            # Replies are far smaller than any socket's buffer.
+            pending.connection.sendall(answer)
+        except BlockingIOError:
+            return
+        except (OSError, RefusedError) as error:
+            self._refuse(pending, error)
+            return
+        if pending.handshake.done:
+            self._forget(pending)
+            pending.connection.setblocking(True)
+            self._welcome(pending.connection, pending.handshake)
+
+    def _refuse(self, pending: _Pending, why: Exception) -> None:
+        if pending.handshake.refusal is not None:
+            try:
+                pending.connection.sendall(pending.handshake.refusal)
+            except OSError:
+                pass  # it did not wait for the reason
+        if isinstance(why, RefusedError) and not self._told:
+            self._told = True
+            print(f"hvdlite: refused a connection: {why} (said once)", file=sys.stderr)
+        self._drop(pending)
+
+    def _drop(self, pending: _Pending) -> None:
+        self._forget(pending)
+        pending.connection.close()
+
+    def _forget(self, pending: _Pending) -> None:
+        self._selector.unregister(pending.connection)
+        del self._pending[pending.connection.fileno()]
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """Say whether the peer of a Unix socket is this user's (others prove themselves by the token)."""
+    if connection.family != socket.AF_UNIX:
+        return True
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())

@@ -1,0 +1,60 @@
+"""Addresses as text: "unix:NAME" (an abstract socket: nothing on disk) or "host:port"."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+_BACKLOG = 1024
+UNIX = "unix:"
+
+
+def listen(address: str) -> socket.socket:
+    """Open a listener; a port of 0 lets the kernel choose. Its address is `address_of` it."""
+    if address.startswith(UNIX):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        target: str | tuple[str, int] = "\0" + address[len(UNIX) :]
+    else:
+        host, target_port = split_host(address)
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        target = (host, target_port)
+    try:
+        listener.bind(target)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def fresh_unix_address() -> str:
+    """Return a name that nobody can guess."""
+    return f"{UNIX}hvdlite-{secrets.token_hex(16)}"
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the text that `dial` takes."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return UNIX + bytes(name)[1:].decode()
+    return f"{name[0]}:{name[1]}"
+
+
+def dial(address: str, timeout: float) -> socket.socket:
+    """Connect, within `timeout` seconds; raises OSError."""
+    if address.startswith(UNIX):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        try:
+            connection.connect("\0" + address[len(UNIX) :])
+        except OSError:
+            connection.close()
+            raise
+        return connection
+    return socket.create_connection(split_host(address), timeout=timeout)
+
+
+def split_host(address: str) -> tuple[str, int]:
+    """Split "host:port"; an IPv6 address may contain colons."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,194 @@
+"""The handshake that opens every connection: both sides prove that they know the job's secret.
+
+    client -> server   hello   magic, version, role, job id, epoch, rank, nonce
+    server -> client   reply   status, version, epoch, nonce
+    client -> server   proof   HMAC(key, "c" + hello + reply)
+    server -> client   proof   HMAC(key, "s" + hello + reply)
+
+All four have a fixed size, so nothing is allocated from what a stranger says. The client proves first,
+so a server is no oracle; the labels stop reflection, the nonces replay, and the epoch and the rank in
+the hello stale and mixed-up peers. A reason is given for another version or epoch only.
+
+The state machines here do no I/O: `feed` takes bytes that arrived and returns bytes to send.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass
+
+from hvdlite.errors import BootstrapError
+
+PROTOCOL_VERSION = 1
+HANDSHAKE_SECONDS = 2.0
+
+_MAGIC = b"HVL1"
+_HELLO = struct.Struct("<4sHBx16sII32s")
+_REPLY = struct.Struct("<BxHI32s")
+_PROOF_BYTES = 32
+_NONCE_BYTES = 32
+
+
+class Role(enum.IntEnum):
+    """What a connection is for."""
+
+    STORE = 1
+    CONTROL = 2
+    DATA = 3
+
+
+class Refusal(enum.IntEnum):
+    """The first byte of a reply."""
+
+    ACCEPTED = 0
+    OTHER_VERSION = 1
+    OTHER_EPOCH = 2
+
+
+class RefusedError(BootstrapError):
+    """The other side is not of this job, or not what it says; the message says what is known."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of one epoch of one job share."""
+
+    token: bytes
+    job_id: bytes
+    epoch: int
+
+    def key(self) -> bytes:
+        """Derive the key of all handshakes of this job."""
+        return hmac.digest(self.token, b"hvdlite-1" + self.job_id, hashlib.sha256)
+
+    def __repr__(self) -> str:
+        return f"Job(job_id={self.job_id.hex()}, epoch={self.epoch})"
+
+
+def _proof(job: Job, label: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(job.key(), label + transcript, hashlib.sha256)
+
+
+def session_keys(job: Job, transcript: bytes) -> tuple[bytes, bytes]:
+    """Derive the keys for frames from the client and for frames from the server."""
+    return _proof(job, b"client frames", transcript), _proof(job, b"server frames", transcript)
+
+
+class _Side:
+    """What both sides do: collect the fixed-size messages of the other one."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._received = bytearray()
+        self.transcript = b""
+        self.done = False
+
+    def wanted(self) -> int:
+        """Say how many bytes are still to come for the next message."""
+        return self._expected() - len(self._received)
+
+    def _expected(self) -> int:
+        raise NotImplementedError
+
+    def feed(self, data: bytes) -> bytes:
+        """Take at most `wanted()` bytes; return what to send now.
+
+        Raises:
+            RefusedError: the other side is not to be trusted, or refuses this one.
+        """
+        self._received += data
+        if self.wanted() > 0:
+            return b""
+        message, self._received = bytes(self._received), bytearray()
+        return self._handle(message)
+
+    def _handle(self, message: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _check_proof(self, label: bytes, message: bytes) -> None:
+        if not hmac.compare_digest(message, _proof(self._job, label, self.transcript)):
+            raise RefusedError("the other side does not know the secret of this job")
+
+
+class ClientHandshake(_Side):
+    """The connecting side. Send `hello` first, then feed."""
+
+    def __init__(self, job: Job, rank: int, role: Role) -> None:
+        super().__init__(job)
+        self._rank = rank
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self.hello = _HELLO.pack(
+            _MAGIC, PROTOCOL_VERSION, role, job.job_id, job.epoch, rank, nonce
+        )
+
+    def _expected(self) -> int:
+        return _PROOF_BYTES if self.transcript else _REPLY.size
+
+    def _handle(self, message: bytes) -> bytes:
+        if self.transcript:
+            self._check_proof(b"s", message)
+            self.done = True
+            return b""
+        status, version, epoch, _ = _REPLY.unpack(message)
+        if status == Refusal.OTHER_VERSION:
+            raise RefusedError(
+                f"rank {self._rank} speaks version {PROTOCOL_VERSION} of hvdlite's protocol, its "
+                f"peer version {version}; install the same hvdlite on every host"
+            )
+        if status == Refusal.OTHER_EPOCH:
+            raise RefusedError(
+                f"rank {self._rank} belongs to epoch {self._job.epoch} of the job, its peer to "
+                f"epoch {epoch}; it is a leftover of an earlier start, or its peer is"
+            )
+        if status != Refusal.ACCEPTED:
+            raise RefusedError("the peer sent an unknown reply")
+        self.transcript = self.hello + message
+        return _proof(self._job, b"c", self.transcript)
+
+
+class ServerHandshake(_Side):
+    """The accepting side; `rank` and `role` are the client's once `done`."""
+
+    def __init__(self, job: Job, size: int) -> None:
+        super().__init__(job)
+        self._size = size
+        self.rank = -1
+        self.role = Role.STORE
+        self.refusal: bytes | None = None
+
+    def _expected(self) -> int:
+        return _PROOF_BYTES if self.transcript else _HELLO.size
+
+    def _handle(self, message: bytes) -> bytes:
+        if self.transcript:
+            self._check_proof(b"c", message)
+            self.done = True
+            return _proof(self._job, b"s", self.transcript)
+        magic, version, role, job_id, epoch, rank, _ = _HELLO.unpack(message)
+        if magic != _MAGIC:
+            raise RefusedError("a stranger spoke another protocol")
+        if version != PROTOCOL_VERSION:
+            return self._refuse(Refusal.OTHER_VERSION, f"version {version} from rank {rank}")
+        if not hmac.compare_digest(job_id, self._job.job_id):
+            raise RefusedError("a stranger named another job")
+        if epoch != self._job.epoch:
+            return self._refuse(Refusal.OTHER_EPOCH, f"epoch {epoch} from rank {rank}")
+        if rank >= self._size or role not in set(Role):
+            raise RefusedError("a stranger named a rank or a role that does not exist")
+        self.rank, self.role = rank, Role(role)
+        reply = self._reply(Refusal.ACCEPTED)
+        self.transcript = message + reply
+        return reply
+
+    def _reply(self, status: Refusal) -> bytes:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return _REPLY.pack(status, PROTOCOL_VERSION, self._job.epoch, nonce)
+
+    def _refuse(self, status: Refusal, why: str) -> bytes:
+        """Answer with a reason; the caller sends it and closes."""
+        self.refusal = self._reply(status)
+        raise RefusedError(why)

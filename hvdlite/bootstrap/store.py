@@ -1,0 +1,328 @@
+"""The launcher's store: where ranks learn each other's addresses.
+
+It knows one operation: *exchange*. Every rank gives a blob under the same key, and gets the blobs of
+all ranks, in rank order, once the last one has given its own. Keys carry the epoch, so that leftovers
+of an earlier start never mix with this one.
+
+Example:
+    >>> import secrets
+    >>> from hvdlite.bootstrap.handshake import Job
+    >>> token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
+    >>> with Store.start(size=1, token=token, job_id=job_id) as store:
+    ...     with StoreClient(store.address, Job(token, job_id, 0), rank=0, timeout=5) as client:
+    ...         client.exchange("hello", b"me")
+    [b'me']
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from hvdlite.bootstrap.acceptor import Acceptor
+from hvdlite.bootstrap.address import address_of, dial, fresh_unix_address, listen
+from hvdlite.bootstrap.frames import FrameReader, FrameWriter
+from hvdlite.bootstrap.handshake import (
+    HANDSHAKE_SECONDS,
+    ClientHandshake,
+    Job,
+    Role,
+    ServerHandshake,
+    session_keys,
+)
+from hvdlite.errors import BootstrapError
+
+_MAX_KEY_BYTES = 512
+_KEY = struct.Struct("<Hd")  # length of the key, seconds that the rank can wait
+_BLOB = struct.Struct("<I")
+_TICK_SECONDS = 0.25
+_GRACE_SECONDS = 2.0
+_GIVEN, _FAILED = b"g", b"f"
+
+
+@dataclass
+class _Member:
+    """One authenticated connection of one rank."""
+
+    connection: socket.socket
+    rank: int
+    reader: FrameReader
+    writer: FrameWriter
+
+
+@dataclass
+class _Exchange:
+    deadline: float
+    blobs: dict[int, bytes] = field(default_factory=dict)
+    waiting: list[_Member] = field(default_factory=list)
+
+
+class Store:
+    """The server side, in one daemon thread. Use `Store.start`."""
+
+    def __init__(self, job: Job, size: int, listener: socket.socket) -> None:
+        self.address = address_of(listener)
+        self._job = job
+        self._size = size
+        self._selector = selectors.DefaultSelector()
+        self._acceptor = Acceptor(listener, job, size, self._selector, self._welcome)
+        self._members: list[_Member] = []
+        self._exchanges: dict[bytes, _Exchange] = {}
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, lambda: None)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-store", daemon=True)
+
+    @classmethod
+    def start(
+        cls,
+        size: int,
+        token: bytes,
+        job_id: bytes,
+        epoch: int = 0,
+        address: str | None = None,
+    ) -> Store:
+        """Listen and serve until `close`.
+
+        Args:
+            address: where to listen; a fresh abstract Unix socket unless given.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        store = cls(Job(token, job_id, epoch), size, listen(address or fresh_unix_address()))
+        store._thread.start()
+        return store
+
+    def close(self) -> None:
+        """Stop; clients that still wait get an error."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._wake_writer.send(b"x")
+        self._thread.join()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            for key, _ in self._selector.select(_TICK_SECONDS):
+                handle: Callable[[], None] = key.data
+                handle()
+            self._acceptor.expire()
+            self._expire()
+        for member in list(self._members):
+            self._drop(member)
+        self._acceptor.close()
+        self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
+        if handshake.role != Role.STORE:
+            connection.close()
+            return
+        # A member that does not read its answers may not hold up the others.
+        connection.settimeout(HANDSHAKE_SECONDS)
+        from_client, from_server = session_keys(self._job, handshake.transcript)
+        member = _Member(
+            connection, handshake.rank, FrameReader(from_client), FrameWriter(from_server)
+        )
+        self._members.append(member)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(member))
+
+    def _read(self, member: _Member) -> None:
+        try:
+            data = member.connection.recv(1 << 16)
+            bodies = member.reader.feed(data) if data else None
+        except (OSError, BootstrapError):
+            bodies = None
+        if bodies is None:
+            self._drop(member)
+            return
+        for body in bodies:
+            self._give(member, body)
+
+    def _give(self, member: _Member, body: bytes) -> None:
+        length, patience = _KEY.unpack_from(body) if len(body) >= _KEY.size else (len(body), 0.0)
+        if length > _MAX_KEY_BYTES or length + _KEY.size > len(body):
+            self._drop(member)
+            return
+        key = body[_KEY.size : _KEY.size + length]
+        exchange = self._exchanges.setdefault(key, _Exchange(time.monotonic() + patience))
+        exchange.blobs[member.rank] = body[_KEY.size + length :]
+        exchange.waiting.append(member)
+        if len(exchange.blobs) == self._size:
+            del self._exchanges[key]
+            parts = [exchange.blobs[rank] for rank in range(self._size)]
+            answer = _GIVEN + b"".join(_BLOB.pack(len(part)) + part for part in parts)
+            self._answer(exchange, answer)
+
+    def _answer(self, exchange: _Exchange, answer: bytes) -> None:
+        for member in exchange.waiting:
+            try:
+                member.connection.sendall(member.writer.wrap(answer))
+            except OSError:
+                self._drop(member)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for key, exchange in list(self._exchanges.items()):
+            if now < exchange.deadline:
+                continue
+            missing = [str(rank) for rank in range(self._size) if rank not in exchange.blobs]
+            del self._exchanges[key]
+            text = f"did not arrive in time ({key.decode(errors='replace')})"
+            self._answer(exchange, _FAILED + f"rank {', '.join(missing)} {text}".encode())
+
+    def _drop(self, member: _Member) -> None:
+        if member not in self._members:
+            return
+        self._members.remove(member)
+        self._selector.unregister(member.connection)
+        member.connection.close()
+        for key, exchange in list(self._exchanges.items()):
+            if member not in exchange.waiting:
+                continue
+            # It gave its blob and is gone: the others would meet a dead address.
+            exchange.waiting.remove(member)
+            del self._exchanges[key]
+            self._answer(exchange, _FAILED + f"rank {member.rank} left while connecting".encode())
+
+
+class StoreClient:
+    """One rank's connection to the store."""
+
+    def __init__(self, address: str, job: Job, rank: int, timeout: float) -> None:
+        """Connect and prove oneself.
+
+        Raises:
+            BootstrapError: the store cannot be reached, or refuses this rank.
+        """
+        self._deadline = time.monotonic() + timeout
+        self._rank = rank
+        self._connection = self._dial(address)
+        try:
+            handshake = client_handshake(self._connection, job, rank, Role.STORE)
+        except BaseException:
+            self._connection.close()
+            raise
+        from_client, from_server = session_keys(job, handshake.transcript)
+        self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)
+
+    def _dial(self, address: str) -> socket.socket:
+        while True:
+            try:
+                return dial(address, max(0.1, self._deadline - time.monotonic()))
+            except OSError as error:
+                # Under torchrun rank 0 may still be on its way to serve.
+                if time.monotonic() > self._deadline:
+                    raise BootstrapError(
+                        f"rank {self._rank} cannot reach the store at {address}: {error}; "
+                        "does the launcher still run?"
+                    ) from error
+                time.sleep(0.02)
+
+    @property
+    def local_host(self) -> str | None:
+        """This end's address towards the store; None over a Unix socket."""
+        if self._connection.family == socket.AF_UNIX:
+            return None
+        return str(self._connection.getsockname()[0])
+
+    def exchange(self, key: str, blob: bytes) -> list[bytes]:
+        """Give a blob and return those of all ranks, in rank order.
+
+        Raises:
+            BootstrapError: some rank did not give its blob in time, or left.
+        """
+        name = key.encode()
+        head = _KEY.pack(len(name), max(0.0, self._deadline - time.monotonic()))
+        try:
+            self._connection.sendall(self._writer.wrap(head + name + blob))
+            answer = self._receive()
+        except TimeoutError:
+            raise BootstrapError(
+                f"rank {self._rank} got no answer from the store ({key}); is the launcher stopped?"
+            ) from None
+        except OSError as error:
+            raise BootstrapError(f"rank {self._rank} lost the store: {error}") from error
+        if answer[:1] != _GIVEN:
+            raise BootstrapError(answer[1:].decode(errors="replace"))
+        blobs, at = [], 1
+        while at < len(answer):
+            (length,) = _BLOB.unpack_from(answer, at)
+            at += _BLOB.size
+            blobs.append(answer[at : at + length])
+            at += length
+        return blobs
+
+    def _receive(self) -> bytes:
+        while True:
+            # The store answers at the deadline, and says who is missing.
+            left = self._deadline + _GRACE_SECONDS - time.monotonic()
+            self._connection.settimeout(max(0.01, left))
+            data = self._connection.recv(1 << 16)
+            if not data:
+                raise BootstrapError(
+                    f"rank {self._rank} lost the store while it waited for the other ranks"
+                )
+            bodies = self._reader.feed(data)
+            if bodies:
+                return bodies[0]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def __enter__(self) -> StoreClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def client_handshake(
+    connection: socket.socket, job: Job, rank: int, role: Role
+) -> ClientHandshake:
+    """Prove this rank to the server at the other end, and have it prove itself.
+
+    Raises:
+        BootstrapError: it refuses, hangs up, or takes longer than `HANDSHAKE_SECONDS`.
+    """
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    handshake = ClientHandshake(job, rank, role)
+    try:
+        connection.sendall(handshake.hello)
+        while not handshake.done:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            data = connection.recv(handshake.wanted())
+            if not data or time.monotonic() > deadline:
+                raise BootstrapError(
+                    f"the peer closed the connection of rank {rank} during the handshake: it "
+                    "belongs to another job, or another user"
+                )
+            connection.sendall(handshake.feed(data))
+    except OSError as error:
+        raise BootstrapError(f"the handshake of rank {rank} failed: {error}") from error
+    return handshake

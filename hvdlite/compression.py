@@ -1,0 +1,47 @@
+"""The interface of compression: what happens to a tensor before it is sent, and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Compressor:
+    """Base of compressors; subclass it and pass the class or an object as `compression=`.
+
+    The compressed tensor is what ranks reduce, so reduction must make sense on it: its dtype and
+    shape are the same on every rank, and a compressed zero is a zero.
+
+    Example:
+        >>> class Halving(Compressor):
+        ...     @staticmethod
+        ...     def compress(tensor):
+        ...         return tensor / 2, None
+        ...
+        ...     @staticmethod
+        ...     def decompress(tensor, ctx):
+        ...         return tensor * 2
+    """
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor to send, and a context that `decompress` receives on this rank."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return what the caller receives for the reduced tensor."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor itself."""
+        return tensor

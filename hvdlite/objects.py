@@ -1,0 +1,111 @@
+"""Python objects between ranks, pickled.
+
+Ranks are authenticated, so what arrives comes from a rank of this job; `HVDLITE_ALLOW_PICKLE=0`
+forbids unpickling all the same. A rank that cannot pickle its object sends nothing, so that the
+others raise instead of waiting for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from typing import Any
+
+from hvdlite import _core, basics
+from hvdlite.bootstrap import environment
+from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.numbering import next_name
+from hvdlite.ops import check_root
+
+_UINT8 = _core.DTYPES["uint8"]
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Send any picklable object of one rank to all.
+
+    Args:
+        obj: the object; only the root's is looked at.
+        root_rank: the rank that sends.
+        name: identifies the operation on all ranks; numbered without.
+
+    Returns:
+        The root's own object on the root, an equal one on the others.
+
+    Raises:
+        ArgumentError: pickling is forbidden here, or `root_rank` is no rank.
+        HvdliteError: the root could not pickle its object.
+
+    Example:
+        >>> settings = broadcast_object({"seed": 7}, root_rank=0)
+        >>> settings["seed"]
+        7
+    """
+    check_root(root_rank)
+    is_root = basics.rank() == root_rank
+    name = name or next_name("broadcast_object")
+    blocks = _exchange(obj, name, sends=is_root)
+    if is_root:
+        return obj
+    return _load(blocks[root_rank], root_rank, name)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Collect one picklable object of every rank on all.
+
+    Args:
+        obj: this rank's object.
+        name: identifies the operation on all ranks; numbered without.
+
+    Returns:
+        The objects by rank; this rank's own among them is a copy.
+
+    Raises:
+        ArgumentError: pickling is forbidden here.
+        HvdliteError: some rank could not pickle its object.
+
+    Example:
+        >>> allgather_object({"rank": 0})
+        [{'rank': 0}]
+    """
+    name = name or next_name("allgather_object")
+    blocks = _exchange(obj, name, sends=True)
+    return [_load(block, rank, name) for rank, block in enumerate(blocks)]
+
+
+def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
+    """Pickle (where this rank sends) and gather everybody's bytes, by rank."""
+    if not environment.allow_pickle():
+        raise ArgumentError(
+            f"'{name}' sends a pickled object, which HVDLITE_ALLOW_PICKLE=0 forbids; "
+            "send tensors, or unset it"
+        )
+    failure: Exception | None = None
+    data = b""
+    if sends:
+        try:
+            data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # whatever a user's __reduce__ raises
+            failure = error
+    blocks = _gather_bytes(data, name)
+    if failure is not None:
+        raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
+    return blocks
+
+
+def _gather_bytes(data: bytes, name: str) -> list[memoryview]:
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
+    handle = basics.engine().allgather(name, tensor, keep=data, blocking=True)
+    handle.wait()
+    received = handle.take_output()
+    blocks, start = [], 0
+    for length in handle.first_dimensions:
+        blocks.append(received[start : start + length])
+        start += length
+    return blocks
+
+
+def _load(block: memoryview, rank: int, name: str) -> Any:
+    if len(block) == 0:
+        raise HvdliteError(f"'{name}': rank {rank} could not pickle its object; see its own error")
+    return pickle.loads(block)

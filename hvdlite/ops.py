@@ -1,0 +1,79 @@
+"""What the collectives of every adapter share: reduce operations, element types, checks.
+
+Example:
+    >>> from hvdlite import ops
+    >>> ops.choose_op(average=None, op=None) == ops.Average
+    True
+"""
+
+from __future__ import annotations
+
+from hvdlite import basics
+from hvdlite._core import DTYPES, REDUCE_OPS
+from hvdlite.errors import ArgumentError
+
+Average = REDUCE_OPS["average"]
+Sum = REDUCE_OPS["sum"]
+Min = REDUCE_OPS["min"]
+Max = REDUCE_OPS["max"]
+Product = REDUCE_OPS["product"]
+
+_NAMES = {number: name.capitalize() for name, number in REDUCE_OPS.items()}
+_ADASUM = 2  # its number in Horovod
+
+
+def op_name(op: int) -> str:
+    """Return how users write a reduce operation: "Average", "Sum"..."""
+    return _NAMES.get(op, str(op))
+
+
+def choose_op(average: bool | None, op: int | None) -> int:
+    """Settle between `op` and the older `average`; without either it is `Average`.
+
+    Args:
+        average: True for `Average`, False for `Sum`, None to leave it to `op`.
+        op: one of `Average`, `Sum`, `Min`, `Max`, `Product`, or None.
+
+    Raises:
+        ArgumentError: both are given, or `op` is no reduce operation.
+    """
+    if op is None:
+        return Sum if average is False else Average
+    if average is not None:
+        raise ArgumentError("give op or average, not both; op=hvd.Average is the default")
+    if op == _ADASUM:
+        raise ArgumentError("Adasum is not supported; use op=hvd.Average or op=hvd.Sum")
+    if op not in _NAMES:
+        known = ", ".join(f"hvd.{name}" for name in _NAMES.values())
+        raise ArgumentError(f"op={op!r} is no reduce operation; use one of {known}")
+    return op
+
+
+def check_root(root_rank: int) -> int:
+    """Return `root_rank` if it is a rank of this world.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    size = basics.size()
+    if not 0 <= root_rank < size:
+        raise ArgumentError(
+            f"root_rank={root_rank} is no rank of this world: it has {size}, from 0 to {size - 1}"
+        )
+    return root_rank
+
+
+def dtype_number(dtype: str) -> int:
+    """Return the core's number of an element type.
+
+    Raises:
+        ArgumentError: the core has no such type; the message says what to send instead.
+    """
+    number = DTYPES.get(dtype)
+    if number is not None:
+        return number
+    if dtype.startswith("complex"):
+        advice = "send its real and imaginary parts as one real tensor (in torch: view_as_real)"
+    else:
+        advice = f"convert it to one of {', '.join(DTYPES)}"
+    raise ArgumentError(f"tensors of dtype {dtype} cannot be sent; {advice}")

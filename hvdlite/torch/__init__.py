@@ -1,0 +1,140 @@
+"""hvdlite for PyTorch: `import hvdlite.torch as hvd`.
+
+Example:
+    >>> import torch
+    >>> import hvdlite.torch as hvd
+    >>> hvd.init()
+    >>> model = torch.nn.Linear(2, 1)
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+
+from hvdlite.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from hvdlite.compression import Compressor
+from hvdlite.errors import (
+    ArgumentError,
+    BootstrapError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    DuplicateNameError,
+    ForkedError,
+    HorovodInternalError,
+    HvdliteError,
+    MismatchError,
+    NotInitializedError,
+    OutOfMemoryError,
+    RankFailedError,
+    ShutdownError,
+    StalledError,
+)
+from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.handle import Handle, poll, synchronize
+from hvdlite.torch.ops import (
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from hvdlite.torch.optimizer import DistributedOptimizer
+
+__all__ = [
+    "ArgumentError",
+    "Average",
+    "BootstrapError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "DuplicateNameError",
+    "ForkedError",
+    "Handle",
+    "HorovodInternalError",
+    "HvdliteError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "Product",
+    "RankFailedError",
+    "ShutdownError",
+    "StalledError",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "synchronize",
+]

@@ -1,0 +1,134 @@
+"""How gradients flow back through the collectives.
+
+The loss of the whole job is the sum of the ranks' losses, so a rank's gradient is what the outputs
+of all ranks say about its input. Each function here ties the output of a completed collective to
+its input; the backward is a collective itself, and differentiable again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.torch.submit import Reduction, start_allreduce
+from hvdlite.torch.tensors import note_written, spec
+
+_SUM = Reduction(ops.Sum)
+
+
+def tie(
+    function: Any, tensor: torch.Tensor, output: torch.Tensor, *arguments: object
+) -> torch.Tensor:
+    """Make `output` depend on `tensor` where autograd asks for it; return it.
+
+    A leaf that was overwritten in place is left alone: scripts treat parameters so, outside of any
+    graph.
+    """
+    in_place = output is tensor
+    if tensor.requires_grad and torch.is_grad_enabled() and not (in_place and tensor.is_leaf):
+        # In a list, or autograd would see a second input.
+        tied: torch.Tensor = function.apply(tensor, [output], *arguments)
+        return tied
+    if in_place:
+        note_written([tensor])
+    return output
+
+
+def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
+    """Reduce one checked tensor into a new one, and wait; differentiable."""
+    source = tensor.detach().contiguous()
+    output = torch.empty_like(source)
+    start_allreduce(
+        name, [spec(name, source, output)], reduction, keep=(source, output), blocking=True
+    ).wait()
+    return tie(Reduced, tensor, output, name, reduction)
+
+
+def _forward(ctx: Any, tensor: torch.Tensor, result: Sequence[torch.Tensor]) -> torch.Tensor:
+    if result[0] is tensor:
+        ctx.mark_dirty(tensor)
+    return result[0]
+
+
+class Reduced(torch.autograd.Function):  # type: ignore[misc]
+    """Ties the result of an allreduce."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        result: Sequence[torch.Tensor],
+        name: str,
+        reduction: Reduction,
+    ) -> torch.Tensor:
+        """Return the result."""
+        ctx.name, ctx.reduction = name, reduction
+        return _forward(ctx, tensor, result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Reduce the gradients in the same way; in a weighted average each rank takes its share."""
+        name, reduction = f"{ctx.name}.backward", ctx.reduction
+        if reduction.op not in (ops.Average, ops.Sum):
+            raise ArgumentError(
+                f"allreduce '{ctx.name}' with op=hvd.{ops.op_name(reduction.op)} has no gradient; "
+                "use hvd.Average or hvd.Sum, or detach() what goes in"
+            )
+        if reduction.weight is not None:
+            weight = torch.tensor(reduction.weight, dtype=torch.float64)
+            total = float(reduce(weight, f"{name}.weight", _SUM))
+            gradient = reduce(gradient, name, reduction._replace(op=ops.Sum, weight=None))
+            return gradient * (reduction.weight / total if total else 0.0), None, None, None
+        return reduce(gradient, name, reduction), None, None, None
+
+
+class Gathered(torch.autograd.Function):  # type: ignore[misc]
+    """Ties the result of an allgather."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        result: Sequence[torch.Tensor],
+        name: str,
+        first_dimensions: Sequence[int],
+    ) -> torch.Tensor:
+        """Return the result."""
+        ctx.name, ctx.first_dimensions = name, first_dimensions
+        return _forward(ctx, tensor, result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Sum the ranks' gradients and take the rows that this rank gave."""
+        total = reduce(gradient, f"{ctx.name}.backward", _SUM)
+        rank = basics.rank()
+        start = sum(ctx.first_dimensions[:rank])
+        return total[start : start + ctx.first_dimensions[rank]], None, None, None
+
+
+class Broadcast(torch.autograd.Function):  # type: ignore[misc]
+    """Ties the result of a broadcast."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        result: Sequence[torch.Tensor],
+        name: str,
+        root_rank: int,
+    ) -> torch.Tensor:
+        """Return the result."""
+        ctx.name, ctx.root_rank = name, root_rank
+        return _forward(ctx, tensor, result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Sum the ranks' gradients on the root; what the others put in had no effect."""
+        total = reduce(gradient, f"{ctx.name}.backward", _SUM)
+        if basics.rank() != ctx.root_rank:
+            total = torch.zeros_like(total)
+        return total, None, None, None

@@ -1,0 +1,165 @@
+"""Starting level: parameters and optimizer state of one rank, on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite import basics
+from hvdlite.errors import ArgumentError
+from hvdlite.numbering import next_name
+from hvdlite.objects import broadcast_object
+from hvdlite.ops import check_root
+from hvdlite.torch.submit import start_broadcast
+from hvdlite.torch.tensors import check, note_written, spec
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0
+) -> None:
+    """Overwrite parameters and buffers with one rank's values.
+
+    Args:
+        params: `model.state_dict()` or `model.named_parameters()`. Values that are no tensors (a
+            module's extra state) are sent as objects and replaced in the mapping itself: give the
+            mapping to `load_state_dict` afterwards. None stays None.
+        root_rank: the rank whose values all receive.
+
+    Raises:
+        ArgumentError: a value cannot be sent; the message names it.
+        MismatchError: the ranks' models differ; the message names the first difference.
+
+    Example:
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    """
+    check_root(root_rank)
+    name = next_name("broadcast_parameters")
+    named = list(params.items() if isinstance(params, Mapping) else params)
+    tensors: dict[str, torch.Tensor] = {}
+    others: list[str] = []
+    for entry in named:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise ArgumentError(
+                "broadcast_parameters takes a state_dict or (name, tensor) pairs; "
+                "use model.state_dict() or model.named_parameters()"
+            )
+        key, value = entry
+        if isinstance(value, torch.Tensor):
+            tensors[key] = value
+        elif value is not None:
+            others.append(key)
+    if others and not isinstance(params, MutableMapping):
+        raise ArgumentError(
+            f"'{others[0]}' is no tensor, and pairs cannot take its new value; "
+            "pass model.state_dict(), or use broadcast_object"
+        )
+    _broadcast_tensors(tensors, root_rank, name)
+    if others and isinstance(params, MutableMapping):
+        values = {key: params[key] for key in others}
+        params.update(broadcast_object(values, root_rank, f"{name}.objects"))
+
+
+def _broadcast_tensors(tensors: Mapping[str, torch.Tensor], root_rank: int, name: str) -> None:
+    """Overwrite all of them, contiguous or not, in one operation."""
+    blocks = {}
+    for key, tensor in tensors.items():
+        check(tensor, key)
+        blocks[key] = tensor.detach().contiguous()
+    specs = [spec(key, block, block) for key, block in blocks.items()]
+    if specs:
+        start_broadcast(name, specs, root_rank, keep=blocks, blocking=True).wait()
+    for key, tensor in tensors.items():
+        if tensor.is_contiguous():
+            note_written([tensor])
+        else:
+            with torch.no_grad():
+                tensor.copy_(blocks[key])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor in a state that travels without its tensors."""
+
+    index: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Copy a nested state with a `_Place` for each tensor; append the tensors to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1, value.dtype, tuple(value.shape))
+    if type(value) is dict:
+        return {key: _take_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_take_tensors(item, tensors) for item in value)
+    return value
+
+
+def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Undo `_take_tensors`."""
+    if isinstance(value, _Place):
+        return tensors[value.index]
+    if type(value) is dict:
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_put_tensors(item, tensors) for item in value)
+    return value
+
+
+def _places(value: Any) -> list[_Place]:
+    if isinstance(value, _Place):
+        return [value]
+    items = value.values() if type(value) is dict else value
+    if type(value) in (dict, list, tuple):
+        return [place for item in items for place in _places(item)]
+    return []
+
+
+def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = None) -> None:
+    """Give every rank the state and the options (learning rate...) of one rank's optimizer.
+
+    Any optimizer of torch.optim, with any state: ranks other than the root may have none yet, or
+    another; all of it is replaced.
+
+    Args:
+        optimizer: of the same kind, over the same parameters, on all ranks.
+        root_rank: the rank whose state all receive.
+        model: not needed; scripts written for Horovod may pass it.
+
+    Raises:
+        ArgumentError: the state holds a tensor that cannot be sent.
+
+    Example:
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    """
+    check_root(root_rank)
+    name = next_name("broadcast_optimizer_state")
+    is_root = basics.rank() == root_rank
+    tensors: list[torch.Tensor] = []
+    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects")
+    if not is_root:
+        places = sorted(_places(skeleton), key=lambda place: place.index)
+        tensors = [torch.empty(place.shape, dtype=place.dtype) for place in places]
+    _broadcast_tensors(
+        {f"state.{index}": tensor for index, tensor in enumerate(tensors)}, root_rank, name
+    )
+    if not is_root:
+        _load_exactly(optimizer, _put_tensors(skeleton, tensors))
+
+
+def _load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Load a state, and undo the casts to each parameter's dtype that torch makes on the way.
+
+    The root's own state was not cast, and ranks must not compute in different precisions.
+    """
+    optimizer.load_state_dict(state_dict)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, values in state_dict["state"].items():
+        if isinstance(index, int) and isinstance(values, dict):
+            optimizer.state[params[index]].update(values)

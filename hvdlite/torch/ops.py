@@ -1,0 +1,401 @@
+"""The collectives on torch tensors.
+
+Each comes in up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument, and
+`verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
+leaf that is overwritten in place is treated as data. `name` identifies the operation on all ranks:
+without it calls are numbered, and every rank makes them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import _core, basics
+from hvdlite import ops as neutral
+from hvdlite.numbering import next_name
+from hvdlite.torch.autograd import Broadcast, Gathered, Reduced, tie
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.handle import Handle
+from hvdlite.torch.submit import (
+    Reduction,
+    start_allgather,
+    start_allreduce,
+    start_broadcast,
+    take_gathered,
+)
+from hvdlite.torch.tensors import check, check_in_place, spec
+
+
+def _reduction(
+    average: bool | None, op: int | None, prescale: float, postscale: float, weight: float | None
+) -> Reduction:
+    op = neutral.choose_op(average, op)
+    return Reduction(op, prescale, postscale, None if weight is None else float(weight))
+
+
+def _names(name: str, count: int) -> list[str]:
+    return [f"{name}.{i}" for i in range(count)]
+
+
+def _start_reducing(
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    name: str,
+    reduction: Reduction,
+    in_place: bool,
+    blocking: bool = False,
+) -> Handle:
+    """Submit an allreduce; its handle gives the list of results."""
+    specs, sources, outputs = [], [], []
+    for tensor, tensor_name in zip(tensors, names, strict=True):
+        if in_place:
+            check_in_place(tensor, tensor_name, "allreduce")
+            source = output = tensor
+        else:
+            check(tensor, tensor_name)
+            source = tensor.detach().contiguous()
+            output = torch.empty_like(source)
+        specs.append(spec(tensor_name, source, output))
+        sources.append(source)
+        outputs.append(output)
+    core = start_allreduce(name, specs, reduction, (sources, outputs), blocking)
+
+    def finish(_: _core.Handle) -> list[torch.Tensor]:
+        return [
+            tie(Reduced, tensor, output, tensor_name, reduction)
+            for tensor, output, tensor_name in zip(tensors, outputs, names, strict=True)
+        ]
+
+    return Handle(core, finish)
+
+
+def _first(handle: Handle) -> Handle:
+    """Turn the handle of a list of one result into the handle of that result."""
+    return handle.then(lambda results: results[0])
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks into a new one.
+
+    Args:
+        tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
+        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        name: identifies the operation on all ranks; numbered without.
+        compression: what happens to the tensor on the way, see `Compression`.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+        weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
+            example. All ranks give one, or none does. Zero: nothing to give.
+
+    Returns:
+        The result, with the same bits on every rank.
+
+    Raises:
+        ArgumentError: the tensor or an argument cannot be used; the message says what to do.
+        MismatchError: the ranks' tensors differ in shape, dtype or op.
+        HorovodInternalError: the world is over, because a rank died for example.
+
+    Example:
+        >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
+    """
+    name = name or next_name("allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    check(tensor, name)
+    wire, context = compression.compress(tensor)
+    reduced = _start_reducing([wire], [name], name, reduction, in_place=False, blocking=True)
+    result: torch.Tensor = compression.decompress(reduced.wait()[0], context)
+    return result
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start to reduce a tensor over all ranks into a new one; arguments as for `allreduce`.
+
+    Example:
+        >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
+        >>> mean_loss = hvd.synchronize(handle)
+    """
+    name = name or next_name("allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    return _first(_start_reducing([tensor], [name], name, reduction, in_place=False))
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> torch.Tensor:
+    """Reduce a contiguous tensor over all ranks in place; arguments as for `allreduce`.
+
+    Example:
+        >>> hvd.allreduce_(running_mean)
+    """
+    name = name or next_name("allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    handle = _start_reducing([tensor], [name], name, reduction, in_place=True, blocking=True)
+    result: torch.Tensor = handle.wait()[0]
+    return result
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start to reduce a contiguous tensor in place; arguments as for `allreduce`.
+
+    Example:
+        >>> handle = hvd.allreduce_async_(running_mean)
+        >>> hvd.synchronize(handle) is running_mean
+        True
+    """
+    name = name or next_name("allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    return _first(_start_reducing([tensor], [name], name, reduction, in_place=True))
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> list[torch.Tensor]:
+    """Reduce several tensors, of any dtypes, that complete together; else as `allreduce`.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+    """
+    name = name or next_name("grouped_allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    names = _names(name, len(tensors))
+    for tensor, tensor_name in zip(tensors, names, strict=True):
+        check(tensor, tensor_name)
+    packed = [compression.compress(tensor) for tensor in tensors]
+    wires = [wire for wire, _ in packed]
+    reduced = _start_reducing(wires, names, name, reduction, in_place=False, blocking=True).wait()
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(reduced, packed, strict=True)
+    ]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start a `grouped_allreduce`; `synchronize` returns the list of new tensors.
+
+    Example:
+        >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
+        >>> loss, accuracy = hvd.synchronize(handle)
+    """
+    name = name or next_name("grouped_allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    return _start_reducing(tensors, _names(name, len(tensors)), name, reduction, in_place=False)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> list[torch.Tensor]:
+    """Reduce several contiguous tensors in place; they complete together.
+
+    Example:
+        >>> hvd.grouped_allreduce_([running_mean, running_var])
+    """
+    name = name or next_name("grouped_allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    names = _names(name, len(tensors))
+    handle = _start_reducing(tensors, names, name, reduction, in_place=True, blocking=True)
+    results: list[torch.Tensor] = handle.wait()
+    return results
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    weight: float | None = None,
+) -> Handle:
+    """Start a `grouped_allreduce_`; `synchronize` returns the list of the same tensors.
+
+    Example:
+        >>> handle = hvd.grouped_allreduce_async_([running_mean, running_var])
+        >>> hvd.synchronize(handle)
+    """
+    name = name or next_name("grouped_allreduce")
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    return _start_reducing(tensors, _names(name, len(tensors)), name, reduction, in_place=True)
+
+
+def _start_gathering(tensor: torch.Tensor, name: str, blocking: bool) -> Handle:
+    check(tensor, name)
+    source = tensor.detach().contiguous()
+    core = start_allgather(name, source, blocking)
+
+    def finish(core: _core.Handle) -> torch.Tensor:
+        output = take_gathered(core, source)
+        return tie(Gathered, tensor, output, name, core.first_dimensions)
+
+    return Handle(core, finish)
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
+            agree.
+        name: identifies the operation on all ranks; numbered without.
+
+    Returns:
+        A new tensor, the same on every rank.
+
+    Raises:
+        ArgumentError: the tensor cannot be used; the message says what to do.
+        MismatchError: the ranks' tensors differ in dtype or in another dimension.
+
+    Example:
+        >>> every_prediction = hvd.allgather(predictions)
+    """
+    name = name or next_name("allgather")
+    result: torch.Tensor = _start_gathering(tensor, name, blocking=True).wait()
+    return result
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
+    """Start an `allgather`.
+
+    Example:
+        >>> handle = hvd.allgather_async(predictions)
+        >>> every_prediction = hvd.synchronize(handle)
+    """
+    return _start_gathering(tensor, name or next_name("allgather"), blocking=False)
+
+
+def _start_broadcasting(
+    tensor: torch.Tensor, root_rank: int, name: str, in_place: bool, blocking: bool
+) -> Handle:
+    neutral.check_root(root_rank)
+    if in_place:
+        check_in_place(tensor, name, "broadcast")
+        source = output = tensor
+    else:
+        check(tensor, name)
+        source = tensor.detach().contiguous()
+        output = torch.empty_like(source)
+    specs = [spec(name, source, output)]
+    core = start_broadcast(name, specs, root_rank, (source, output), blocking)
+    return Handle(core, lambda _: tie(Broadcast, tensor, output, name, root_rank))
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Copy one rank's tensor to all, into a new tensor.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; only the root's values matter.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; numbered without.
+
+    Raises:
+        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
+        MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
+
+    Example:
+        >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
+    """
+    name = name or next_name("broadcast")
+    result: torch.Tensor = _start_broadcasting(tensor, root_rank, name, False, True).wait()
+    return result
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Start a `broadcast`.
+
+    Example:
+        >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
+        >>> shared = hvd.synchronize(handle)
+    """
+    return _start_broadcasting(tensor, root_rank, name or next_name("broadcast"), False, False)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Overwrite a contiguous tensor with one rank's values.
+
+    Example:
+        >>> hvd.broadcast_(running_mean, root_rank=0)
+    """
+    name = name or next_name("broadcast")
+    result: torch.Tensor = _start_broadcasting(tensor, root_rank, name, True, True).wait()
+    return result
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Start a `broadcast_`.
+
+    Example:
+        >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
+    """
+    return _start_broadcasting(tensor, root_rank, name or next_name("broadcast"), True, False)
+
+
+def barrier(name: str | None = None) -> None:
+    """Wait until every rank has called it.
+
+    Example:
+        >>> hvd.barrier()
+    """
+    basics.engine().barrier(name or next_name("barrier"), blocking=True).wait()

@@ -1,0 +1,339 @@
+"""`DistributedOptimizer`: an optimizer that steps with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.numbering import next_number
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.ops import allreduce
+from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes
+from hvdlite.torch.submit import Reduction
+
+
+class Distributed(torch.optim.Optimizer):  # type: ignore[misc]
+    """What `DistributedOptimizer` adds to the class of the optimizer that it is given.
+
+    A deep copy is distributed, too. A pickle holds a plain optimizer of the wrapped class, so that
+    it can be loaded where there is no hvdlite.
+    """
+
+    _wrapped_class: Any
+    _reducer: GradientReducer
+    _skips_synchronize = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizer. Reading them after backward() waits for the gradients.
+
+        GradScaler reaches the gradients this way: it has to judge the reduced ones, or ranks would
+        disagree about an overflow.
+        """
+        reducer = self.__dict__.get("_reducer")
+        if reducer is not None and reducer.waiting and reducer.may_synchronize():
+            reducer.synchronize()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def weight(self) -> Weight:
+        """What this rank's next gradients count in the average: its samples or tokens.
+
+        Set it before backward(), on all ranks or on none; zero means nothing to give. A callable is
+        asked once per step.
+        """
+        return self._reducer.settings.weight
+
+    @weight.setter
+    def weight(self, weight: Weight) -> None:
+        if weight is not None:
+            _check_weight(self._reducer.settings.reduction.op)
+        self._reducer.set_weight(weight)
+
+    def synchronize(self) -> None:
+        """Wait until the gradients of all parameters are reduced; `step` then does not again.
+
+        Call it to clip, unscale or look at them:
+
+        Example:
+            >>> loss.backward()
+            >>> optimizer.synchronize()
+            >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            >>> optimizer.step()
+        """
+        self._reducer.synchronize()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Make `step` take the gradients as they are, as Horovod's scripts do after synchronize().
+
+        Example:
+            >>> optimizer.synchronize()
+            >>> with optimizer.skip_synchronize():
+            ...     optimizer.step()
+        """
+        self._skips_synchronize = True
+        try:
+            yield
+        finally:
+            self._skips_synchronize = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward() accumulate on this rank without sending anything.
+
+        The next backward() outside sends the sum.
+
+        Example:
+            >>> with optimizer.no_sync():
+            ...     model(first).sum().backward()
+            >>> model(second).sum().backward()
+            >>> optimizer.step()
+        """
+        with self._reducer.paused():
+            yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward() calls accumulate before gradients are sent."""
+        self._reducer.set_passes(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients; see `torch.optim.Optimizer.zero_grad`.
+
+        Raises:
+            HvdliteError: gradients wait to be reduced.
+        """
+        self._reducer.before_zero_grad()
+        super().zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        """Reduce the gradients if that has not been done, and update the parameters.
+
+        Args:
+            closure: evaluates the model again and returns the loss. Gradients are reduced after
+                each evaluation, and so is the loss: every rank takes the same decisions.
+        """
+        self._opt_called = True  # what LR schedulers look at
+        if self._skips_synchronize:
+            if self._reducer.in_flight:
+                raise HvdliteError(
+                    "step() under skip_synchronize() while gradients are being reduced; "
+                    "call synchronize() first"
+                )
+            result = super().step(closure)
+        elif closure is None:
+            self._reducer.synchronize()
+            result = super().step()
+        else:
+            result = super().step(functools.partial(self._evaluate, closure))
+        self._reducer.expect_gradients()
+        return result
+
+    # Marks that torch leaves on a step that it has wrapped: to run the hooks of a step, which the
+    # wrapped class's own step does, and to see whether schedulers step too early.
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    step._with_counter = True  # type: ignore[attr-defined]
+
+    def _evaluate(self, closure: Any) -> Any:
+        self._reducer.expect_gradients()
+        loss = closure()
+        self._reducer.synchronize()
+        if loss is None:
+            return None
+        op, prescale, postscale, weight = self._reducer.reduction
+        value = torch.as_tensor(loss).detach()
+        reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
+                            weight=weight)  # fmt: skip
+        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
+        plain = self._wrapped_class.__new__(self._wrapped_class)
+        memo[id(self)] = plain
+        plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        names = self._reducer.parameter_names.items()
+        copied = {memo[id(param)]: name for param, name in names if id(param) in memo}
+        settings = self._reducer.settings
+        groups = copy.deepcopy(settings.groups, memo)
+        return _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain, (self._wrapped_class,), self.__getstate__()
+
+
+def _plain(wrapped_class: Any) -> torch.optim.Optimizer:
+    return wrapped_class.__new__(wrapped_class)
+
+
+@functools.cache
+def _distributed_class(wrapped_class: Any) -> type[Distributed]:
+    return type(
+        wrapped_class.__name__,
+        (Distributed, wrapped_class),
+        {
+            "__doc__": wrapped_class.__doc__,
+            "__module__": wrapped_class.__module__,
+            "__qualname__": wrapped_class.__qualname__,
+            "_wrapped_class": wrapped_class,
+        },
+    )
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    *,
+    bucket_cap_mb: float = 25.0,
+    weight: Weight = None,
+) -> Distributed:
+    """Make an optimizer step with the gradients of all ranks.
+
+    The gradients of a bucket of parameters are sent from inside of backward() as soon as the last
+    of them is ready; `step` waits for all of them first. Every rank calls `step` equally often. A
+    parameter without a gradient on some ranks takes part with zeros there; without one on every
+    rank its `grad` stays None.
+
+    Args:
+        optimizer: any optimizer; it is changed in place, and schedulers made before go on working.
+        named_parameters: `model.named_parameters()`, for messages that name parameters.
+        compression: what happens to gradients on the way, see `Compression`.
+        backward_passes_per_step: how many backward() calls accumulate on this rank before gradients
+            are sent. They are summed, as in torch: divide the loss by their number for a mean.
+        op: `Average` or `Sum`.
+        gradient_predivide_factor: divides by this factor before the sum and by size / factor after
+            it, for ranges that overflow otherwise.
+        num_groups: cuts the parameters into that many buckets, rather than by size.
+        groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
+            is every parameter in none of them.
+        sparse_as_dense: makes sparse gradients dense; without it they are an error.
+        bucket_cap_mb: the size of a bucket in MiB; the first is smaller.
+        weight: what this rank counts in the average, see `Distributed.weight`.
+
+    Returns:
+        The optimizer, which has become an instance of a subclass of its class of the same name,
+        with the methods of `Distributed` besides.
+
+    Raises:
+        NotInitializedError: `hvd.init()` comes first.
+        ArgumentError: an argument cannot be used; the message says what to do.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    """
+    basics.size()  # Without init() this raises here, rather than in the first backward().
+    if isinstance(optimizer, Distributed):
+        raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
+        )
+    if gradient_predivide_factor != 1.0 and op != ops.Average:
+        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    if gradient_predivide_factor <= 0:
+        raise ArgumentError("gradient_predivide_factor is a positive number")
+    if bucket_cap_mb <= 0:
+        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
+    if weight is not None:
+        _check_weight(op)
+    settings = Settings(
+        reduction=Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor),
+        compression=compression,
+        passes=check_passes(backward_passes_per_step),
+        groups=_check_groups(num_groups if groups is None else groups),
+        sparse_as_dense=sparse_as_dense,
+        cap_bytes=int(bucket_cap_mb * (1 << 20)),
+        weight=weight,
+    )
+    return _distribute(optimizer, _names_of(optimizer, named_parameters), settings)
+
+
+def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ArgumentError("the number of groups is zero (cut by size) or more")
+        return groups
+    lists = [list(group) for group in groups]
+    members = [param for group in lists for param in group]
+    if not all(isinstance(member, torch.Tensor) for member in members):
+        raise ArgumentError("groups is a number, or a list of lists of parameters")
+    if len(set(members)) != len(members):
+        raise ArgumentError("a parameter is in two of the groups")
+    return lists
+
+
+def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Distributed:
+    """Turn an optimizer into a distributed one, in place.
+
+    It stays the same object, so that schedulers that hold it go on as before.
+    """
+    # A scheduler replaced `step` on the object to see whether it is called; ours notes that itself.
+    step = vars(optimizer).pop("step", None)
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise ArgumentError(
+            f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
+            "make it a DistributedOptimizer before that"
+        )
+    number = next_number("DistributedOptimizer")
+    name = f"gradients.{number}" if number else "gradients"
+    reference = weakref.ref(optimizer)  # which owns the reducer
+    reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)
+    wrapped_class: Any = type(optimizer)
+    optimizer.__class__ = _distributed_class(wrapped_class)
+    optimizer._reducer = reducer
+    distributed: Distributed = optimizer
+    return distributed
+
+
+def _check_weight(op: int) -> None:
+    if op != ops.Average:
+        raise ArgumentError("a weight goes with op=hvd.Average: it makes a weighted average")
+
+
+def _names_of(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    """Check the names that the user gave; all of the optimizer's parameters have one, or none."""
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise ArgumentError(
+            "named_parameters takes (name, parameter) pairs: model.named_parameters()"
+        )
+    names: dict[torch.Tensor, str] = {}
+    owner: dict[str, torch.Tensor] = {}
+    for name, param in pairs:
+        if owner.setdefault(name, param) is not param:
+            raise ArgumentError(
+                f"two of named_parameters are called '{name}'; give each model its own prefix"
+            )
+        names.setdefault(param, name)
+    unnamed = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
+    if unnamed:
+        raise ArgumentError(
+            f"named_parameters lacks {len(unnamed)} of the optimizer's parameters, the first of "
+            f"shape {tuple(unnamed[0].shape)}; name all of them, or leave named_parameters out"
+        )
+    return names

@@ -1,0 +1,283 @@
+"""When gradients are reduced: hooks on the parameters, and the cycle from backward to step.
+
+A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
+last cycle and ends in `synchronize`. In a cycle a bucket is submitted when each of its parameters
+has had its passes, from inside of backward, so that communication overlaps with what is left of it;
+`synchronize` submits the others, whose parameters took no part on this rank, and waits for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
+from hvdlite.torch.bucket import Bucket, follow_groups, plan_buckets, split_evenly
+from hvdlite.torch.submit import Reduction
+
+Weight = float | Callable[[], float] | None
+
+
+@dataclass
+class Settings:
+    """How gradients are reduced; see `DistributedOptimizer` for each."""
+
+    reduction: Reduction
+    compression: Any
+    passes: int
+    groups: int | Sequence[Sequence[torch.Tensor]]
+    sparse_as_dense: bool
+    cap_bytes: int
+    weight: Weight
+
+
+class GradientReducer:
+    """Reduces the gradients of one optimizer's parameters.
+
+    It follows the optimizer's parameter groups: what is frozen, thawed or added between two cycles
+    takes effect with the next one, and every rank does the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read_groups: Callable[[], list[dict[str, Any]]],
+        names: Mapping[torch.Tensor, str],
+        settings: Settings,
+    ) -> None:
+        """Watch the parameters.
+
+        Args:
+            name: begins the names of this reducer's operations; unique on this rank.
+            read_groups: gives the optimizer's param_groups.
+            names: of the parameters, as far as known.
+            settings: how gradients are reduced.
+        """
+        self.settings = settings
+        self._name = name
+        self._read_groups = read_groups
+        self._names = dict(names)
+        self._hooks: dict[torch.Tensor, Any] = {}
+        weakref.finalize(self, _remove_all, self._hooks)
+        self._layout: list[torch.Tensor] = []
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[torch.Tensor, Bucket] = {}
+        self._passes: dict[torch.Tensor, int] = {}  # by parameter, in this cycle
+        self._open = False
+        self._reduced = False  # gradients are reduced, and nothing came since
+        self._paused = False
+        self._weight: float | None = None  # of this cycle
+        self._weighed = False
+        self._thread = threading.get_ident()
+        self._update_layout()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether gradients are being reduced right now."""
+        return self._open and any(bucket.submitted for bucket in self._buckets)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether gradients are being reduced, or are ready to be."""
+        return any(n >= self.settings.passes for n in self._passes.values()) or self.in_flight
+
+    @property
+    def parameter_names(self) -> dict[torch.Tensor, str]:
+        """The names by parameter."""
+        return dict(self._names)
+
+    def may_synchronize(self) -> bool:
+        """Say whether the thread that trains is asking, outside of backward."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        return not in_backward and threading.get_ident() == self._thread
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward accumulate locally."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def set_passes(self, passes: int) -> None:
+        """Change how many backward passes a step has."""
+        if self._passes:
+            raise HvdliteError("backward_passes_per_step changes between step() and backward()")
+        self.settings.passes = check_passes(passes)
+
+    def set_weight(self, weight: Weight) -> None:
+        """Change what this rank's gradients count from the next reduction on."""
+        if self.in_flight:
+            raise HvdliteError("set the weight before backward(), which sends the gradients")
+        self.settings.weight = weight
+
+    # The hook, in the thread of backward.
+
+    def _watch(self, param: torch.Tensor) -> None:
+        reference = weakref.ref(self)
+
+        def hook(param: torch.Tensor) -> None:
+            reducer = reference()
+            if reducer is not None:
+                reducer._on_gradient(param)
+
+        self._hooks[param] = param.register_post_accumulate_grad_hook(hook)
+
+    def _on_gradient(self, param: torch.Tensor) -> None:
+        self._open_cycle()
+        bucket = self._bucket_of.get(param)
+        if bucket is None:
+            return  # No longer one of the optimizer's.
+        passes = self._passes.get(param, 0) + (not self._paused)
+        if bucket.submitted or passes > self.settings.passes:
+            raise HvdliteError(
+                f"the gradient of {self._names[param]} was computed more than "
+                f"backward_passes_per_step={self.settings.passes} times before step(); raise "
+                "backward_passes_per_step to the number of backward() calls per step, run the "
+                "earlier ones under optimizer.no_sync(), or call optimizer.synchronize() in between"
+            )
+        if self._paused:
+            return
+        self._passes[param] = passes
+        if passes == self.settings.passes:
+            bucket.missing -= 1
+            if bucket.missing == 0:
+                self._submit(bucket, blocking=False)
+
+    def _submit(self, bucket: Bucket, blocking: bool) -> None:
+        if not self._weighed:
+            weight = self.settings.weight
+            weight = weight() if callable(weight) else weight
+            self._weight = None if weight is None else float(weight)
+            self._weighed = True
+        try:
+            bucket.submit(self.reduction, blocking)
+        except CollectiveError:
+            self._end_cycle()  # There is nothing left to wait for.
+            raise
+
+    @property
+    def reduction(self) -> Reduction:
+        """How this cycle's gradients are combined, or were in the last one."""
+        return self.settings.reduction._replace(weight=self._weight)
+
+    # The cycle.
+
+    def _open_cycle(self) -> None:
+        if self._open:
+            return
+        self._update_layout()
+        self._open = True
+        self._reduced = False
+
+    def synchronize(self) -> None:
+        """Reduce what is not reduced yet, and wait for all of it.
+
+        Raises:
+            HvdliteError: the first thing that went wrong; the cycle is over all the same.
+        """
+        if self._reduced:
+            return
+        self._open_cycle()
+        failure: HvdliteError | None = None
+        for bucket in self._buckets:
+            if not bucket.submitted:
+                try:
+                    self._submit(bucket, blocking=True)
+                except HvdliteError as error:
+                    failure = failure or error
+        for bucket in self._buckets:
+            if bucket.submitted:
+                try:
+                    bucket.finish(counts=self._weight != 0)
+                except HvdliteError as error:
+                    failure = failure or error
+        self._end_cycle()
+        if failure is not None:
+            raise failure
+        self._reduced = True
+
+    def _end_cycle(self) -> None:
+        for bucket in self._buckets:
+            bucket.reset()
+        self._passes.clear()
+        self._open = False
+        self._weighed = False
+
+    def expect_gradients(self) -> None:
+        """Say that the gradients, reduced or not, have been used: the next ones are new."""
+        self._reduced = False
+
+    def before_zero_grad(self) -> None:
+        """Refuse to zero gradients that wait to be reduced, on this rank or on another."""
+        if self.waiting:
+            raise HvdliteError(
+                "zero_grad() between backward() and step() would race with the reduction of the "
+                "gradients; call step() first, or synchronize() to drop them after that. Gradients "
+                "that a loss leaves here by the way are best made under optimizer.no_sync()"
+            )
+        if self._open:
+            self._end_cycle()
+        self._reduced = False
+
+    # The layout.
+
+    def _update_layout(self) -> None:
+        """Follow the parameter groups: watch new parameters, form the buckets anew."""
+        params = []
+        for number, group in enumerate(self._read_groups()):
+            for index, param in enumerate(group["params"]):
+                if param.requires_grad:
+                    params.append(param)
+                    if param not in self._names:
+                        self._names[param] = f"parameter.{number}.{index}"
+        if len(params) == len(self._layout) and all(map(lambda a, b: a is b, params, self._layout)):
+            return
+        for param in self._hooks.keys() - set(params):
+            self._hooks.pop(param).remove()
+        for param in params:
+            if param not in self._hooks:
+                self._watch(param)
+        self._layout = params
+        self._buckets = [
+            Bucket(
+                f"{self._name}.{number}",
+                bucket,
+                [self._names[param] for param in bucket],
+                self.settings.compression,
+                self.settings.sparse_as_dense,
+            )
+            for number, bucket in enumerate(self._form_buckets(params))
+        ]
+        self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
+
+    def _form_buckets(self, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        groups = self.settings.groups
+        if not isinstance(groups, int):
+            return follow_groups(params, groups)
+        if groups > 0:
+            return split_evenly(params, groups)
+        return plan_buckets(params, self.settings.cap_bytes)
+
+
+def check_passes(passes: int) -> int:
+    """Return a number of backward passes that makes sense.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    if passes < 1:
+        raise ArgumentError(f"backward_passes_per_step={passes} must be at least 1")
+    return passes
+
+
+def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
+    for hook in hooks.values():
+        hook.remove()

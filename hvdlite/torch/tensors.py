@@ -1,0 +1,72 @@
+"""What the core needs to know of a torch tensor, and which tensors it can take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite import _core
+from hvdlite.errors import ArgumentError
+from hvdlite.ops import dtype_number
+
+NUMBER_OF = {
+    getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
+}
+
+
+def check(tensor: torch.Tensor, name: str) -> None:
+    """Refuse what the core cannot take; the message says what to do.
+
+    Raises:
+        ArgumentError: `tensor` is no dense tensor in host memory of a type that the core knows.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(
+            f"'{name}' is a {type(tensor).__name__}, not a tensor; use torch.as_tensor(), or "
+            "broadcast_object/allgather_object for any object"
+        )
+    if tensor.layout != torch.strided:
+        raise ArgumentError(
+            f"'{name}' is a sparse tensor; use .to_dense(), and for gradients "
+            "DistributedOptimizer(..., sparse_as_dense=True)"
+        )
+    if tensor.device.type != "cpu":
+        raise ArgumentError(
+            f"'{name}' is on {tensor.device}, but this version sends host memory only; "
+            "move it with .cpu()"
+        )
+    if tensor.dtype not in NUMBER_OF:
+        dtype_number(str(tensor.dtype).removeprefix("torch."))
+
+
+def check_in_place(tensor: torch.Tensor, name: str, verb: str) -> None:
+    """Refuse also what cannot be overwritten as one block of memory.
+
+    Raises:
+        ArgumentError: as `check`, or `tensor` is not contiguous.
+    """
+    check(tensor, name)
+    if not tensor.is_contiguous():
+        raise ArgumentError(
+            f"'{name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}): "
+            f"{verb}_ writes into its memory in place; use {verb}(), or tensor.contiguous()"
+        )
+
+
+def spec(name: str, source: torch.Tensor, target: torch.Tensor | None) -> _core.Tensor:
+    """Describe a checked, contiguous tensor: where it is read, and where the result goes."""
+    return _core.Tensor(
+        name,
+        NUMBER_OF[source.dtype],
+        source.shape,
+        source.data_ptr(),
+        0 if target is None else target.data_ptr(),
+    )
+
+
+def note_written(tensors: Sequence[torch.Tensor]) -> None:
+    """Tell autograd that these were overwritten, so that it refuses a stale backward."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

@@ -1,0 +1,80 @@
+"""Jobs whose processes a test can find again, in whatever group, session or parent they end up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from harness import end_launcher, start_launcher
+from hvdlite.launch.guardian import processes_with
+
+
+class MarkedJob:
+    """hvdlite-run with a mark in its environment, which all its processes inherit."""
+
+    def __init__(self, np: int, *command: str, **options: Any) -> None:
+        mark = uuid.uuid4().hex
+        self._variable = f"TEST_MARK={mark}"
+        env = {**options.pop("env", {}), "TEST_MARK": mark}
+        self.process: subprocess.Popen[bytes] = start_launcher(
+            "-np", str(np), *command, env=env, **options
+        )
+
+    def alive(self) -> list[int]:
+        """List every process of the job that lives, the launcher too."""
+        return processes_with(self._variable)
+
+    def wait_until_ready(self, ready: int) -> None:
+        """Read stdout until `ready` lines with the word "ready" have come."""
+        assert self.process.stdout is not None
+        while ready:
+            line = self.process.stdout.readline()
+            assert line, "hvdlite-run ended before its ranks were ready"
+            ready -= b"ready" in line
+
+    def seconds_until_gone(self) -> float:
+        """Wait until no process is left (at most 10 s) and say how long that took."""
+        started = time.monotonic()
+        while self.alive() and time.monotonic() < started + 10:
+            time.sleep(0.01)
+        return time.monotonic() - started
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the launcher alone."""
+        self.process.send_signal(number)
+
+    def finish(self) -> tuple[int, str, str, float]:
+        """Wait for the launcher: exit status, rest of stdout, stderr, seconds from now."""
+        started = time.monotonic()
+        stdout, stderr = self.process.communicate(timeout=20)
+        seconds = time.monotonic() - started
+        return self.process.returncode, stdout.decode(), stderr.decode(), seconds
+
+    def __enter__(self) -> MarkedJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_launcher(self.process)
+        self.seconds_until_gone()
+
+
+def python(code: str) -> list[str]:
+    """Build the command of a small script."""
+    return [sys.executable, "-c", code]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+
+
+SLEEPER = "print('ready', flush=True); import time; time.sleep(60)"
+DEAF_SLEEPER = f"import signal; signal.signal({int(signal.SIGTERM)}, signal.SIG_IGN); {SLEEPER}"

@@ -1,0 +1,164 @@
+"""The command line: what it accepts, what it says, and what the ranks get from it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdlite
+from harness import LauncherResult, run_launcher
+from hvdlite.launch.resources import available_cores
+from launch.marked import python
+
+SHOW_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def environments(*arguments: str, env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    """Run ranks that print their environment; return the environments by rank."""
+    result = run_launcher(*arguments, *python(SHOW_ENVIRONMENT), env=env)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.splitlines())
+    return [json.loads(line.partition("] ")[2]) for line in lines]
+
+
+def test_without_arguments_it_shows_help() -> None:
+    result = run_launcher()
+    assert result.returncode == 0
+    assert result.stdout.startswith("usage: hvdlite-run -np N [options] command...")
+
+
+def test_version() -> None:
+    assert run_launcher("--version").stdout == f"hvdlite {hvdlite.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("python", "x.py"),
+            "say how many ranks to start with -np, for example: hvdlite-run -np 2",
+        ),
+        (("-np", "0", "python"), "at least one rank"),
+        (("-np", "two", "python"), "invalid int value: 'two'"),
+        (("-np", "2"), "say what to run, for example"),
+        (("-np", "2", "no-such-program"), "cannot find the program 'no-such-program'"),
+        (("-np", "2", "-H", "a:2", "python"), "unrecognized arguments: -H"),
+        (("-np", "2", "--cache-capacity", "-1", "python"), "invalid count value: '-1'"),
+        (("-np", "2", "--log-level", "loud", "python"), "invalid choice: 'loud'"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_write(arguments: tuple[str, ...], message: str) -> None:
+    result = run_launcher(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_options_after_the_command_are_the_commands() -> None:
+    show = "import sys; print(sys.argv[1:])"
+    result = run_launcher("-np", "1", *python(show), "--verbose", "-np", "7", "--", "a b")
+    assert result.stdout == "[0] ['--verbose', '-np', '7', '--', 'a b']\n"
+
+
+def test_each_rank_knows_who_it_is() -> None:
+    ranks = environments("-np", "3")
+    assert [rank["HVDLITE_RANK"] for rank in ranks] == ["0", "1", "2"]
+    for number, rank in enumerate(ranks):
+        for family in ("HVDLITE", "HOROVOD"):
+            assert rank[f"{family}_RANK"] == rank[f"{family}_LOCAL_RANK"] == str(number)
+            assert rank[f"{family}_SIZE"] == rank[f"{family}_LOCAL_SIZE"] == "3"
+            assert (rank[f"{family}_CROSS_RANK"], rank[f"{family}_CROSS_SIZE"]) == ("0", "1")
+        assert rank["HVDLITE_EPOCH"] == "0"
+        assert rank["PYTHONUNBUFFERED"] == "1"
+        assert len(bytes.fromhex(rank["HVDLITE_JOB_ID"])) == 16
+    assert len({rank["HVDLITE_JOB_ID"] for rank in ranks}) == 1
+
+
+def test_two_jobs_share_no_secret() -> None:
+    (first,), (second,) = environments("-np", "1"), environments("-np", "1")
+    assert len(bytes.fromhex(first["HVDLITE_TOKEN"])) == 32
+    assert first["HVDLITE_TOKEN"] != second["HVDLITE_TOKEN"]
+    assert first["HVDLITE_JOB_ID"] != second["HVDLITE_JOB_ID"]
+
+
+def test_a_job_inside_a_job_is_one_of_its_own() -> None:
+    inner = [sys.executable, "-m", "hvdlite.launch", "-np", "2"]
+    result = run_launcher(
+        "-np", "1", *inner, *python("import os; print(os.environ['HVDLITE_SIZE'])")
+    )
+    assert sorted(result.stdout.splitlines()) == ["[0] [0] 2", "[0] [1] 2"]
+
+
+def test_flags_set_the_knobs_of_the_ranks() -> None:
+    flags = ("--fusion-threshold-mb", "1.5", "--cache-capacity", "7", "--log-level", "debug")
+    (rank,) = environments("-np", "1", "--start-timeout", "12", *flags)
+    assert rank["HVDLITE_FUSION_THRESHOLD"] == str(3 << 19)
+    assert rank["HVDLITE_CACHE_CAPACITY"] == "7"
+    assert rank["HVDLITE_LOG_LEVEL"] == "debug"
+    assert float(rank["HVDLITE_START_TIMEOUT"]) == 12
+
+
+def test_every_knob_flag_is_a_row_of_the_table() -> None:
+    from hvdlite import _core
+    from hvdlite.launch.cli import KNOB_FLAGS
+
+    variables = {row["environment"] for row in _core.knobs()}
+    assert {knob.variable for knob in KNOB_FLAGS} <= variables
+
+
+def caps(result: LauncherResult) -> list[str]:
+    return [line for line in result.stderr.splitlines() if "OMP_NUM_THREADS" in line]
+
+
+def test_threads_are_capped_and_that_is_said_once() -> None:
+    cores = available_cores()
+    show = "import os; print([os.environ[n + '_NUM_THREADS'] for n in ('OMP', 'MKL', 'OPENBLAS')])"
+    result = run_launcher("-np", "2", *python(show))
+    threads = max(1, cores // 2)
+    assert sorted(result.stdout.splitlines()) == [f"[{r}] {[str(threads)] * 3}" for r in (0, 1)]
+    (line,) = caps(result)
+    assert line.startswith(f"hvdlite-run: {threads} thread")
+    assert "/ 2 ranks" in line
+
+
+def test_threads_that_the_user_chose_stay() -> None:
+    result = run_launcher(
+        "-np",
+        "2",
+        *python("import os; print(os.environ.get('MKL_NUM_THREADS'))"),
+        env={"OMP_NUM_THREADS": "3"},
+    )
+    assert sorted(result.stdout.splitlines()) == ["[0] None", "[1] None"]
+    assert caps(result) == []
+
+
+def test_verbose_says_what_is_started_without_the_secret() -> None:
+    result = run_launcher("-np", "2", "--verbose", *python("print('x')"))
+    assert "rank 1: pid " in result.stderr
+    assert "TOKEN" not in result.stderr
+
+
+def test_stdin_is_empty_for_all() -> None:
+    result = run_launcher("-np", "2", *python("import sys; print(repr(sys.stdin.read()))"))
+    assert sorted(result.stdout.splitlines()) == ["[0] ''", "[1] ''"]
+
+
+def test_folder_with_a_space(tmp_path: Path) -> None:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    (folder / "train model.py").write_text("import nearby; print(nearby.VALUE)")
+    (folder / "nearby.py").write_text("VALUE = 42")
+    result = run_launcher(
+        "-np", "2", "--output-filename", "out put", sys.executable, "train model.py", cwd=folder
+    )
+    assert sorted(result.stdout.splitlines()) == ["[0] 42", "[1] 42"]
+    assert (folder / "out put" / "rank.1" / "stdout").read_text() == "42\n"
+
+
+def test_signal_dispositions_of_a_rank_are_the_usual_ones() -> None:
+    show = "grep -E 'SigIgn|SigBlk' /proc/self/status"
+    result = run_launcher("-np", "1", "sh", "-c", show)
+    assert {line.split()[-1] for line in result.stdout.splitlines()} == {"0" * 16}

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import re
+
+from harness import run_launcher
+from hvdlite.launch import doctor
+from hvdlite.launch.doctor import Finding, table
+
+
+def test_doctor_measures_copy_and_all_reduce() -> None:
+    result = run_launcher("--doctor")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for word in ("python", "cores", "memory", "torch", "shared memory", "TCP", "NCCL"):
+        assert word in result.stdout
+    assert re.search(r"yes  memcpy +[\d.]+ GB/s", result.stdout)
+    assert re.search(r"yes  all-reduce +[\d.]+ GB/s .*4 KiB in \d+ us", result.stdout)
+
+
+def test_doctor_says_why_something_does_not_work() -> None:
+    def probe() -> str:
+        raise PermissionError("memfd_create is forbidden here")
+
+    finding = doctor._check("shared memory", probe)
+    assert finding == Finding(
+        "shared memory", False, "PermissionError: memfd_create is forbidden here"
+    )
+
+
+def test_table_is_aligned() -> None:
+    rows = {"speed": [Finding("a", True, "1"), Finding("long name", False, "2")]}
+    assert table(rows).splitlines() == ["speed", "  yes  a          1", "  no   long name  2"]
+
+
+def test_all_reduce_that_fails_gives_its_last_line() -> None:
+    finding = doctor._check(
+        "all-reduce", lambda: doctor._allreduce_speed({"PATH": "/usr/bin:/bin"})
+    )
+    assert finding.works or "two ranks ended with status" in finding.text

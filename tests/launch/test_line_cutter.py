@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdlite.launch.output import LineCutter
+
+PREFIX = b"[3] "
+pieces = st.lists(st.text(alphabet="ab\r\n", max_size=6).map(str.encode), max_size=12)
+
+
+def cut(blocks: list[bytes]) -> bytes:
+    cutter = LineCutter()
+    shown = b"".join(cutter.feed(block, PREFIX) for block in blocks)
+    return shown + cutter.flush(PREFIX)
+
+
+def test_every_line_has_the_prefix_once() -> None:
+    assert cut([b"one\ntwo\n", b"thr", b"ee\nrest"]) == b"[3] one\n[3] two\n[3] three\n[3] rest"
+
+
+def test_windows_line_end_in_two_blocks_is_one_line_end() -> None:
+    assert cut([b"one\r", b"\ntwo\n"]) == b"[3] one\r\n[3] two\n"
+
+
+def test_progress_bar_that_ends_with_a_return() -> None:
+    assert cut([b"10%\r", b"20%\r", b"100%\n"]) == b"[3] 10%\r[3] 20%\r[3] 100%\n"
+
+
+def test_rest_shown_early_is_continued_without_a_second_prefix() -> None:
+    cutter = LineCutter()
+    assert cutter.feed(b"\r 10%", PREFIX) == b"[3] \r"
+    assert cutter.flush(PREFIX) == b"[3]  10%"
+    assert cutter.feed(b"|###", PREFIX) == b""
+    assert cutter.feed(b"\r 20%", PREFIX) == b"|###\r"
+    assert cutter.flush(PREFIX) == b"[3]  20%"
+
+
+def test_rest_after_an_interruption_gets_a_prefix_again() -> None:
+    cutter = LineCutter()
+    cutter.feed(b"half", PREFIX)
+    assert cutter.flush(PREFIX) == b"[3] half"
+    cutter.interrupted()
+    assert cutter.feed(b" line\n", PREFIX) == b"[3]  line\n"
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces)
+def test_how_the_bytes_are_cut_into_blocks_does_not_matter(blocks: list[bytes]) -> None:
+    assert cut(blocks) == cut([b"".join(blocks)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces)
+def test_no_byte_is_lost_or_invented(blocks: list[bytes]) -> None:
+    assert cut(blocks).replace(PREFIX, b"") == b"".join(blocks)

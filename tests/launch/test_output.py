@@ -1,0 +1,216 @@
+"""The ranks' output: whole lines, at full speed, wherever it goes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import (
+    base_environment,
+    end_launcher,
+    launcher_command,
+    run_launcher,
+    start_launcher,
+)
+from launch.marked import MarkedJob, python
+
+FLOOD = """
+import os, sys, time
+line = (b"%s" % os.environ["HVDLITE_RANK"].encode()) * 99 + b"\\n"
+block = line * 10_000
+started = time.monotonic()
+for _ in range(50):
+    sys.stdout.buffer.write(block)
+sys.stdout.buffer.flush()
+print("seconds", time.monotonic() - started, file=sys.stderr)
+"""
+
+
+def test_flood_of_two_ranks_blocks_neither() -> None:
+    result = run_launcher("-np", "2", *python(FLOOD))
+    assert result.returncode == 0
+    blocked = [float(text) for text in re.findall(r"seconds ([\d.]+)", result.stderr)]
+    assert len(blocked) == 2
+    assert max(blocked) <= 1.5
+    lines = result.stdout.split("\n")
+    assert lines.pop() == ""
+    assert len(lines) == 1_000_000
+    assert set(lines) == {f"[{rank}] " + str(rank) * 99 for rank in (0, 1)}
+
+
+def test_lines_of_many_ranks_are_never_mixed() -> None:
+    code = """
+import os, sys
+me = os.environ["HVDLITE_RANK"]
+for i in range(2000):
+    for part in (me * 10, me * 10, "\\n"):
+        sys.stdout.write(part); sys.stdout.flush()
+"""
+    result = run_launcher("-np", "4", *python(code))
+    lines = result.stdout.splitlines()
+    assert len(lines) == 8000
+    assert set(lines) == {f"[{rank}] " + str(rank) * 20 for rank in range(4)}
+
+
+def test_stdout_and_stderr_stay_apart() -> None:
+    result = run_launcher(
+        "-np", "1", *python("import sys; print('out'); print('err', file=sys.stderr)")
+    )
+    assert result.stdout == "[0] out\n"
+    assert "[0] err\n" in result.stderr
+
+
+def test_last_line_without_an_end_gets_one() -> None:
+    result = run_launcher("-np", "2", *python("print('no end', end='')"))
+    assert sorted(result.stdout.splitlines()) == ["[0] no end", "[1] no end"]
+    assert result.stdout.endswith("\n")
+
+
+def test_line_longer_than_any_buffer_arrives_whole() -> None:
+    result = run_launcher("-np", "1", *python("print('x' * 3_000_000)"))
+    assert result.stdout == "[0] " + "x" * 3_000_000 + "\n"
+
+
+def test_bytes_that_are_no_text_pass() -> None:
+    code = "import sys; sys.stdout.buffer.write(bytes([0, 255, 10]))"
+    process = start_launcher("-np", "1", *python(code))
+    try:
+        assert process.communicate(timeout=30)[0] == b"[0] \x00\xff\n"
+    finally:
+        end_launcher(process)
+
+
+def test_timestamps() -> None:
+    result = run_launcher("-np", "1", "--prefix-output-with-timestamp", *python("print('x')"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[0\] x\n", result.stdout)
+
+
+def test_files_hold_what_each_rank_wrote(tmp_path: Path) -> None:
+    code = "import os, sys; print('out'); print('no end', end='', file=sys.stderr)"
+    result = run_launcher("-np", "2", "--output-filename", str(tmp_path / "logs"), *python(code))
+    for rank in (0, 1):
+        folder = tmp_path / "logs" / f"rank.{rank}"
+        assert (folder / "stdout").read_text() == "out\n"
+        assert (folder / "stderr").read_text() == "no end"
+    assert sorted(result.stdout.splitlines()) == ["[0] out", "[1] out"]
+
+
+def test_folder_for_files_that_cannot_be_made_is_one_clear_line() -> None:
+    result = run_launcher("-np", "2", "--output-filename", "/dev/null/x", *python("print(1)"))
+    assert result.returncode == 1
+    assert "/dev/null/x" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_reader_that_goes_away_ends_the_job_quietly() -> None:
+    code = "import itertools\nfor i in itertools.count(): print('line', i)"
+    with MarkedJob(2, *python(code)) as job:
+        assert job.process.stdout is not None and job.process.stderr is not None
+        job.process.stdout.read(1000)
+        job.process.stdout.close()
+        started = time.monotonic()
+        assert job.process.wait(timeout=10) == 141
+        assert time.monotonic() - started <= 2.0
+        stderr = job.process.stderr.read().decode()
+        assert job.alive() == []
+    assert "hvdlite-run: Traceback" not in stderr
+    assert "hvdlite/launch" not in stderr
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_slow_reader_costs_no_memory_and_does_not_stop_the_watch() -> None:
+    code = "import os\nwhile True: os.write(1, b'x' * 99 + b'\\n')"
+    with MarkedJob(2, *python(code)) as job:
+        time.sleep(1.5)  # nobody reads; everything is full by now
+        assert resident_bytes(job.process.pid) < 100 << 20
+        victim = next(pid for pid in job.alive() if is_rank(pid, 1))
+        os.kill(victim, 9)
+        deadline = time.monotonic() + 3
+        while len(job.alive()) > 1:  # the launcher itself waits for its reader
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        status, _, stderr, _ = job.finish()
+    assert status == 137
+    assert "rank 1" in stderr
+
+
+def is_rank(pid: int, rank: int) -> bool:
+    return b"HVDLITE_RANK=%d\0" % rank in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def run_on_terminal(*arguments: str) -> bytes:
+    """Run hvdlite-run with a terminal for stdout and stderr; return what was written to it."""
+    master, slave = pty.openpty()
+    process = start_launcher(*arguments, stdout=slave, stderr=slave, env={"OMP_NUM_THREADS": "1"})
+    os.close(slave)
+    shown = b""
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and select.select([master], [], [], 20)[0]:
+            try:
+                shown += os.read(master, 65536)
+            except OSError:
+                break  # The last writer has gone.
+        process.wait(timeout=5)
+    finally:
+        end_launcher(process)
+        os.close(master)
+    return shown
+
+
+def test_progress_bar_on_a_terminal_moves_while_it_runs() -> None:
+    code = """
+import os, sys, time
+for i in range(3):
+    sys.stderr.write(f"\\r{i}0%"); sys.stderr.flush(); time.sleep(0.25)
+sys.stderr.write("\\n")
+"""
+    shown = run_on_terminal("-np", "1", *python(code))
+    assert shown == b"[0] \r[0] 00%\r[0] 10%\r[0] 20%\r\n"
+
+
+def test_line_of_another_rank_does_not_land_in_a_progress_bar() -> None:
+    code = """
+import os, sys, time
+if os.environ["HVDLITE_RANK"] == "0":
+    sys.stdout.write("50%"); sys.stdout.flush(); time.sleep(0.8); print(" done")
+else:
+    time.sleep(0.5); print("hello")
+"""
+    shown = run_on_terminal("-np", "2", *python(code))
+    assert shown == b"[0] 50%\r\n[1] hello\r\n[0]  done\r\n"
+
+
+def test_width_of_the_terminal_reaches_the_ranks() -> None:
+    shown = run_on_terminal("-np", "1", *python("import os; print(os.environ.get('COLUMNS'))"))
+    assert shown in (
+        b"[0] 74\r\n",
+        b"[0] None\r\n",
+    )  # a terminal of 80 columns, or of unknown width
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_one_descriptor_closed_from_the_start(stream: str) -> None:
+    fd = {"stdout": 1, "stderr": 2}[stream]
+    script = f'exec "$0" "$@" {fd}>&-'
+    done = subprocess.run(
+        ["sh", "-c", script, *launcher_command("-np", "1", *python("print('x')"))],
+        env=base_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd="/tmp",
+        check=False,
+    )
+    assert done.returncode in (0, 1)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,94 @@
+"""Jobs that really talk to each other: what a failure looks like when hvdlite tells the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from harness import run_launcher
+from launch.marked import MarkedJob, python
+
+LOOP = """
+import ctypes, os, sys, time
+from hvdlite import _core, basics
+basics.init()
+memory = (ctypes.c_float * 1024)(1.0)
+address = ctypes.addressof(memory)
+tensor = _core.Tensor("step", _core.DTYPES["float32"], [1024], address, address)
+def step():
+    basics.engine().allreduce("step", [tensor], _core.REDUCE_OPS["average"], keep=memory).wait()
+step()
+print("ready", flush=True)
+"""
+
+
+def test_job_ends_well() -> None:
+    code = LOOP + "for _ in range(100): step()\nprint(basics.rank(), basics.size(), memory[0])"
+    result = run_launcher("-np", "4", *python(code))
+    assert result.returncode == 0, result.stderr
+    shown = sorted(line for line in result.stdout.splitlines() if "ready" not in line)
+    assert shown == [f"[{rank}] {rank} 4 1.0" for rank in range(4)]
+
+
+def test_exception_of_one_rank_is_what_the_user_sees_last() -> None:
+    code = LOOP + (
+        "for i in range(10**9):\n"
+        "    if basics.rank() == 1 and i == 20: raise ValueError('boom at step 20')\n"
+        "    step()\n"
+    )
+    result = run_launcher("-np", "3", *python(code))
+    assert result.returncode == 1
+    assert result.seconds <= 5.0  # three of them from the failure on
+    assert "hvdlite-run: rank 1 (host " in result.stderr
+    assert result.stderr.endswith("    ValueError: boom at step 20\n")
+    assert "rank 1 raised ValueError: boom at step 20" in result.stderr
+
+
+def test_killed_rank_is_named_though_others_raise() -> None:
+    with MarkedJob(3, *python(LOOP + "while True: step()")) as job:
+        job.wait_until_ready(3)
+        victim = next(pid for pid in job.alive() if environment_has(pid, b"HVDLITE_RANK=2"))
+        time.sleep(0.1)
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        status, _, stderr, _ = job.finish()
+        assert time.monotonic() - killed <= 3.0
+        assert job.alive() == []
+    assert status == 128 + signal.SIGKILL
+    assert "hvdlite-run: rank 2 (host " in stderr
+    assert f"pid {victim}) failed first: killed by SIGKILL" in stderr
+
+
+def environment_has(pid: int, variable: bytes) -> bool:
+    with open(f"/proc/{pid}/environ", "rb") as environ:
+        return variable in environ.read().split(b"\0")
+
+
+def test_ctrl_c_in_the_middle_of_training() -> None:
+    with MarkedJob(3, *python(LOOP + "while True: step()")) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGINT)
+        status, _, stderr, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 130
+    assert seconds <= 2.0
+    assert "Traceback" not in stderr
+
+
+def test_death_of_the_launcher_in_the_middle_of_training() -> None:
+    with MarkedJob(3, *python(LOOP + "while True: step()")) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGKILL)
+        assert job.seconds_until_gone() <= 2.0
+
+
+def test_rank_that_never_calls_init_ends_the_start_in_time() -> None:
+    code = (
+        "import os, time\nif os.environ['HVDLITE_RANK'] == '1': time.sleep(60)\n"
+        "from hvdlite import basics\nbasics.init()"
+    )
+    result = run_launcher("-np", "2", "--start-timeout", "2", *python(code))
+    assert result.returncode == 1
+    assert result.seconds <= 2.0 + 4.0
+    assert "BootstrapError" in result.stderr

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from hvdlite.launch.local import Ending
+from hvdlite.launch.report import Failure, describe, last_lines, root_failure
+
+CONSEQUENCE = b"""Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+hvdlite.errors.RankFailedError: rank 2 (host a, pid 13) died
+"""
+BOOM = b"""Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+ValueError: boom
+"""
+
+
+def failed(
+    rank: int, at: float, stderr: bytes, status: int = 1, by_signal: bool = False
+) -> Failure:
+    return Failure(rank, 100 + rank, Ending(status, by_signal), at, stderr)
+
+
+def test_first_failure_wins() -> None:
+    assert root_failure([failed(1, 5.1, BOOM), failed(0, 5.0, BOOM)]).rank == 0
+
+
+def test_consequence_does_not_hide_its_slower_cause() -> None:
+    failures = [failed(0, 5.0, CONSEQUENCE), failed(1, 5.1, CONSEQUENCE), failed(2, 5.2, BOOM)]
+    assert root_failure(failures).rank == 2
+
+
+def test_cause_after_the_window_is_another_story() -> None:
+    assert root_failure([failed(0, 5.0, CONSEQUENCE), failed(2, 5.6, BOOM)]).rank == 0
+
+
+def test_rank_killed_by_a_signal_is_a_cause_whatever_it_printed() -> None:
+    killed = failed(2, 5.01, CONSEQUENCE, status=9, by_signal=True)
+    assert root_failure([failed(0, 5.0, CONSEQUENCE), killed]).rank == 2
+
+
+def test_only_consequences_gives_the_first() -> None:
+    assert root_failure([failed(0, 5.1, CONSEQUENCE), failed(1, 5.0, CONSEQUENCE)]).rank == 1
+
+
+def test_long_traceback_is_shown_from_its_start() -> None:
+    deep = ["noise"] * 50 + ["Traceback (most recent call last):"] + ["  frame"] * 30 + ["E: x"]
+    lines = last_lines("\n".join(deep).encode())
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "E: x"
+
+
+def test_last_lines_are_bounded() -> None:
+    assert len(last_lines(b"line\n" * 1000)) == 20
+
+
+def test_report_names_rank_host_pid_and_status() -> None:
+    text = describe(failed(2, 5.0, BOOM, status=3), "node7", oom_killed=False)
+    assert "rank 2 (host node7, pid 102) failed first: exit status 3" in text
+    assert text.endswith("    ValueError: boom\n")
+
+
+def test_report_of_a_sigkill_speaks_of_memory() -> None:
+    killed = failed(2, 5.0, b"", status=9, by_signal=True)
+    assert "SIGKILL" in describe(killed, "a", oom_killed=False)
+    assert "may have" in describe(killed, "a", oom_killed=False)
+    assert "was at work" in describe(killed, "a", oom_killed=True)
+    assert "wrote nothing to stderr" in describe(killed, "a", oom_killed=True)
+
+
+def test_exit_codes_are_a_shells() -> None:
+    assert Ending(3, by_signal=False).code == 3
+    assert Ending(11, by_signal=True).code == 139
+    assert str(Ending(11, by_signal=True)) == "killed by SIGSEGV"

@@ -1,0 +1,74 @@
+"""Row 39 of the scoreboard: no secret on a command line, no socket open to the network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hvdlite.launch.local import Job
+from launch.marked import MarkedJob, python
+
+SHOW_TOKEN = """
+import os, time
+print("token", os.environ["HVDLITE_TOKEN"], flush=True)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_secret_and_no_environment_on_any_command_line() -> None:
+    secret = "a-secret-of-the-user"
+    with MarkedJob(2, *python(SHOW_TOKEN), env={"API_TOKEN": secret}) as job:
+        assert job.process.stdout is not None
+        token = job.process.stdout.readline().split()[-1].decode()
+        assert len(token) == 64
+        job.wait_until_ready(1)
+        lines = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    lines[int(entry.name)] = (entry / "cmdline").read_text(errors="replace")
+                except OSError:
+                    continue  # It has ended.
+        assert set(job.alive()) <= set(lines)
+    shown = "\n".join(lines.values())
+    assert token not in shown
+    assert secret not in shown
+    assert "HVDLITE_TOKEN=" not in shown
+    assert "HVDLITE_RANK=" not in shown
+
+
+def test_rank_shows_up_as_its_own_command() -> None:
+    with MarkedJob(1, *python(SHOW_TOKEN)) as job:
+        job.wait_until_ready(1)
+        (rank,) = (pid for pid in job.alive() if pid != job.process.pid)
+        command = Path(f"/proc/{rank}/cmdline").read_text().split("\0")
+    assert command[:2] == [sys.executable, "-c"]
+
+
+def listening_inodes() -> set[str]:
+    """Collect the inodes of the TCP sockets that listen."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                inodes.add(fields[9])
+    return inodes
+
+
+def test_a_job_on_one_machine_listens_on_no_tcp_port() -> None:
+    with MarkedJob(2, *python(SHOW_TOKEN)) as job:
+        job.wait_until_ready(2)
+        own = set()
+        for pid in job.alive():
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                own.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+        assert not own & listening_inodes()
+
+
+def test_job_does_not_show_its_token() -> None:
+    job = Job(b"j" * 16, b"secret" * 5, "unix:x")
+    assert "secret" not in repr(job)
+    assert job.token.hex() not in repr(job)

@@ -1,0 +1,149 @@
+"""Ctrl-C, SIGTERM and the launcher's own death: nothing is left (rows 9, 10, 11 and 40)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from harness import shm_entries
+from launch.marked import DEAF_SLEEPER, SLEEPER, MarkedJob, python
+
+BOUND = 2.0
+# A rank with a child in its own group, one in another session, and a shell between.
+FAMILY = """
+import os, subprocess, sys, time
+subprocess.Popen(["sleep", "60"])
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+if os.fork() == 0:
+    time.sleep(60)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (1, 129)])
+def test_signal_ends_the_job_with_one_line(number: int, status: int) -> None:
+    with MarkedJob(3, *python(SLEEPER), env={"OMP_NUM_THREADS": "1"}) as job:
+        job.wait_until_ready(3)
+        job.signal(number)
+        code, stdout, stderr, seconds = job.finish()
+        assert job.alive() == []
+    assert code == status
+    assert seconds <= BOUND
+    assert stdout == ""
+    assert stderr.count("\n") == 1
+    assert stderr.endswith("stopping 3 ranks (again to kill them at once)\n")
+
+
+def test_ctrl_c_at_a_terminal_does_not_reach_the_ranks_directly() -> None:
+    code = "print('ready', flush=True)\nimport time\ntime.sleep(60)"
+    with MarkedJob(2, *python(code)) as job:
+        job.wait_until_ready(2)
+        os.killpg(job.process.pid, signal.SIGINT)  # as the terminal does to its foreground group
+        status, _, stderr, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 130
+    assert seconds <= BOUND
+    assert "KeyboardInterrupt" not in stderr
+
+
+def test_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    with MarkedJob(3, *python(DEAF_SLEEPER)) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGINT)
+        status, _, _, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 130
+    assert seconds <= BOUND
+
+
+def test_second_ctrl_c_kills_at_once() -> None:
+    with MarkedJob(3, *python(DEAF_SLEEPER)) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGINT)
+        time.sleep(0.2)
+        job.signal(signal.SIGINT)
+        status, _, _, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 130
+    assert seconds <= 0.8
+
+
+def test_ctrl_c_before_the_ranks_are_up() -> None:
+    for delay in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
+        with MarkedJob(4, *python(SLEEPER)) as job:
+            time.sleep(delay)
+            job.signal(signal.SIGINT)
+            status, _, _, seconds = job.finish()
+            assert job.alive() == []
+        assert status in (130, -signal.SIGINT), delay
+        assert seconds <= BOUND
+
+
+def test_signal_reaches_children_and_other_sessions() -> None:
+    with MarkedJob(2, *python(FAMILY)) as job:
+        job.wait_until_ready(2)
+        assert len(job.alive()) >= 2 * 4
+        job.signal(signal.SIGTERM)
+        status, _, _, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 143
+    assert seconds <= BOUND
+
+
+@pytest.mark.parametrize("command", [python(SLEEPER), python(DEAF_SLEEPER), python(FAMILY)])
+def test_death_of_the_launcher_ends_all(command: list[str]) -> None:
+    with MarkedJob(3, *command) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGKILL)
+        assert job.seconds_until_gone() <= BOUND
+
+
+def test_death_of_the_launchers_whole_group_ends_all() -> None:
+    wrapper = f'"{python("")[0]}" -c "{SLEEPER}"; true'
+    with MarkedJob(3, "sh", "-c", wrapper) as job:
+        job.wait_until_ready(3)
+        os.killpg(job.process.pid, signal.SIGKILL)
+        assert job.seconds_until_gone() <= BOUND
+
+
+def test_death_of_the_launcher_while_it_starts_ranks() -> None:
+    for delay in (0.02, 0.05, 0.08, 0.11, 0.14, 0.17, 0.2):
+        with MarkedJob(8, *python(SLEEPER)) as job:
+            time.sleep(delay)
+            job.signal(signal.SIGKILL)
+            assert job.seconds_until_gone() <= BOUND
+
+
+def test_death_of_the_guardian_leaves_the_ranks_tied_to_the_launcher() -> None:
+    with MarkedJob(2, *python(SLEEPER)) as job:
+        job.wait_until_ready(2)
+        for guardian in guardians_of(job.process.pid):
+            os.kill(guardian, signal.SIGKILL)
+        job.signal(signal.SIGKILL)
+        assert job.seconds_until_gone() <= BOUND
+
+
+def guardians_of(launcher: int) -> list[int]:
+    with open(f"/proc/{launcher}/task/{launcher}/children") as children:
+        pids = [int(pid) for pid in children.read().split()]
+    found = []
+    for pid in pids:
+        with open(f"/proc/{pid}/cmdline") as cmdline:
+            if "guardian.py" in cmdline.read():
+                found.append(pid)
+    assert found
+    return found
+
+
+def test_killing_everything_leaves_no_file_behind() -> None:
+    before = shm_entries()
+    with MarkedJob(3, *python(SLEEPER)) as job:
+        job.wait_until_ready(3)
+        for pid in job.alive():
+            os.kill(pid, signal.SIGKILL)
+        assert job.seconds_until_gone() <= 3.0
+    assert not [name for name in shm_entries() - before if "hvdlite" in name]
