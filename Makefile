@@ -13,7 +13,7 @@ DONE := .venv/done
 
 CSRC := $(shell find csrc)
 CPP_TESTS := $(wildcard tests/cpp tests/cpp/*)
-CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc')
+CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
 .PHONY: help demo test test-cpp test-python lint tidy sanitize tsan asan bench docs wheel install \
         dev clean

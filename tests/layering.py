@@ -84,7 +84,7 @@ def find_violations(root: Path) -> list[Violation]:
     for path in _files(root):
         text = path.read_text(encoding="utf-8")
         relative = path.relative_to(root).as_posix()
-        if path.suffix in (".cc", ".h"):
+        if path.suffix in (".cc", ".h", ".inc"):
             source = Source(relative, text, _without_comments(text))
             checks = CPP_CHECKS
         else:
@@ -98,7 +98,7 @@ def find_violations(root: Path) -> list[Violation]:
 def _files(root: Path) -> Iterator[Path]:
     for folder in ("csrc", "hvdlite", "tests", "tools", "benchmarks", "examples"):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".cc", ".h", ".py", ".pyi") and path.is_file():
+            if path.suffix in (".cc", ".h", ".inc", ".py", ".pyi") and path.is_file():
                 yield path
 
 

@@ -243,17 +243,10 @@ void Engine::request_end(Status cause) {
   turn_.close();
 }
 
-void Engine::interrupt() {
-  for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_) fabric_->waiter->mark_lost(rank);
-  }
-  fabric_->waiter->bell().ring();
-}
-
 void Engine::abort(const std::string& reason) {
   if (size_ == 1) return;
   request_end(Status(StatusCode::kRankFailed, reason, rank_));
-  interrupt();
+  fabric_->waiter->interrupt();
   stop_thread(Deadline::after_seconds(config_.shutdown_timeout));
 }
 
@@ -277,7 +270,7 @@ void Engine::stop_thread(Deadline patience) {
   if (thread_ == nullptr) return;
   request_end(Status(StatusCode::kShutdown,
                      "rank " + std::to_string(rank_) + " shut down during a collective", rank_));
-  interrupt();
+  fabric_->waiter->interrupt();
   thread_.reset();  // joins
 }
 

@@ -71,7 +71,6 @@ class Engine {
 
   // From any thread: makes the runner end the world. The first cause stays.
   void request_end(Status cause);
-  void interrupt();  // breaks a running collective: every peer counts as lost from now on
   void stop_thread(Deadline patience);  // joins; breaks a running collective after `patience`
 
   const int rank_;

@@ -54,11 +54,14 @@ class Waiter {
   // Watches a socket, edge-triggered: any event on it ends a sleep; its end of file or hang-up
   // makes `rank` lost. Data is left for the socket's reader (a liveness socket never has any).
   Status watch(int fd, int rank);
-  // True once a watched socket of that rank, or mark_lost, said that it is gone. After `lost`, what
+  // True once a watched socket or flag of that rank said that it is gone. After `lost`, what
   // the rank published before it went is visible: look at your condition once more.
   bool lost(int rank) const;
-  // Declares a rank lost, whatever its sockets say. Any thread.
-  void mark_lost(int rank);
+  // Ends this wait and every later one that is not ready at once, with kShutdown. Any thread.
+  void interrupt() {
+    interrupted_.store(true);
+    bell().ring();
+  }
   // For peers without a socket (threads as ranks): `gone` says when the rank is lost.
   void watch_flag(std::shared_ptr<const std::atomic<bool>> gone, int rank) {
     flags_[rank] = std::move(gone);
@@ -73,6 +76,9 @@ class Waiter {
     while (true) {
       announce_sleep();
       if (ready()) return wake_up(Status());
+      if (interrupted_.load()) {
+        return wake_up(Status(StatusCode::kShutdown, "interrupted: this rank ends its world"));
+      }
       if (Status status = failed(); !status.ok()) {
         (void)wake_up(Status());
         return ready() ? Status() : status;
@@ -86,8 +92,6 @@ class Waiter {
 
   // Wakes this waiter from any thread of this process.
   Bell bell() const;
-  // How long wait() spins first; 0 when cores are scarce.
-  void set_spin(std::chrono::microseconds spin) { spin_ = spin; }
 
  private:
   explicit Waiter(int size) : lost_(size), flags_(size) {}
@@ -109,11 +113,14 @@ class Waiter {
   Status wake_up(Status status);  // withdraws the announcement, hands `status` through
   Status sleep(Deadline deadline);
 
+  void mark_lost(int rank);
+
   static constexpr int kPollsPerClockRead = 16;
   std::atomic<std::uint32_t>* sleeping_ = nullptr;
   Fd event_fd_;
   Fd epoll_fd_;
   std::chrono::microseconds spin_{0};
+  std::atomic<bool> interrupted_{false};
   std::vector<std::atomic<bool>> lost_;                            // by rank
   std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;    // by rank; may be null
 };

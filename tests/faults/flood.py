@@ -1,0 +1,72 @@
+"""Strangers: connections that say nothing, or anything but what they should."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import random
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from faults.jobs import Address
+
+HELLO = struct.Struct("<4sHBx16sII32s")  # as in hvdlite/bootstrap/handshake.py
+
+
+class Touch:
+    """Unpickled, it makes a file: the proof that a stranger's pickle was loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def payloads(trap: Path) -> list[bytes]:
+    """List what strangers say; a pickle among it would make `trap`."""
+    noise = random.Random(7)
+    pickled = pickle.dumps(Touch(trap))
+    huge = struct.pack("<I", 0xFFFFFFFF)
+    return [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        noise.randbytes(3),
+        noise.randbytes(64),
+        noise.randbytes(4096),
+        huge + noise.randbytes(64),
+        pickled,
+        struct.pack("<I", len(pickled)) + pickled,
+        HELLO.pack(b"HVL1", 1, 1, bytes(16), 0, 0, bytes(32)),
+        HELLO.pack(b"HVL1", 1, 2, noise.randbytes(16), 0, 0xFFFFFFFF, bytes(32)) + bytes(32),
+        HELLO.pack(b"HVL1", 0xFFFF, 1, bytes(16), 0, 0, bytes(32)),
+        b"HVL1",
+    ]
+
+
+@contextlib.contextmanager
+def flooded(addresses: Iterable[Address], connections: int, idle: int, trap: Path) -> Iterator[int]:
+    """Send garbage to all addresses in turn, then hold `idle` silent connections open.
+
+    Yields how many connections were accepted.
+    """
+    accepted = 0
+    turns = zip(itertools.cycle(sorted(addresses, key=str)), itertools.cycle(payloads(trap)))
+    with contextlib.ExitStack() as held:
+        for number, ((family, address), payload) in enumerate(turns):
+            if number == connections + idle:
+                break
+            client = socket.socket(family)
+            client.setblocking(False)
+            with contextlib.suppress(OSError):  # refused, crowded out: as a stranger should be
+                client.connect_ex(address)
+                accepted += client.send(payload) >= 0
+            if number < connections:
+                client.close()
+            else:
+                held.enter_context(client)
+        yield accepted

@@ -1,0 +1,199 @@
+"""Rows 37 and 38: strangers at every port neither disturb a job, nor get in, nor get anything."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from faults.arrays import ones, reduce_array, total_of_ones
+from faults.flood import HELLO, flooded
+from faults.jobs import (
+    Address,
+    listening_tcp,
+    listening_unix,
+    socket_inodes,
+    stepping_job,
+    wait_until,
+)
+from harness import World
+from hvdlite import basics
+from hvdlite.bootstrap.address import address_of, dial
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.store import Store, StoreClient
+from hvdlite.errors import BootstrapError
+
+CONNECTIONS = 10_000
+IDLE = 300
+GROWTH = 10 << 20
+REFUSED_WITHIN = 2.0
+
+
+def resident(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def addresses_of(pid: int) -> set[Address]:
+    return listening_unix(socket_inodes(pid)) | listening_tcp(psutil.Process(pid))
+
+
+def start_when_told(folder: str) -> dict[str, Any]:
+    import os
+
+    if os.environ["HVDLITE_RANK"] == "1":
+        while not (Path(folder) / "go").exists():
+            time.sleep(0.01)
+    begun = time.monotonic()
+    basics.init()
+    ready = time.monotonic()
+    wrong = 0
+    for _ in range(100):
+        wrong += int((reduce_array(ones(), "gradient") != total_of_ones()).any())
+    return {"seconds": ready - begun, "wrong": wrong}
+
+
+def test_world_starts_amid_garbage_at_every_port(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1 with its doors open, and so does the store, in this process."""
+    trap = tmp_path / "trap"
+    with World(2, start_when_told, str(tmp_path), hosts=[0, 1]) as world:
+        first = world.pids[0]
+        wait_until(lambda: len(addresses_of(first)) >= 2, 20, "rank 0 listens")
+        doors = addresses_of(first) | listening_unix(socket_inodes(psutil.Process().pid))
+        assert len(doors) >= 3
+        before = resident(first)
+        with flooded(doors, CONNECTIONS, IDLE, trap) as accepted:
+            assert accepted > CONNECTIONS / 10
+            assert resident(first) - before < GROWTH
+            (tmp_path / "go").touch()
+            results = world.wait()
+    assert [result.value["wrong"] for result in results] == [0, 0]
+    assert results[1].value["seconds"] <= 10
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_garbage_to_every_port_of_a_running_job(hosts: int, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    with stepping_job(tmp_path, hosts=hosts) as job:
+        wait_until(lambda: job.steps() > 50, 20, "the job does steps")
+        before = {process.pid: resident(process.pid) for process in job.processes()}
+        steps = job.steps()
+        with flooded(job.listening(), CONNECTIONS, IDLE, trap):
+            wait_until(lambda: job.steps() > steps + 50, 10, "the job goes on")
+            for pid, size in before.items():
+                assert resident(pid) - size < GROWTH
+        assert job.stop() == 0
+    assert not trap.exists()
+
+
+@pytest.fixture
+def meeting() -> Any:
+    job = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
+    with Store.start(2, job.token, job.job_id, job.epoch) as store:
+        yield store, job
+
+
+def both_ranks_meet(store: Store, job: Job) -> bool:
+    """Exchange a blob between the two real ranks."""
+    answers: list[list[bytes]] = []
+
+    def come(rank: int) -> None:
+        with StoreClient(store.address, job, rank, timeout=5) as client:
+            answers.append(client.exchange("a key", b"secret of rank %d" % rank))
+
+    ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    return answers == [[b"secret of rank 0", b"secret of rank 1"]] * 2
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        pytest.param(lambda job: Job(bytes(32), job.job_id, job.epoch), id="without-the-token"),
+        pytest.param(lambda job: Job(job.token, bytes(16), job.epoch), id="of-another-job"),
+        pytest.param(lambda job: Job(job.token, job.job_id, 1), id="of-another-epoch"),
+    ],
+)
+def test_stranger_is_refused(meeting: Any, forge: Callable[[Job], Job]) -> None:
+    store, job = meeting
+    begin = time.monotonic()
+    with pytest.raises(BootstrapError, match="rank 1"):
+        StoreClient(store.address, forge(job), 1, timeout=5)
+    assert time.monotonic() - begin <= REFUSED_WITHIN
+    assert both_ranks_meet(store, job)
+
+
+def test_silent_stranger_is_shown_out(meeting: Any) -> None:
+    store, job = meeting
+    begin = time.monotonic()
+    with dial(store.address, 5) as silent:
+        assert silent.recv(1) == b""
+    assert time.monotonic() - begin <= REFUSED_WITHIN + 0.5
+    assert both_ranks_meet(store, job)
+
+
+def test_replay_of_what_a_rank_said_gets_nothing(meeting: Any) -> None:
+    """Everything that a real client sends is recorded, and said again by a stranger."""
+    store, job = meeting
+    said = record_client(store, job)
+    assert len(said) > HELLO.size + 32
+    with dial(store.address, 5) as stranger:
+        stranger.sendall(said)
+        answer = receive_all(stranger)
+    assert len(answer) <= 64, "more than the reply to a hello"
+    assert b"secret" not in answer
+    assert both_ranks_meet(store, job)
+
+
+def record_client(store: Store, job: Job) -> bytes:
+    """Let rank 0 talk to the store through a proxy; return what it said."""
+    said = bytearray()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("\0hvdlite-test-" + secrets.token_hex(8))
+        door.listen()
+        proxy = threading.Thread(target=pass_on, args=(door, store.address, said))
+        proxy.start()
+        with (
+            StoreClient(address_of(door), job, 0, timeout=1) as client,
+            pytest.raises(BootstrapError, match="rank 1"),
+        ):
+            client.exchange("a key", b"secret of rank 0")
+        proxy.join()
+    return bytes(said)
+
+
+def pass_on(door: socket.socket, address: str, said: bytearray) -> None:
+    client, _ = door.accept()
+    with client, dial(address, 5) as server:
+        back = threading.Thread(target=copy, args=(server, client, bytearray()))
+        back.start()
+        copy(client, server, said)
+        server.shutdown(socket.SHUT_RDWR)
+        back.join()
+
+
+def copy(source: socket.socket, target: socket.socket, seen: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(4096):
+            seen += data
+            target.sendall(data)
+
+
+def receive_all(connection: socket.socket) -> bytes:
+    answer = bytearray()
+    connection.settimeout(5)
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(4096):
+            answer += data
+    return bytes(answer)

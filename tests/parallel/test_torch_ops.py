@@ -1,0 +1,330 @@
+"""The collectives on torch tensors: values, forms, gradients, and what misuse says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+
+REDUCED = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+
+
+def mine(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Make a tensor of this rank's number plus one."""
+    return torch.full(shape, hvd.rank() + 1, dtype=dtype)
+
+
+def ranks() -> range:
+    return range(1, hvd.size() + 1)
+
+
+def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
+    return pytest.raises(kind, match=text)
+
+
+def scenario_allreduce_of_every_dtype_and_op() -> None:
+    for dtype in REDUCED:
+        expected = {
+            hvd.Sum: sum(ranks()),
+            hvd.Min: 1,
+            hvd.Max: hvd.size(),
+            hvd.Product: torch.tensor(list(ranks())).prod().item(),
+            hvd.Average: sum(ranks()) / hvd.size(),
+        }
+        for op, value in expected.items():
+            result = hvd.allreduce(mine(3, 2, dtype=dtype), op=op)
+            assert result.dtype == dtype and result.shape == (3, 2)
+            assert (result == torch.full((3, 2), value).to(dtype)).all(), (dtype, op, result)
+
+
+def scenario_integers_average_towards_zero() -> None:
+    value = -1 if hvd.rank() == 0 else 0
+    assert hvd.allreduce(torch.tensor([value])).item() == (-1 if hvd.size() == 1 else 0)
+
+
+def scenario_average_argument_of_older_scripts() -> None:
+    assert hvd.allreduce(mine(2), False)[0] == sum(ranks())
+    assert hvd.allreduce(mine(2), True)[0] == sum(ranks()) / hvd.size()
+    with raises(hvd.ArgumentError, "not both"):
+        hvd.allreduce(mine(2), average=True, op=hvd.Sum)
+
+
+def scenario_shapes() -> None:
+    for shape in [(), (0,), (3, 0, 2), (1, 1, 1), (5,), (2, 3, 4, 5)]:
+        result = hvd.allreduce(mine(*shape), op=hvd.Sum)
+        assert result.shape == shape and (result == sum(ranks())).all()
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    assert torch.equal(hvd.allreduce(transposed), transposed)
+    large = hvd.allreduce(mine(3_000_001), op=hvd.Sum)
+    assert (large == sum(ranks())).all()
+
+
+def scenario_input_is_left_alone_and_in_place_is_not() -> None:
+    tensor = mine(4)
+    hvd.allreduce(tensor)
+    assert (tensor == hvd.rank() + 1).all()
+    assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+    assert (tensor == sum(ranks())).all()
+    handle = hvd.allreduce_async_(tensor, op=hvd.Max)
+    assert hvd.synchronize(handle) is tensor and hvd.synchronize(handle) is tensor
+
+
+def scenario_scales_and_weights() -> None:
+    result = hvd.allreduce(mine(2), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    assert (result == 2 * sum(ranks())).all()
+    weighted = hvd.allreduce(mine(2, dtype=torch.float64), weight=hvd.rank())
+    weights = range(hvd.size())
+    total = sum(weights)
+    expected = sum(w * (w + 1) for w in weights) / total if total else 0
+    assert torch.allclose(weighted, torch.full_like(weighted, expected), rtol=1e-14)
+    poisoned = mine(2) if hvd.rank() == 0 else torch.full((2,), torch.nan)
+    assert (hvd.allreduce(poisoned, weight=float(hvd.rank() == 0)) == 1).all()
+    with raises(hvd.ArgumentError, "weight"):
+        hvd.allreduce(mine(2), op=hvd.Sum, weight=1.0)
+
+
+def scenario_compression() -> None:
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        result = hvd.allreduce(mine(3), compression=compression, op=hvd.Sum)
+        assert result.dtype == torch.float32 and (result == sum(ranks())).all()
+        integers = hvd.allreduce(mine(3, dtype=torch.int32), compression=compression)
+        assert integers.dtype == torch.int32
+
+    class Halving(hvd.Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return tensor / 2, 2
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: int) -> torch.Tensor:
+            return tensor * ctx
+
+    assert (hvd.allreduce(mine(3), compression=Halving, op=hvd.Sum) == sum(ranks())).all()
+
+
+def scenario_grouped() -> None:
+    tensors = [mine(3), mine(2, 2, dtype=torch.float64), mine(4, dtype=torch.int64)]
+    for results in (
+        hvd.grouped_allreduce(tensors, op=hvd.Sum),
+        hvd.synchronize(hvd.grouped_allreduce_async(tensors, op=hvd.Sum)),
+    ):
+        for tensor, result in zip(tensors, results, strict=True):
+            assert result.dtype == tensor.dtype and (result == sum(ranks())).all()
+    results = hvd.grouped_allreduce_(tensors, op=hvd.Sum)
+    assert all(a is b for a, b in zip(results, tensors, strict=True))
+    hvd.synchronize(hvd.grouped_allreduce_async_(tensors, op=hvd.Max))
+    assert (tensors[0] == sum(ranks())).all()
+    assert hvd.grouped_allreduce([]) == []
+
+
+def scenario_many_in_flight_in_another_order_on_each_rank() -> None:
+    count = 50
+    order = [(i + 7 * hvd.rank()) % count for i in range(count)]
+    handles = {}
+    for i in order:
+        handles[i] = hvd.allreduce_async(mine(i + 1) * i, op=hvd.Sum, name=f"tensor.{i}")
+    for i in reversed(order):
+        assert (hvd.synchronize(handles[i]) == i * sum(ranks())).all()
+        assert hvd.poll(handles[i])
+
+
+def scenario_handle_keeps_its_tensors_alive() -> None:
+    handles = [hvd.allreduce_async(mine(100_000) * i, op=hvd.Sum) for i in range(8)]
+    rubbish = [torch.full((100_000,), -1.0) for _ in range(8)]
+    for i, handle in enumerate(handles):
+        assert (hvd.synchronize(handle) == i * sum(ranks())).all()
+    del rubbish
+    hvd.allreduce_async(mine(100_000))  # dropped while in flight
+    hvd.barrier()
+
+
+def scenario_allgather() -> None:
+    for dtype in [*REDUCED, torch.bool]:
+        mine_here = torch.full((hvd.rank() + 1, 3), hvd.rank(), dtype=dtype)
+        result = hvd.allgather(mine_here)
+        expected = torch.cat(
+            [torch.full((r + 1, 3), r, dtype=dtype) for r in range(hvd.size())]
+        )
+        assert result.dtype == dtype and torch.equal(result, expected)
+    only_last = torch.ones(int(hvd.rank() == hvd.size() - 1), 2)
+    assert hvd.allgather(only_last).shape == (1, 2)
+    assert hvd.allgather(torch.ones(0, 2)).shape == (0, 2)
+    result = hvd.synchronize(hvd.allgather_async(torch.tensor([hvd.rank()])))
+    assert result.tolist() == list(range(hvd.size()))
+    result += 1  # It owns its memory.
+
+
+def scenario_broadcast() -> None:
+    for root in range(hvd.size()):
+        for dtype in [*REDUCED, torch.bool]:
+            here = torch.full((2, 3), hvd.rank() + 1, dtype=dtype)
+            result = hvd.broadcast(here, root)
+            assert torch.equal(result, torch.full((2, 3), root + 1, dtype=dtype))
+            assert torch.equal(here, torch.full((2, 3), hvd.rank() + 1, dtype=dtype))
+            assert hvd.broadcast_(here, root_rank=root) is here and torch.equal(here, result)
+        assert hvd.synchronize(hvd.broadcast_async(mine(), root)).item() == root + 1
+        tensor = mine(5)
+        assert hvd.synchronize(hvd.broadcast_async_(tensor, root)) is tensor
+        assert (tensor == root + 1).all()
+
+
+def scenario_gradient_of_allreduce() -> None:
+    for op, factor in [(hvd.Sum, hvd.size()), (hvd.Average, 1)]:
+        x = mine(3).requires_grad_()
+        hvd.allreduce(x, op=op, prescale_factor=0.5).sum().backward()
+        assert x.grad is not None and torch.allclose(x.grad, torch.full((3,), 0.5 * factor))
+        x = mine(3).requires_grad_()
+        hvd.synchronize(hvd.allreduce_async(x, op=op)).sum().backward()
+        assert x.grad is not None and (x.grad == factor).all()
+    x = mine(3).requires_grad_()
+    results = hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)
+    sum(result.sum() for result in results).backward()
+    assert x.grad is not None and (x.grad == 3 * hvd.size()).all()
+
+
+def scenario_gradient_of_weighted_average() -> None:
+    x = mine(3).requires_grad_()
+    hvd.allreduce(x, weight=hvd.rank() + 1).sum().backward()
+    share = (hvd.rank() + 1) / sum(ranks())
+    assert x.grad is not None and torch.allclose(x.grad, torch.full((3,), share * hvd.size()))
+
+
+def scenario_gradient_through_compression_and_twice() -> None:
+    x = mine(3).requires_grad_()
+    hvd.allreduce(x, compression=hvd.Compression.bf16, op=hvd.Sum).sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float32 and (x.grad == hvd.size()).all()
+    x = mine(2).requires_grad_()
+    (slope,) = torch.autograd.grad(hvd.allreduce(x**3, op=hvd.Sum).sum(), x, create_graph=True)
+    slope.sum().backward()
+    assert x.grad is not None and (x.grad == hvd.size() * 6 * x).all()
+
+
+def scenario_gradient_of_in_place() -> None:
+    x = mine(3).requires_grad_()
+    y = x * 2
+    assert hvd.allreduce_(y, op=hvd.Sum).grad_fn is not None
+    y.sum().backward()
+    assert x.grad is not None and (x.grad == 2 * hvd.size()).all()
+    leaf = mine(3).requires_grad_()
+    assert hvd.allreduce_(leaf, op=hvd.Sum) is leaf and leaf.is_leaf  # data, as scripts do
+    y = x.exp()  # keeps its result for backward
+    hvd.broadcast_(y.detach(), 0)
+    with raises(RuntimeError, "modified by an inplace operation"):
+        y.sum().backward()
+
+
+def scenario_gradient_of_allgather() -> None:
+    rows = hvd.rank() + 1
+    x = torch.ones(rows, 2, requires_grad=True)
+    gathered = hvd.allgather(x)
+    factors = torch.arange(1.0, len(gathered) + 1).unsqueeze(1) * (hvd.rank() + 1)
+    (gathered * factors).sum().backward()
+    start = sum(range(1, rows))
+    expected = torch.arange(start + 1.0, start + rows + 1).unsqueeze(1) * sum(ranks())
+    assert x.grad is not None and torch.equal(x.grad, expected.expand(-1, 2))
+
+
+def scenario_gradient_of_broadcast() -> None:
+    root = hvd.size() - 1
+    x = mine(3).requires_grad_()
+    (hvd.broadcast(x, root) * (hvd.rank() + 1)).sum().backward()
+    expected = sum(ranks()) if hvd.rank() == root else 0
+    assert x.grad is not None and (x.grad == expected).all()
+
+
+def scenario_no_gradient_of_max() -> None:
+    x = mine(3).requires_grad_()
+    with raises(hvd.ArgumentError, "op=hvd.Max has no gradient; use hvd.Average or hvd.Sum"):
+        hvd.allreduce(x, op=hvd.Max).sum().backward()
+
+
+def scenario_misuse_says_what_to_do() -> None:
+    with raises(hvd.ArgumentError, r"not contiguous .*use allreduce\(\), or tensor.contiguous"):
+        hvd.allreduce_(torch.ones(3, 2).t())
+    with raises(hvd.ArgumentError, r"not contiguous .*use broadcast\(\)"):
+        hvd.broadcast_(torch.ones(3, 2).t(), 0)
+    with raises(hvd.ArgumentError, r"sparse tensor; use .to_dense\(\).*sparse_as_dense=True"):
+        hvd.allreduce(torch.ones(3).to_sparse())
+    with raises(hvd.ArgumentError, r"is on meta.*\.cpu\(\)"):
+        hvd.allreduce(torch.ones(3, device="meta"))
+    with raises(hvd.ArgumentError, "complex64.*view_as_real"):
+        hvd.allreduce(torch.ones(3, dtype=torch.complex64))
+    with raises(hvd.ArgumentError, "bool.*convert it"):
+        hvd.allreduce(torch.ones(3, dtype=torch.bool))
+    with raises(hvd.ArgumentError, f"root_rank={hvd.size()} is no rank.*it has {hvd.size()}"):
+        hvd.broadcast(torch.ones(3), hvd.size())
+    with raises(hvd.ArgumentError, "Adasum is not supported"):
+        hvd.allreduce(torch.ones(3), op=2)
+    with raises(hvd.ArgumentError, "op=9 is no reduce operation"):
+        hvd.allreduce(torch.ones(3), op=9)
+    with raises(hvd.ArgumentError, "is a float, not a tensor"):
+        hvd.allreduce(3.0)
+    with raises(hvd.ArgumentError, r"reshape it to \[1\]"):
+        hvd.allgather(torch.tensor(3.0))
+
+
+def scenario_mismatch_is_an_error_and_the_world_goes_on() -> None:
+    if hvd.size() == 1:
+        return
+    with raises(hvd.MismatchError, "broken"):
+        hvd.allreduce(torch.ones(3 + hvd.rank()), name="broken")
+    with raises(hvd.MismatchError, "root"):
+        hvd.broadcast(torch.ones(3), hvd.rank() % 2, name="root")
+    assert hvd.allreduce(mine(2), op=hvd.Sum)[0] == sum(ranks())
+
+
+def scenario_duplicate_name() -> None:
+    if hvd.size() == 1:
+        return
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(mine(2), name="twice", op=hvd.Sum)
+        with raises(hvd.DuplicateNameError, "twice"):
+            hvd.allreduce_async(mine(2), name="twice", op=hvd.Sum)
+    hvd.barrier()
+    if hvd.rank() != 0:
+        handle = hvd.allreduce_async(mine(2), name="twice", op=hvd.Sum)
+    assert hvd.synchronize(handle)[0] == sum(ranks())
+
+
+def scenario_compiled_function() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return hvd.allreduce(x * 2, op=hvd.Sum) + 1
+
+    compiled = torch.compile(scaled, backend="eager")
+    for _ in range(3):
+        assert (compiled(mine(4)) == 2 * sum(ranks()) + 1).all()
+
+
+def body() -> dict[str, str]:
+    return run_all(globals())
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_ops(results: list[RankResult], name: str) -> None:
+    check(results, name)
+
+
+def alone() -> list[float]:
+    values = []
+    for _ in range(3):
+        hvd.init()
+        values.append(hvd.allreduce(torch.tensor(2.0), op=hvd.Sum).item())
+        hvd.shutdown()
+        with raises(hvd.NotInitializedError, "init"):
+            hvd.allreduce(torch.tensor(1.0))
+    return values
+
+
+def test_init_and_shutdown_again() -> None:
+    assert run_world(1, alone)[0].value == [2.0, 2.0, 2.0]
