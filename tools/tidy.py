@@ -18,6 +18,7 @@ def tidy(build: Path, source: str) -> tuple[str, str]:
         f"-p={build}",
         "--extra-arg=-Wthread-safety",
         "--extra-arg=-Wno-unknown-warning-option",
+        "--extra-arg=-Wno-unknown-pragmas",  # GCC's target pragmas
         source,
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

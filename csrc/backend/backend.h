@@ -3,7 +3,8 @@
 //
 // Every member of the group calls the same function with the same arguments but for the addresses
 // (and scales), in the same order: negotiation has seen to that.
-// Thread: the engine's runner. Calls block until the result is in place, within the deadline.
+// Thread: the engine's runner. Calls block until the result is in place, as long as the peers make
+// progress: kTimeout comes when one of them makes none for `patience`.
 // Errors: kRankFailed or kTimeout name the peer and are final for the backend; kOutOfMemory is not.
 // User memory is written only with results: on error, outputs may hold parts of a result.
 #pragma once
@@ -38,18 +39,18 @@ class Backend {
   // is the same bits on every rank and does not depend on how tensors were batched. kAverage divides
   // the sum by the group's size (integers: towards zero). Integer sums wrap around.
   virtual Status allreduce(const Group& group, DataType dtype, ReduceOp op,
-                           std::span<const Piece> pieces, Deadline deadline) = 0;
+                           std::span<const Piece> pieces, Patience patience) = 0;
   // Concatenates the ranks' bytes in the order of group.ranks: bytes[i] from group.ranks[i] (equal
   // to this rank's own length at its own index) into `output`, which holds their sum.
   virtual Status allgather(const Group& group, std::span<const std::byte> input,
                            std::span<const std::size_t> bytes, std::span<std::byte> output,
-                           Deadline deadline) = 0;
+                           Patience patience) = 0;
   // Copies `input` of `root` (a rank, member of the group) into `output` of every member; only the
   // root's input is read. Both have the same length on every rank.
   virtual Status broadcast(const Group& group, int root, std::span<const std::byte> input,
-                           std::span<std::byte> output, Deadline deadline) = 0;
+                           std::span<std::byte> output, Patience patience) = 0;
   // Returns when every member has called it.
-  virtual Status barrier(const Group& group, Deadline deadline) = 0;
+  virtual Status barrier(const Group& group, Patience patience) = 0;
 };
 
 }  // namespace hvdlite

@@ -22,10 +22,18 @@ Result<bool> move_bytes(Channel& channel, Transfer& transfer) {
   return transfer.outgoing.empty() && transfer.incoming.empty();
 }
 
+std::uint64_t bytes_left(const std::vector<Transfer>& transfers) {
+  std::uint64_t bytes = 0;
+  for (const Transfer& transfer : transfers) {
+    bytes += transfer.outgoing.size() + transfer.incoming.size();
+  }
+  return bytes;
+}
+
 }  // namespace
 
 Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,
-                std::vector<Transfer>& transfers, Deadline deadline, const char* operation) {
+                std::vector<Transfer>& transfers, Patience patience, const char* operation) {
   Status broken;
   int waiting_for = -1;
   const auto ready = [&] {
@@ -43,17 +51,16 @@ Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& wait
     }
     return complete;
   };
-  const auto failed = [&]() -> Status {
-    for (const Transfer& transfer : transfers) {
-      const bool complete = transfer.outgoing.empty() && transfer.incoming.empty();
-      if (complete || !waiter.lost(transfer.rank)) continue;
-      return Status(StatusCode::kRankFailed,
-                    "rank " + std::to_string(transfer.rank) + " was lost during " + operation,
-                    transfer.rank);
-    }
-    return Status();
-  };
-  Status status = waiter.wait(ready, failed, deadline);
+  // The channel itself says when a peer is gone: its control channel may end while data is still on
+  // its way.
+  const auto failed = [] { return Status(); };
+  Status status;
+  std::uint64_t left = 0;
+  do {
+    left = bytes_left(transfers);
+    status = waiter.wait(ready, failed, Deadline::after(patience));
+    // A slow link is no dead peer: only a wait without any progress ends it.
+  } while (status.code() == StatusCode::kTimeout && bytes_left(transfers) < left);
   if (status.code() == StatusCode::kTimeout) {
     return Status(StatusCode::kTimeout,
                   "rank " + std::to_string(waiting_for) + " made no progress in " + operation +

@@ -24,6 +24,6 @@ struct Transfer {
 // Completes all transfers (at most one per rank). `channels` by rank. Errors name the rank:
 // kRankFailed, or kTimeout when it makes no progress. Runner only.
 Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,
-                std::vector<Transfer>& transfers, Deadline deadline, const char* operation);
+                std::vector<Transfer>& transfers, Patience patience, const char* operation);
 
 }  // namespace hvdlite

@@ -17,12 +17,12 @@ class FakeBackend : public SelfBackend {
 
   std::string_view name() const override { return "fake"; }
   Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Deadline deadline) override {
+                   Patience patience) override {
     calls_.push_back("allreduce of " + std::to_string(pieces.size()) + " " +
                      std::string(name_of(dtype)) + " by " + std::string(name_of(op)));
-    return failure_.ok() ? SelfBackend::allreduce(group, dtype, op, pieces, deadline) : failure_;
+    return failure_.ok() ? SelfBackend::allreduce(group, dtype, op, pieces, patience) : failure_;
   }
-  Status barrier(const Group&, Deadline) override {
+  Status barrier(const Group&, Patience) override {
     calls_.push_back("barrier");
     return failure_;
   }

@@ -46,12 +46,12 @@ std::uint64_t HostBackend::chunk_bytes(const Layout& layout) const {
 }
 
 Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
-                              std::span<const Piece> pieces, Deadline deadline) {
+                              std::span<const Piece> pieces, Patience patience) {
   pieces_.assign(pieces, dtype);
   if (pieces_.elements() == 0) return Status();
   const Layout& layout = layout_of(group);
   const Reduction reduction{layout, dtype,          op, static_cast<int>(group.ranks.size()),
-                            size_of(dtype), deadline};
+                            size_of(dtype), patience};
   const std::uint64_t bytes = pieces_.elements() * reduction.element_bytes;
   const bool small = bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(
                                   config_.shm_small, 0)) &&
@@ -62,7 +62,7 @@ Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
 Status HostBackend::reduce_small(const Reduction& reduction) {
   const Layout& layout = reduction.layout;
   const Range all{0, pieces_.elements()};
-  const Step step = staging_.begin(layout.locals, reduction.deadline, kAllreduce);
+  const Step step = staging_.begin(layout.locals, reduction.patience, kAllreduce);
   HVDLITE_RETURN_IF_ERROR(staging_.reuse(step));
   copy_in(reduction, all, staging_.own_slot(step));
   staging_.publish(step);
@@ -81,7 +81,7 @@ Status HostBackend::reduce_chunks(const Reduction& reduction) {
   const std::uint64_t chunks = chunk_count(pieces_.elements(), per_chunk);
   const auto range = [&](std::uint64_t k) { return chunk_at(pieces_.elements(), per_chunk, k); };
   const auto begin = [&] {
-    return staging_.begin(reduction.layout.locals, reduction.deadline, kAllreduce);
+    return staging_.begin(reduction.layout.locals, reduction.patience, kAllreduce);
   };
   Step step = begin();
   HVDLITE_RETURN_IF_ERROR(publish_chunk(reduction, step, range(0)));
@@ -166,7 +166,7 @@ Status HostBackend::reduce_across_hosts(const Reduction& reduction, const Step& 
     if (!own) transfers_.push_back({layout.peers[h], bytes_at(part(h)), {incoming, part_bytes}});
   }
   HVDLITE_RETURN_IF_ERROR(
-      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.deadline, kAllreduce));
+      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.patience, kAllreduce));
   finish(reduction, own_part, bytes_at(own_part).data());
 
   transfers_.clear();
@@ -175,7 +175,7 @@ Status HostBackend::reduce_across_hosts(const Reduction& reduction, const Step& 
     transfers_.push_back({layout.peers[h], bytes_at(own_part), bytes_at(part(h))});
   }
   HVDLITE_RETURN_IF_ERROR(
-      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.deadline, kAllreduce));
+      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.patience, kAllreduce));
   copy_out(reduction, slice, bytes_at(slice).data());
   return Status();
 }
@@ -225,9 +225,9 @@ void HostBackend::finish(const Reduction& reduction, Range range, std::byte* to)
   });
 }
 
-Status HostBackend::barrier(const Group& group, Deadline deadline) {
+Status HostBackend::barrier(const Group& group, Patience patience) {
   const Layout& layout = layout_of(group);
-  const Step step = staging_.begin(layout.locals, deadline, kBarrier);
+  const Step step = staging_.begin(layout.locals, patience, kBarrier);
   staging_.publish(step);
   HVDLITE_RETURN_IF_ERROR(staging_.await_published(step));
   if (layout.spans_hosts() && layout.locals.index == 0) {
@@ -239,7 +239,7 @@ Status HostBackend::barrier(const Group& group, Deadline deadline) {
       transfers_.push_back({layout.hosts[h][0], {&sent, 1}, {&received[h], 1}});
     }
     HVDLITE_RETURN_IF_ERROR(
-        exchange(fabric_.data, *fabric_.waiter, transfers_, deadline, kBarrier));
+        exchange(fabric_.data, *fabric_.waiter, transfers_, patience, kBarrier));
   }
   staging_.reduced(step);
   HVDLITE_RETURN_IF_ERROR(staging_.await_reduced(step, 1));

@@ -34,13 +34,13 @@ class HostBackend : public Backend {
   std::string_view name() const override { return "host"; }
   Viability viable() const override { return {}; }
   Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Deadline deadline) override;
+                   Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
-                   Deadline deadline) override;
+                   Patience patience) override;
   Status broadcast(const Group& group, int root, std::span<const std::byte> input,
-                   std::span<std::byte> output, Deadline deadline) override;
-  Status barrier(const Group& group, Deadline deadline) override;
+                   std::span<std::byte> output, Patience patience) override;
+  Status barrier(const Group& group, Patience patience) override;
 
  private:
   using Step = Staging::Step;
@@ -62,7 +62,7 @@ class HostBackend : public Backend {
     ReduceOp op;
     int size;  // of the group
     std::uint64_t element_bytes;
-    Deadline deadline;
+    Patience patience;
   };
 
   // A driver need not stage the slice that it reduces itself.
@@ -89,9 +89,9 @@ class HostBackend : public Backend {
 
   Status gather_local(const Layout& layout, std::span<const std::byte> input,
                       std::span<const std::size_t> bytes, std::span<std::byte> output,
-                      Deadline deadline);
+                      Patience patience);
   Status broadcast_chunk(const Layout& layout, int root, std::span<const std::byte> input,
-                         std::span<std::byte> output, Deadline deadline);
+                         std::span<std::byte> output, Patience patience);
 
   Fabric& fabric_;
   const Config config_;

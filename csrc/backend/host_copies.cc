@@ -25,13 +25,13 @@ std::span<Byte> window(std::span<Byte> bytes, std::size_t at, std::size_t longes
 
 Status HostBackend::allgather(const Group& group, std::span<const std::byte> input,
                               std::span<const std::size_t> bytes, std::span<std::byte> output,
-                              Deadline deadline) {
+                              Patience patience) {
   const Layout& layout = layout_of(group);
-  if (!layout.spans_hosts()) return gather_local(layout, input, bytes, output, deadline);
+  if (!layout.spans_hosts()) return gather_local(layout, input, bytes, output, patience);
   std::size_t at = 0;
   for (std::size_t i = 0; i < group.ranks.size(); ++i) {
     HVDLITE_RETURN_IF_ERROR(
-        broadcast(group, group.ranks[i], input, output.subspan(at, bytes[i]), deadline));
+        broadcast(group, group.ranks[i], input, output.subspan(at, bytes[i]), patience));
     at += bytes[i];
   }
   return Status();
@@ -39,11 +39,11 @@ Status HostBackend::allgather(const Group& group, std::span<const std::byte> inp
 
 Status HostBackend::gather_local(const Layout& layout, std::span<const std::byte> input,
                                  std::span<const std::size_t> bytes, std::span<std::byte> output,
-                                 Deadline deadline) {
+                                 Patience patience) {
   const std::size_t longest = *std::max_element(bytes.begin(), bytes.end());
   const std::size_t stride = chunk_bytes(layout);
   for (std::size_t begin = 0; begin < longest; begin += stride) {
-    const Step step = staging_.begin(layout.locals, deadline, kAllgather);
+    const Step step = staging_.begin(layout.locals, patience, kAllgather);
     HVDLITE_RETURN_IF_ERROR(staging_.reuse(step));
     copy(window(input, begin, stride), staging_.own_slot(step));
     staging_.publish(step);
@@ -60,26 +60,26 @@ Status HostBackend::gather_local(const Layout& layout, std::span<const std::byte
 }
 
 Status HostBackend::broadcast(const Group& group, int root, std::span<const std::byte> input,
-                              std::span<std::byte> output, Deadline deadline) {
+                              std::span<std::byte> output, Patience patience) {
   const Layout& layout = layout_of(group);
   const bool is_root = root == fabric_.topology.rank;
   const std::size_t stride = chunk_bytes(layout);
   for (std::size_t begin = 0; begin < output.size(); begin += stride) {
     const auto from = is_root ? window(input, begin, stride) : std::span<const std::byte>();
     HVDLITE_RETURN_IF_ERROR(
-        broadcast_chunk(layout, root, from, window(output, begin, stride), deadline));
+        broadcast_chunk(layout, root, from, window(output, begin, stride), patience));
   }
   return Status();
 }
 
 Status HostBackend::broadcast_chunk(const Layout& layout, int root,
                                     std::span<const std::byte> input, std::span<std::byte> output,
-                                    Deadline deadline) {
+                                    Patience patience) {
   // On every host one local publishes the chunk: the root, elsewhere the host's first member.
   const int self = fabric_.topology.rank;
   const int root_index = layout.locals.group.index_of(root);
   const int publisher = root_index >= 0 ? root_index : 0;
-  const Step step = staging_.begin(layout.locals, deadline, kBroadcast);
+  const Step step = staging_.begin(layout.locals, patience, kBroadcast);
   if (layout.locals.index == publisher) {
     HVDLITE_RETURN_IF_ERROR(staging_.reuse(step));
     std::byte* slot = staging_.own_slot(step);
@@ -95,7 +95,7 @@ Status HostBackend::broadcast_chunk(const Layout& layout, int root,
       transfers_.push_back({root, {}, {slot, output.size()}});
     }
     HVDLITE_RETURN_IF_ERROR(
-        exchange(fabric_.data, *fabric_.waiter, transfers_, deadline, kBroadcast));
+        exchange(fabric_.data, *fabric_.waiter, transfers_, patience, kBroadcast));
     if (self != root) staging_.publish(step);
   } else {
     staging_.publish(step);

@@ -14,7 +14,7 @@ void copy(std::span<const std::byte> from, std::span<std::byte> to) {
 }  // namespace
 
 Status SelfBackend::allreduce(const Group&, DataType dtype, ReduceOp, std::span<const Piece> pieces,
-                              Deadline) {
+                              Patience) {
   for (const Piece& piece : pieces) {
     scale_copy(dtype, piece.input, piece.output, piece.count, piece.prescale);
     scale_copy(dtype, piece.output, piece.output, piece.count, piece.postscale);
@@ -23,13 +23,13 @@ Status SelfBackend::allreduce(const Group&, DataType dtype, ReduceOp, std::span<
 }
 
 Status SelfBackend::allgather(const Group&, std::span<const std::byte> input,
-                              std::span<const std::size_t>, std::span<std::byte> output, Deadline) {
+                              std::span<const std::size_t>, std::span<std::byte> output, Patience) {
   copy(input, output);
   return Status();
 }
 
 Status SelfBackend::broadcast(const Group&, int, std::span<const std::byte> input,
-                              std::span<std::byte> output, Deadline) {
+                              std::span<std::byte> output, Patience) {
   copy(input, output);
   return Status();
 }

@@ -2,16 +2,16 @@
 
 namespace hvdlite {
 
-Staging::Step Staging::begin(const Locals& locals, Deadline deadline, const char* operation) {
+Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
   const std::uint64_t number = ++numbers_[locals.lane];
-  return {&locals, number, static_cast<int>(number % kSlotCount), deadline, operation};
+  return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
 }
 
 Status Staging::reuse(const Step& step) {
   LastUse& last = last_use_[step.slot];
   if (last.number > 0) {
     HVDLITE_RETURN_IF_ERROR(await(last.locals, &Lane::done, last.number, 0,
-                                  static_cast<int>(last.locals.group.ranks.size()), step.deadline,
+                                  static_cast<int>(last.locals.group.ranks.size()), step.patience,
                                   step.operation));
   }
   if (last.locals.lane != step.locals->lane || last.number == 0) last.locals = *step.locals;
@@ -31,21 +31,21 @@ void Staging::done(const Step& step) { advance(step, &Lane::done); }
 
 Status Staging::await_published(const Step& step) {
   return await(*step.locals, &Lane::arrived, step.number, 0,
-               static_cast<int>(step.locals->group.ranks.size()), step.deadline, step.operation);
+               static_cast<int>(step.locals->group.ranks.size()), step.patience, step.operation);
 }
 
 Status Staging::await_published(const Step& step, int local_index) {
   return await(*step.locals, &Lane::arrived, step.number, local_index, local_index + 1,
-               step.deadline, step.operation);
+               step.patience, step.operation);
 }
 
 Status Staging::await_reduced(const Step& step, int drivers) {
-  return await(*step.locals, &Lane::reduced, step.number, 0, drivers, step.deadline,
+  return await(*step.locals, &Lane::reduced, step.number, 0, drivers, step.patience,
                step.operation);
 }
 
 Status Staging::await(const Locals& locals, Counter counter, std::uint64_t number, int first,
-                      int last, Deadline deadline, const char* operation) {
+                      int last, Patience patience, const char* operation) {
   int missing = first;  // locals before it have reached the number
   const auto ready = [&] {
     for (; missing < last; ++missing) {
@@ -64,7 +64,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
     }
     return Status();
   };
-  Status status = fabric_.waiter->wait(ready, failed, deadline);
+  Status status = fabric_.waiter->wait(ready, failed, Deadline::after(patience));
   if (status.code() != StatusCode::kTimeout) return status;
   const int rank = locals.group.ranks[missing];
   return Status(StatusCode::kTimeout,

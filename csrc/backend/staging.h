@@ -35,7 +35,7 @@ class Staging {
     const Locals* locals = nullptr;
     std::uint64_t number = 0;
     int slot = 0;
-    Deadline deadline = Deadline::never();
+    Patience patience{0};
     const char* operation = "";  // for messages
   };
 
@@ -43,7 +43,7 @@ class Staging {
 
   std::uint64_t slot_bytes() const { return fabric_.own_segment->layout().slot_bytes; }
   // The next step of the group. It must be ended by done(), unless an error ends everything.
-  Step begin(const Locals& locals, Deadline deadline, const char* operation);
+  Step begin(const Locals& locals, Patience patience, const char* operation);
   // Waits until this rank may write to its slot of the step.
   Status reuse(const Step& step);
 
@@ -73,7 +73,7 @@ class Staging {
   void advance(const Step& step, Counter counter);
   // Waits until `counter` of the locals [first, last) has reached `number`.
   Status await(const Locals& locals, Counter counter, std::uint64_t number, int first, int last,
-               Deadline deadline, const char* operation);
+               Patience patience, const char* operation);
 
   Fabric& fabric_;
   std::array<std::uint64_t, kLaneCount> numbers_{};

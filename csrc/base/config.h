@@ -24,7 +24,7 @@
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
     "Fail when a peer makes no progress for this long inside a collective that all ranks joined")  \
   X(double, shutdown_timeout, 2.0, "seconds", "",                                                  \
-    "How long shutdown lets a collective that is already running finish")                          \
+    "How long shutdown waits for what is still in flight")                                          \
   X(std::int64_t, spin_us, -1, "microseconds", "",                                                 \
     "How long a wait spins before it sleeps; -1 chooses by cores and local ranks")                 \
   X(std::int64_t, shm_chunk, 256 << 10, "bytes", "",                                               \

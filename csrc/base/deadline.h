@@ -6,6 +6,9 @@
 
 namespace hvdlite {
 
+// How long a peer may make no progress before a wait for it gives up.
+using Patience = std::chrono::nanoseconds;
+
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;

@@ -154,10 +154,20 @@ void Engine::background() {
     }
     turn_.release(/*work_left=*/ending());
   }
+  drain();
   end_world();
   MutexLock lock(mutex_);
   stopped_ = true;
   stopped_changed_.notify_all();
+}
+
+void Engine::drain() {
+  // Half of the time, so that the other half is left for telling the peers.
+  const Deadline deadline = Deadline::after_seconds(config_.shutdown_timeout / 2);
+  while (!ending_.load() && !deadline.passed() &&
+         (negotiator_->pending() > 0 || !queue_.empty())) {
+    if (!run_once()) sleep(deadline, /*background=*/true);
+  }
 }
 
 bool Engine::run_once() {
@@ -169,7 +179,7 @@ bool Engine::run_once() {
   std::vector<Negotiator::Round> rounds;
   if (Status status = negotiator_->receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
-  if (entries.empty() && rounds.empty()) return ending();
+  if (entries.empty() && rounds.empty()) return ending_.load();
   MutexLock lock(mutex_);
   counters_ = counting_;
   return true;
@@ -190,8 +200,9 @@ void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
 }
 
 void Engine::sleep(Deadline deadline, bool background) {
+  const bool leaving = leaving_.load();
   const auto ready = [&] {
-    return !queue_.empty() || ending() || negotiator_->poll() || (background && turn_.wanted());
+    return !queue_.empty() || ending_.load() || leaving_.load() != leaving || negotiator_->poll() || (background && turn_.wanted());
   };
   const auto never_fails = [] { return Status(); };
   (void)fabric_->waiter->wait(ready, never_fails, deadline.earlier(negotiator_->wake_at()));

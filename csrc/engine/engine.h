@@ -47,8 +47,8 @@ class Engine {
 
   // Ends the world on every rank with this reason. Returns when the peers have been told.
   void abort(const std::string& reason);
-  // Leaves cleanly: a round that is being executed ends first (within shutdown_timeout), other
-  // entries fail with kShutdown, the peers are told. Idempotent, any thread.
+  // Leaves cleanly: what is in flight may still end (within shutdown_timeout), other entries fail
+  // with kShutdown, the peers are told. Idempotent, any thread.
   void shutdown();
 
   // The sticky error, or OK.
@@ -64,6 +64,7 @@ class Engine {
   bool run_once();                            // false: nothing was there to do
   void run_rounds(std::vector<Negotiator::Round>& rounds);
   void sleep(Deadline deadline, bool background);
+  void drain();                               // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
   void end_world();                           // tells the peers, fails everything in flight
   void fail(const EntryPtr& entry, const Status& cause);

@@ -52,7 +52,7 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
     case Kind::kBroadcast:
       return broadcast(first, group);
     case Kind::kBarrier:
-      return backend_.barrier(group, deadline());
+      return backend_.barrier(group, patience());
   }
   return Status(StatusCode::kInternal, "a collective of unknown kind");
 }
@@ -73,7 +73,7 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
     pieces_.back().prescale *= weights_[i] == 0 ? 0 : entry.weight / weights_[i];
   }
   const ReduceOp op = batch.weighted ? ReduceOp::kSum : batch.op;
-  return backend_.allreduce(group, batch.dtype, op, pieces_, deadline());
+  return backend_.allreduce(group, batch.dtype, op, pieces_, patience());
 }
 
 Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& round,
@@ -86,7 +86,7 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
     if (entry.weight == 0 && zeros_.size() < bytes) zeros_.resize(bytes);
   }
   const Piece piece{weights_.data(), weights_.data(), weights_.size(), 1.0, 1.0};
-  return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, deadline());
+  return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, patience());
 }
 
 Status Executor::allgather(Agreed& agreed, const Group& group) {
@@ -106,7 +106,7 @@ Status Executor::allgather(Agreed& agreed, const Group& group) {
   output.bytes = total;
   entry.completion->first_dimensions = agreed.first_dimensions;
   return backend_.allgather(group, bytes_of(entry.inputs[0], tensor.bytes()), bytes,
-                            {output.data.get(), total}, deadline());
+                            {output.data.get(), total}, patience());
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {
@@ -115,7 +115,7 @@ Status Executor::broadcast(const Agreed& agreed, const Group& group) {
     const std::uint64_t bytes = entry.request.tensors[i].bytes();
     HVDLITE_RETURN_IF_ERROR(backend_.broadcast(
         group, entry.request.root, bytes_of(entry.inputs[i], bytes),
-        {static_cast<std::byte*>(entry.outputs[i]), bytes}, deadline()));
+        {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
   }
   return Status();
 }

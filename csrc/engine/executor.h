@@ -36,7 +36,10 @@ class Executor {
   Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
   Status allgather(Agreed& agreed, const Group& group);
   Status broadcast(const Agreed& agreed, const Group& group);
-  Deadline deadline() const { return Deadline::after_seconds(config_.collective_timeout); }
+  Patience patience() const {
+    return std::chrono::duration_cast<Patience>(
+        std::chrono::duration<double>(config_.collective_timeout));
+  }
 
   Backend& backend_;
   const ProcessSets& sets_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def stubtest(stubs: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
-    """Compare the compiled module with stubs/hvdlite/_core.pyi."""
+# True of every pybind11 class, and no user's business.
+PYBIND11 = re.compile(
+    r"is inconsistent, metaclass differs$|Handle\.__init__ is inconsistent, stub does not have \*args"
+)
+
+
+def complaints(stub: str, scratch: Path) -> list[str]:
+    """Compare the compiled module with a stub's text."""
+    package = scratch / "stubs" / "hvdlite"
+    package.mkdir(parents=True)
+    (package / "__init__.pyi").touch()
+    (package / "_core.pyi").write_text(stub)
     config = scratch / "mypy.ini"
-    config.write_text(f"[mypy]\nmypy_path = {stubs}\ncache_dir = {scratch / 'cache'}\n")
+    config.write_text(f"[mypy]\nmypy_path = {package.parent}\ncache_dir = {scratch / 'cache'}\n")
     command = [sys.executable, "-m", "mypy.stubtest", "--concise", "hvdlite._core"]
-    return subprocess.run(
+    result = subprocess.run(
         [*command, "--mypy-config-file", str(config)],
         cwd=scratch,
         capture_output=True,
@@ -24,20 +35,14 @@ def stubtest(stubs: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=100,
     )
-
-
-def planted(scratch: Path, text: str) -> Path:
-    package = scratch / "stubs" / "hvdlite"
-    package.mkdir(parents=True)
-    (package / "__init__.pyi").touch()
-    (package / "_core.pyi").write_text(text)
-    return package.parent
+    assert result.returncode in (0, 1), result.stdout + result.stderr
+    lines = (result.stdout + result.stderr).splitlines()
+    return [line for line in lines if line and not PYBIND11.search(line)]
 
 
 def test_stub_describes_the_module(tmp_path: Path) -> None:
     stub = (ROOT / "hvdlite" / "_core.pyi").read_text()
-    result = stubtest(planted(tmp_path, stub), tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert complaints(stub, tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,5 @@ def test_stub_describes_the_module(tmp_path: Path) -> None:
 def test_wrong_stub_is_noticed(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     stub = (ROOT / "hvdlite" / "_core.pyi").read_text()
     assert old in stub
-    result = stubtest(planted(tmp_path, stub.replace(old, new)), tmp_path)
-    assert result.returncode != 0
-    assert complaint in result.stdout + result.stderr
+    found = complaints(stub.replace(old, new), tmp_path)
+    assert any(complaint in line for line in found), found
