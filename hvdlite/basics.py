@@ -82,7 +82,10 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Leave the world cleanly; collectives still in flight fail. Does nothing when not initialised."""
+    """Leave the world cleanly; what is still in flight gets a moment to end, then fails.
+
+    Does nothing when not initialised.
+    """
     global _world
     with _lock:
         world, _world = _world, None

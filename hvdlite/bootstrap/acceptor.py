@@ -6,20 +6,18 @@ room, the one that has waited longest goes, so a real peer always gets its turn.
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
-import struct
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hvdlite.bootstrap.address import same_user
 from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job, RefusedError, ServerHandshake
 
 _LEAST_ROOM = 256
-_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass
@@ -80,7 +78,7 @@ class Acceptor:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # nobody waits any more, or the stranger has gone again
-            if not _same_user(connection):
+            if not same_user(connection):
                 connection.close()
                 continue
             if len(self._pending) >= self._room:
@@ -129,11 +127,3 @@ class Acceptor:
     def _forget(self, pending: _Pending) -> None:
         self._selector.unregister(pending.connection)
         del self._pending[pending.connection.fileno()]
-
-
-def _same_user(connection: socket.socket) -> bool:
-    """Say whether the peer of a Unix socket is this user's (others prove themselves by the token)."""
-    if connection.family != socket.AF_UNIX:
-        return True
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())

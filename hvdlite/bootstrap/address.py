@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import struct
 
 _BACKLOG = 1024
+_CREDENTIALS = struct.Struct("iII")
 UNIX = "unix:"
 
 
@@ -50,6 +53,9 @@ def dial(address: str, timeout: float) -> socket.socket:
         except OSError:
             connection.close()
             raise
+        if not same_user(connection):
+            connection.close()
+            raise PermissionError(f"{address} is served by another user")
         return connection
     return socket.create_connection(split_host(address), timeout=timeout)
 
@@ -58,3 +64,11 @@ def split_host(address: str) -> tuple[str, int]:
     """Split "host:port"; an IPv6 address may contain colons."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Say whether the peer of a Unix socket is this user's; others prove themselves by the token."""
+    if connection.family != socket.AF_UNIX:
+        return True
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())

@@ -1,10 +1,10 @@
 """From a launcher's environment to everything that the engine needs.
 
-The ranks exchange addresses through the store, then connect to each other directly: rank i dials every
-lower rank and accepts every higher one. Within a host a pair shares one Unix socket, over which both
-pass their memory and their bell; between hosts it has two TCP connections, for control and for data.
-All names are abstract or ports chosen by the kernel: nothing stays behind, and nothing listens once
-the ranks are connected.
+The ranks exchange addresses through the store, then connect to each other directly: rank i dials
+every lower rank and accepts every higher one. Within a host a pair shares one Unix socket, over
+which both pass their memory and their bell; between hosts it has two TCP connections, for control
+and for data. All names are abstract or ports chosen by the kernel: nothing stays behind, and
+nothing listens once the ranks are connected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hvdlite.bootstrap.acceptor import Acceptor
@@ -87,6 +87,7 @@ def connect(worker: WorkerEnvironment, create_segment: Callable[[int], int]) -> 
     """Connect this rank to all others.
 
     Args:
+        worker: this rank's place, as the launcher said.
         create_segment: makes the memory that this rank shares with its host, given the number of
             ranks there; returns a descriptor.
 
@@ -120,7 +121,7 @@ def host_identity(override: str | None) -> str:
     """
     if override is not None:
         return "override:" + override
-    parts = [socket.gethostname(), str(os.getuid()), str(os.stat("/proc/self/ns/net").st_ino)]
+    parts = [socket.gethostname(), str(os.getuid()), str(Path("/proc/self/ns/net").stat().st_ino)]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
@@ -245,9 +246,10 @@ class _Mesh:
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
         link = self._links.get(handshake.rank)
-        taken = link is None or (
-            link.control if handshake.role == Role.CONTROL else link.data
-        ) is not None
+        taken = (
+            link is None
+            or (link.control if handshake.role == Role.CONTROL else link.data) is not None
+        )
         if taken or handshake.rank < self._worker.rank or handshake.role == Role.STORE:
             connection.close()
             return

@@ -58,7 +58,8 @@ class FrameReader:
             end = _HEADER.size + length
             if len(self._buffer) < end + _MAC_BYTES:
                 break
-            header, body = bytes(self._buffer[: _HEADER.size]), bytes(self._buffer[_HEADER.size : end])
+            header = bytes(self._buffer[: _HEADER.size])
+            body = bytes(self._buffer[_HEADER.size : end])
             mac = bytes(self._buffer[end : end + _MAC_BYTES])
             if not hmac.compare_digest(mac, _mac(self._key, header, body)):
                 raise BootstrapError("a frame of the store was tampered with")

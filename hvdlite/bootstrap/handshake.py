@@ -5,9 +5,9 @@
     client -> server   proof   HMAC(key, "c" + hello + reply)
     server -> client   proof   HMAC(key, "s" + hello + reply)
 
-All four have a fixed size, so nothing is allocated from what a stranger says. The client proves first,
-so a server is no oracle; the labels stop reflection, the nonces replay, and the epoch and the rank in
-the hello stale and mixed-up peers. A reason is given for another version or epoch only.
+All four have a fixed size, so nothing is allocated from what a stranger says. The client proves
+first, so a server is no oracle; the labels stop reflection, the nonces replay, and the epoch and
+the rank in the hello stale and mixed-up peers. A reason is given for another version or epoch only.
 
 The state machines here do no I/O: `feed` takes bytes that arrived and returns bytes to send.
 """
@@ -121,9 +121,7 @@ class ClientHandshake(_Side):
         super().__init__(job)
         self._rank = rank
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        self.hello = _HELLO.pack(
-            _MAGIC, PROTOCOL_VERSION, role, job.job_id, job.epoch, rank, nonce
-        )
+        self.hello = _HELLO.pack(_MAGIC, PROTOCOL_VERSION, role, job.job_id, job.epoch, rank, nonce)
 
     def _expected(self) -> int:
         return _PROOF_BYTES if self.transcript else _REPLY.size

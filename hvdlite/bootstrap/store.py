@@ -1,8 +1,8 @@
 """The launcher's store: where ranks learn each other's addresses.
 
-It knows one operation: *exchange*. Every rank gives a blob under the same key, and gets the blobs of
-all ranks, in rank order, once the last one has given its own. Keys carry the epoch, so that leftovers
-of an earlier start never mix with this one.
+It knows one operation: *exchange*. Every rank gives a blob under the same key, and gets the blobs
+of all ranks, in rank order, once the last one has given its own. Keys carry the epoch, so that
+leftovers of an earlier start never mix with this one.
 
 Example:
     >>> import secrets
@@ -91,6 +91,10 @@ class Store:
         """Listen and serve until `close`.
 
         Args:
+            size: ranks of the job; an exchange is complete when all have given.
+            token: the job's secret, 32 bytes.
+            job_id: the job's public number, 16 bytes.
+            epoch: of the job; peers of another one are refused.
             address: where to listen; a fresh abstract Unix socket unless given.
 
         Raises:
@@ -302,9 +306,7 @@ class StoreClient:
         self.close()
 
 
-def client_handshake(
-    connection: socket.socket, job: Job, rank: int, role: Role
-) -> ClientHandshake:
+def client_handshake(connection: socket.socket, job: Job, rank: int, role: Role) -> ClientHandshake:
     """Prove this rank to the server at the other end, and have it prove itself.
 
     Raises:

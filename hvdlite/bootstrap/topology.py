@@ -32,6 +32,7 @@ def place_ranks(host_ids: Sequence[str], rank: int) -> Place:
 
     Args:
         host_ids: by rank, the identity of its host.
+        rank: whose place to find.
     """
     numbers: dict[str, int] = {}
     host_of = tuple(numbers.setdefault(host_id, len(numbers)) for host_id in host_ids)

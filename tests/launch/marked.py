@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from harness import end_launcher, start_launcher
@@ -68,12 +68,24 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Poll until the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.01)
+def listening_inodes() -> set[str]:
+    """Collect the inodes of the TCP sockets that listen."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                inodes.add(fields[9])
+    return inodes
+
+
+def sockets_of(pids: list[int]) -> set[str]:
+    """Collect the inodes of all sockets of some processes."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return inodes
 
 
 SLEEPER = "print('ready', flush=True); import time; time.sleep(60)"

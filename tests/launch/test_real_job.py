@@ -7,7 +7,7 @@ import signal
 import time
 
 from harness import run_launcher
-from launch.marked import MarkedJob, python
+from launch.marked import MarkedJob, listening_inodes, python, sockets_of
 
 LOOP = """
 import ctypes, os, sys, time
@@ -92,3 +92,9 @@ def test_rank_that_never_calls_init_ends_the_start_in_time() -> None:
     assert result.returncode == 1
     assert result.seconds <= 2.0 + 4.0
     assert "BootstrapError" in result.stderr
+
+
+def test_nothing_listens_once_the_ranks_are_connected() -> None:
+    with MarkedJob(3, *python(LOOP + "time.sleep(60)")) as job:
+        job.wait_until_ready(3)
+        assert not listening_inodes() & sockets_of(job.alive())

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hvdlite.launch.local import Job
-from launch.marked import MarkedJob, python
+from launch.marked import MarkedJob, listening_inodes, python, sockets_of
 
 SHOW_TOKEN = """
 import os, time
@@ -47,25 +47,10 @@ def test_rank_shows_up_as_its_own_command() -> None:
     assert command[:2] == [sys.executable, "-c"]
 
 
-def listening_inodes() -> set[str]:
-    """Collect the inodes of the TCP sockets that listen."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                inodes.add(fields[9])
-    return inodes
-
-
 def test_a_job_on_one_machine_listens_on_no_tcp_port() -> None:
     with MarkedJob(2, *python(SHOW_TOKEN)) as job:
         job.wait_until_ready(2)
-        own = set()
-        for pid in job.alive():
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                own.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
-        assert not own & listening_inodes()
+        assert not listening_inodes() & sockets_of(job.alive())
 
 
 def test_job_does_not_show_its_token() -> None:

@@ -326,7 +326,8 @@ def scenario_gradient_on_some_ranks_or_none() -> None:
             optimizer.step()
             assert model.never.weight.grad is None
             assert torch.allclose(model.used.bias.grad, torch.ones(2))
-            assert torch.allclose(model.rare.bias.grad, torch.full((2,), 1 / hvd.size()))
+            mean = torch.full((2,), 1 / hvd.size())
+            assert torch.allclose(model.rare.bias.grad, mean, rtol=1e-3)  # it may be float16
             assert model.rare.bias in optimizer.state and model.never.bias not in optimizer.state
         assert_same_everywhere(model)
 
@@ -628,7 +629,7 @@ def scenario_names() -> None:
         hvd.DistributedOptimizer(sgd, [("a", p) for p in model.parameters()])
     with raises("lacks 3 of the optimizer's parameters"):
         hvd.DistributedOptimizer(sgd, [("a", next(model.parameters()))])
-    with raises("takes pairs"):
+    with raises(r"takes \(name, parameter\) pairs"):
         hvd.DistributedOptimizer(sgd, model.parameters())
     with raises("makes no gradient"):
         hvd.DistributedOptimizer(sgd, op=hvd.Max)
