@@ -93,11 +93,11 @@ if __name__ == "__main__":
     curves = {}
     if arguments.compare and hvd.rank() == 0:
         alone = make_model()
-        plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+        plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
         curves["1 rank, alone"] = train(alone, plain, 0, 1, arguments.epochs).tolist()
     model = make_model()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
     begin = time.perf_counter()
     losses = train(model, optimizer, hvd.rank(), hvd.size(), arguments.epochs)

@@ -36,8 +36,8 @@ class Backend {
 
   // Reduces element i of every piece over the group, in ascending rank order (within a host; then
   // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
-  // is the same bits on every rank and does not depend on how tensors were batched. kAverage divides
-  // the sum by the group's size (integers: towards zero). Integer sums wrap around.
+  // is the same bits on every rank and does not depend on how tensors were batched. kAverage
+  // divides the sum by the group's size (integers: towards zero). Integer sums wrap around.
   virtual Status allreduce(const Group& group, DataType dtype, ReduceOp op,
                            std::span<const Piece> pieces, Patience patience) = 0;
   // Concatenates the ranks' bytes in the order of group.ranks: bytes[i] from group.ranks[i] (equal

@@ -50,12 +50,12 @@ Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
   pieces_.assign(pieces, dtype);
   if (pieces_.elements() == 0) return Status();
   const Layout& layout = layout_of(group);
-  const Reduction reduction{layout, dtype,          op, static_cast<int>(group.ranks.size()),
+  const Reduction reduction{layout,         dtype,   op, static_cast<int>(group.ranks.size()),
                             size_of(dtype), patience};
   const std::uint64_t bytes = pieces_.elements() * reduction.element_bytes;
-  const bool small = bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(
-                                  config_.shm_small, 0)) &&
-                     bytes <= staging_.slot_bytes();
+  const bool small =
+      bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(config_.shm_small, 0)) &&
+      bytes <= staging_.slot_bytes();
   return small && !layout.spans_hosts() ? reduce_small(reduction) : reduce_chunks(reduction);
 }
 
@@ -186,9 +186,9 @@ Status HostBackend::take_results(const Reduction& reduction, const Step& step, R
   for (int driver = 0; driver < layout.drivers; ++driver) {
     if (driver == layout.locals.index) continue;  // taken when it was reduced
     const Range slice = part_of(chunk, reduction.element_bytes, layout.drivers, driver);
-    copy_out(reduction, slice,
-             staging_.slot_of(step, driver) +
-                 (slice.begin - chunk.begin) * reduction.element_bytes);
+    copy_out(
+        reduction, slice,
+        staging_.slot_of(step, driver) + (slice.begin - chunk.begin) * reduction.element_bytes);
   }
   staging_.done(step);
   return Status();

@@ -1,14 +1,15 @@
 // The data plane on CPUs: shared memory between the ranks of a host, channels between hosts.
 //
 // All-reduce, in two levels. Words: the *drivers* of a host are its first L locals, L being the
-// smallest number of locals on any host of the group; a chunk is cut into L slices; driver l of every
-// host owns slice l. Per chunk, a rank (1) publishes its input in its slot, (2) if it is a driver,
-// sums its slice over the locals in ascending rank order, (3) exchanges it with the drivers of the
-// same slice on the other hosts: part h of the slice goes to host h, which sums the parts in ascending
-// host order and sends the sum back to all, (4) finishes the sum, takes it, and leaves it in its slot,
-// and (5) everybody copies the other drivers' slices out. While others work on chunk k, a rank
-// already publishes chunk k + 1. A small batch within one host takes one synchronisation: everybody
-// publishes everything and sums everything for itself, with the same order and so the same bits.
+// smallest number of locals on any host of the group; a chunk is cut into L slices; driver l of
+// every host owns slice l. Per chunk, a rank (1) publishes its input in its slot, (2) if it is a
+// driver, sums its slice over the locals in ascending rank order, (3) exchanges it with the drivers
+// of the same slice on the other hosts: part h of the slice goes to host h, which sums the parts in
+// ascending host order and sends the sum back to all, (4) finishes the sum, takes it, and leaves it
+// in its slot, and (5) everybody copies the other drivers' slices out. While others work on chunk
+// k, a rank already publishes chunk k + 1. A small batch within one host takes one synchronisation:
+// everybody publishes everything and sums everything for itself, with the same order and so the
+// same bits.
 //
 // Between hosts an allgather is a sequence of broadcasts, one per member.
 // Thread: the engine's runner. Allocates only while its buffers still grow.
@@ -51,7 +52,7 @@ class HostBackend : public Backend {
     std::vector<std::vector<int>> hosts;  // members by host, hosts in order of their lowest rank
     int host = 0;                         // this rank's, in `hosts`
     int drivers = 1;
-    std::vector<int> peers;               // a driver's counterparts by host, this rank included
+    std::vector<int> peers;  // a driver's counterparts by host, this rank included
     bool driver() const { return locals.index < drivers; }
     bool spans_hosts() const { return hosts.size() > 1; }
   };
@@ -96,12 +97,12 @@ class HostBackend : public Backend {
   Fabric& fabric_;
   const Config config_;
   Staging staging_;
-  std::map<int, Layout> layouts_;            // by group id
-  PieceList pieces_;                         // of the current all-reduce
-  std::vector<const void*> sources_;         // of the current reduction, in order
-  std::vector<const void*> shifted_;         // the same, at a piece within the range
+  std::map<int, Layout> layouts_;     // by group id
+  PieceList pieces_;                  // of the current all-reduce
+  std::vector<const void*> sources_;  // of the current reduction, in order
+  std::vector<const void*> shifted_;  // the same, at a piece within the range
   std::vector<Transfer> transfers_;
-  std::vector<std::byte> received_;          // parts of other hosts
+  std::vector<std::byte> received_;  // parts of other hosts
 };
 
 }  // namespace hvdlite

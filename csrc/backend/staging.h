@@ -6,11 +6,10 @@
 // input lies in its slot), drivers *reduce* (their result lies in their slot), and everybody is
 // *done* (it needs nobody's slot of this step any more). Steps alternate between the two slots.
 //
-// Why slots can be reused: a rank writes to a slot only after every local of the group that used the
-// slot last is done with that step (reuse()). A local's being done depends on nothing that this rank
-// still has to do, so the wait always ends; and it holds across process sets, because each slot
-// remembers the lane and the group of its last use.
-// Thread: the engine's runner.
+// Why slots can be reused: a rank writes to a slot only after every local of the group that used
+// the slot last is done with that step (reuse()). A local's being done depends on nothing that this
+// rank still has to do, so the wait always ends; and it holds across process sets, because each
+// slot remembers the lane and the group of its last use. Thread: the engine's runner.
 #pragma once
 
 #include <array>
@@ -27,8 +26,8 @@ class Staging {
  public:
   // The group as one step sees it.
   struct Locals {
-    Group group;                 // members on this host only
-    int index = 0;               // of this rank among them
+    Group group;    // members on this host only
+    int index = 0;  // of this rank among them
     int lane = 0;
   };
   struct Step {

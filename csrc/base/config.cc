@@ -79,7 +79,7 @@ Status read(const std::string& field, const std::string& horovod, T& value) {
 
 Result<Config> Config::from_environment() {
   Config config;
-#define HVDLITE_READ(type, field, value, unit, horovod, help) \
+#define HVDLITE_READ(type, field, value, unit, horovod, help)                                      \
   HVDLITE_RETURN_IF_ERROR(read<type>(#field, horovod, config.field));
   HVDLITE_KNOBS(HVDLITE_READ)
 #undef HVDLITE_READ
@@ -88,7 +88,7 @@ Result<Config> Config::from_environment() {
 
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> kRows = {
-#define HVDLITE_ROW(type, field, value, unit, horovod, help) \
+#define HVDLITE_ROW(type, field, value, unit, horovod, help)                                       \
   {#field, environment_name(#field), horovod, type_name<type>(), text_of(type(value)), unit, help},
       HVDLITE_KNOBS(HVDLITE_ROW)
 #undef HVDLITE_ROW

@@ -1,7 +1,7 @@
 // THE table of knobs, and the only file of the core that reads the environment. Each knob is one
-// row: field, name, type, default, unit and one line of help. HVDLITE_<NAME> sets it; Horovod's name,
-// where there is one, is a fallback. Python reads the same rows through `_core.knobs()`, so that
-// docs/knobs.md and hvdlite-run's flags cannot drift from them.
+// row: field, name, type, default, unit and one line of help. HVDLITE_<NAME> sets it; Horovod's
+// name, where there is one, is a fallback. Python reads the same rows through `_core.knobs()`, so
+// that docs/knobs.md and hvdlite-run's flags cannot drift from them.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
     "Fail when a peer makes no progress for this long inside a collective that all ranks joined")  \
   X(double, shutdown_timeout, 2.0, "seconds", "",                                                  \
-    "How long shutdown waits for what is still in flight")                                          \
+    "How long shutdown waits for what is still in flight")                                         \
   X(std::int64_t, spin_us, -1, "microseconds", "",                                                 \
     "How long a wait spins before it sleeps; -1 chooses by cores and local ranks")                 \
   X(std::int64_t, shm_chunk, 256 << 10, "bytes", "",                                               \

@@ -1,4 +1,5 @@
-// Element types and reduce operations, as numbers that are the same on the wire, in Python and here.
+// Element types and reduce operations, as numbers that are the same on the wire, in Python and
+// here.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +39,8 @@ constexpr std::size_t size_of(DataType dtype) {
 
 // "float32", "bool"...; "average", "sum"...
 constexpr std::string_view name_of(DataType dtype) {
-  constexpr std::string_view kNames[kDataTypeCount] = {"uint8",   "int8",     "int16",   "int32",
-                                                       "int64",   "float16",  "bfloat16", "float32",
+  constexpr std::string_view kNames[kDataTypeCount] = {"uint8",   "int8",    "int16",    "int32",
+                                                       "int64",   "float16", "bfloat16", "float32",
                                                        "float64", "bool"};
   return kNames[static_cast<int>(dtype)];
 }

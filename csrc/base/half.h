@@ -51,7 +51,8 @@ inline Float16 to_float16(float value) {
   if (magnitude < 0x38800000) {
     // Subnormal: adding 0.5 lets the float unit round at the right bit.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000))};
+    return {
+        static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000))};
   }
   const std::uint32_t rounding = 0xfff + ((magnitude >> 13) & 1);
   return {static_cast<std::uint16_t>(sign | ((magnitude + rounding - 0x38000000) >> 13))};

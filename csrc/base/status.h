@@ -70,9 +70,9 @@ Status system_error(const std::string& what, int error);
 
 }  // namespace hvdlite
 
-#define HVDLITE_RETURN_IF_ERROR(expression)                             \
-  do {                                                                  \
-    if (::hvdlite::Status status_ = (expression); !status_.ok()) {      \
-      return status_;                                                   \
-    }                                                                   \
+#define HVDLITE_RETURN_IF_ERROR(expression)                                                        \
+  do {                                                                                             \
+    if (::hvdlite::Status status_ = (expression); !status_.ok()) {                                 \
+      return status_;                                                                              \
+    }                                                                                              \
   } while (false)

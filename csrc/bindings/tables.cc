@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -6,8 +8,6 @@
 #include "base/dtype.h"
 #include "bindings/bindings.h"
 #include "transport/segment.h"
-
-#include <pybind11/stl.h>
 
 namespace py = pybind11;
 
@@ -47,7 +47,8 @@ py::list knob_rows() {
 }
 
 int create_segment(int local_size) {
-  if (local_size < 1) raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
+  if (local_size < 1)
+    raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
   const Result<Config> config = Config::from_environment();
   raise_if_error(config.status());
   Result<Fd> memfd = Segment::create(SegmentLayout::make(local_size, config.value()));

@@ -15,9 +15,9 @@ namespace hvdlite {
 struct Piece {
   const void* input = nullptr;
   void* output = nullptr;
-  std::size_t count = 0;    // elements, may be 0
-  double prescale = 1.0;    // factor on this rank's input (floating-point types; 1 otherwise)
-  double postscale = 1.0;   // factor on the result, after the division of an average
+  std::size_t count = 0;   // elements, may be 0
+  double prescale = 1.0;   // factor on this rank's input (floating-point types; 1 otherwise)
+  double postscale = 1.0;  // factor on the result, after the division of an average
 };
 
 class PieceList {
@@ -38,8 +38,8 @@ class PieceList {
   // Some piece has a prescale other than 1.
   bool prescaled() const { return prescaled_; }
 
-  // Calls visit(piece, input, output, at, count) for each part of a piece within `range`: addresses of
-  // its first element, `at` elements after range.begin.
+  // Calls visit(piece, input, output, at, count) for each part of a piece within `range`: addresses
+  // of its first element, `at` elements after range.begin.
   template <typename Visit>
   void for_each(Range range, Visit&& visit) const {
     if (range.begin >= range.end) return;

@@ -1,8 +1,8 @@
 // Chunk arithmetic of the data plane: pure, 64 bits wide.
 //
-// Words: a batch is a run of *elements*; a *chunk* is what is staged at once; a chunk is cut into as
-// many *slices* as there are drivers. Cuts lie on multiples of 64 bytes from the chunk's start, so
-// that no two drivers write to one cache line.
+// Words: a batch is a run of *elements*; a *chunk* is what is staged at once; a chunk is cut into
+// as many *slices* as there are drivers. Cuts lie on multiples of 64 bytes from the chunk's start,
+// so that no two drivers write to one cache line.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ struct Range {
 
 inline constexpr std::uint64_t kCutBytes = 64;
 
-// Part `index` of `parts` of a range of elements; parts are in order, disjoint, and cover the range.
+// Part `index` of `parts` of a range of elements; parts are in order, disjoint, and cover the
+// range.
 inline Range part_of(Range whole, std::uint64_t element_bytes, std::uint64_t parts,
                      std::uint64_t index) {
   const std::uint64_t per_cut = std::max<std::uint64_t>(kCutBytes / element_bytes, 1);

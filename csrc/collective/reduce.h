@@ -1,6 +1,6 @@
 // Elementwise reduction of several buffers into one, and scaled copies. Pure functions of memory;
-// any thread. Buffers need no alignment beyond their element's own address being readable: loads and
-// stores go through memcpy where the compiler must assume nothing.
+// any thread. Buffers need no alignment beyond their element's own address being readable: loads
+// and stores go through memcpy where the compiler must assume nothing.
 //
 // Order: source 0 first, ascending. 16-bit floats accumulate in float32 and round once; other types
 // accumulate in themselves; integers wrap around. Min and max let a NaN through. The loops are
@@ -16,8 +16,8 @@ namespace hvdlite {
 
 // What happens to the accumulated value before it is rounded and stored.
 struct Finish {
-  int divisor = 1;       // of an average; integers divide towards zero
-  double factor = 1.0;   // floating-point types only
+  int divisor = 1;      // of an average; integers divide towards zero
+  double factor = 1.0;  // floating-point types only
 };
 
 // destination[i] = finish(op over all sources of source[i]). `destination` may be one of the

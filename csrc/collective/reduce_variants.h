@@ -20,7 +20,7 @@ namespace avx2 {
 // Defined on x86-64 only; called only where the processor has AVX2 and F16C.
 void reduce_any(DataType dtype, ReduceOp op, std::span<const void* const> sources,
                 void* destination, std::size_t count, const Finish& finish);
-}
+}  // namespace avx2
 
 // The variant for this processor.
 ReduceFunction best_reduce();

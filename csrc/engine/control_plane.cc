@@ -73,8 +73,8 @@ void ControlPlane::parse(int rank) {
                               rank));
     }
     if (peer.incoming.size() - peer.parsed - kHeaderBytes < length) break;
-    const auto body = peer.incoming.begin() +
-                      static_cast<std::ptrdiff_t>(peer.parsed + kHeaderBytes);
+    const auto body =
+        peer.incoming.begin() + static_cast<std::ptrdiff_t>(peer.parsed + kHeaderBytes);
     frames_.push_back({rank, static_cast<FrameType>(*body), Bytes(body + 1, body + length)});
     peer.parsed += kHeaderBytes + length;
   }
@@ -91,9 +91,7 @@ void ControlPlane::end(int rank, Status why) {
 
 std::vector<Frame> ControlPlane::take_frames() { return std::exchange(frames_, {}); }
 
-std::vector<std::pair<int, Status>> ControlPlane::take_ended() {
-  return std::exchange(ended_, {});
-}
+std::vector<std::pair<int, Status>> ControlPlane::take_ended() { return std::exchange(ended_, {}); }
 
 void ControlPlane::flush(Deadline deadline) {
   while (true) {

@@ -41,7 +41,7 @@ class ControlPlane {
     Bytes incoming;              // bytes of at most one unfinished frame, and what follows it
     std::size_t parsed = 0;      // start of the unfinished frame in `incoming`
     Bytes outgoing;
-    std::size_t written = 0;     // bytes of `outgoing` that have left
+    std::size_t written = 0;  // bytes of `outgoing` that have left
     bool ended = false;
   };
   void read(int rank);

@@ -12,10 +12,10 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   const auto found = books_.find(request.process_set);
   const int index = found == books_.end() ? -1 : found->second.group.index_of(rank);
   if (index < 0) {
-    return Status(StatusCode::kInternal,
-                  "rank " + std::to_string(rank) + " submitted " + request.name +
-                      " to process set " + std::to_string(request.process_set) +
-                      ", of which it is no member");
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             request.name + " to process set " +
+                                             std::to_string(request.process_set) +
+                                             ", of which it is no member");
   }
   Book& book = found->second;
   activity_[rank] = {request.name, now};
@@ -30,12 +30,11 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     if (request.kind == Kind::kAllgather) tally.first_dimensions.resize(book.group.ranks.size());
     ++waiting_;
   } else if (tally.mismatch.empty()) {
-    tally.mismatch =
-        describe_mismatch(tally.first_rank, tally.request, rank, request).value_or("");
+    tally.mismatch = describe_mismatch(tally.first_rank, tally.request, rank, request).value_or("");
   }
   if (tally.submitted[index]) {
-    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
-                                             request.name + " twice");
+    return Status(StatusCode::kInternal,
+                  "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
   tally.submitted[index] = true;
   --tally.missing;
@@ -55,9 +54,8 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
 Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now) {
   const Request* request = cache_.at(id);
   if (request == nullptr) {
-    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) +
-                                             " submitted cache id " + std::to_string(id) +
-                                             ", which was never given out");
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted cache id " +
+                                             std::to_string(id) + ", which was never given out");
   }
   return submit(rank, Request(*request), now);
 }
@@ -80,14 +78,13 @@ bool Coordinator::fail_if_left(Book& book, const std::string& name, const Tally&
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
     const int rank = book.group.ranks[i];
     if (tally.submitted[i] || !left_[rank]) continue;
-    respond_error(tally,
-                  Status(StatusCode::kRankFailed,
-                         "rank " + std::to_string(rank) + " left after " +
-                             std::to_string(*left_[rank]) +
-                             " collectives (clean exit), but " +
-                             std::string(name_of(tally.request.kind)) + " '" + name +
-                             "' waits for it; give every rank the same number of steps",
-                         rank));
+    respond_error(
+        tally,
+        Status(StatusCode::kRankFailed,
+               "rank " + std::to_string(rank) + " left after " + std::to_string(*left_[rank]) +
+                   " collectives (clean exit), but " + std::string(name_of(tally.request.kind)) +
+                   " '" + name + "' waits for it; give every rank the same number of steps",
+               rank));
     return true;
   }
   return false;

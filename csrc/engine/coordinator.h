@@ -25,17 +25,17 @@ class Coordinator {
   using TimePoint = std::chrono::steady_clock::time_point;
 
   struct Tally {
-    Request request;               // as the first rank submitted it
+    Request request;  // as the first rank submitted it
     int first_rank = -1;
-    std::vector<bool> submitted;   // by position in the set
+    std::vector<bool> submitted;  // by position in the set
     std::size_t missing = 0;
     std::vector<std::int64_t> first_dimensions;  // allgather only
-    std::string mismatch;          // the first disagreement, or ""
+    std::string mismatch;                        // the first disagreement, or ""
     TimePoint since;
-    TimePoint warned;              // of the last stall warning
+    TimePoint warned;  // of the last stall warning
   };
   struct Activity {
-    std::string name;              // what the rank submitted last
+    std::string name;  // what the rank submitted last
     TimePoint when;
   };
   struct Book {
@@ -71,7 +71,7 @@ class Coordinator {
 
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
-  std::vector<Activity> activity_;  // by rank
+  std::vector<Activity> activity_;                  // by rank
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<Response> responses_;
   std::size_t waiting_ = 0;  // tallies in all books

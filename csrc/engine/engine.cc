@@ -39,8 +39,9 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
     return invalid(request, "a tensor has at most 32 dimensions");
   }
   if (request.kind == Kind::kAllgather && tensor.dims.empty()) {
-    return invalid(request, "a tensor without dimensions has no first one to gather along; "
-                            "reshape it to [1]");
+    return invalid(request,
+                   "a tensor without dimensions has no first one to gather along; "
+                   "reshape it to [1]");
   }
   return request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
 }
@@ -164,8 +165,7 @@ void Engine::background() {
 void Engine::drain() {
   // Half of the time, so that the other half is left for telling the peers.
   const Deadline deadline = Deadline::after_seconds(config_.shutdown_timeout / 2);
-  while (!ending_.load() && !deadline.passed() &&
-         (negotiator_->pending() > 0 || !queue_.empty())) {
+  while (!ending_.load() && !deadline.passed() && (negotiator_->pending() > 0 || !queue_.empty())) {
     if (!run_once()) sleep(deadline, /*background=*/true);
   }
 }
@@ -202,7 +202,8 @@ void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
 void Engine::sleep(Deadline deadline, bool background) {
   const bool leaving = leaving_.load();
   const auto ready = [&] {
-    return !queue_.empty() || ending_.load() || leaving_.load() != leaving || negotiator_->poll() || (background && turn_.wanted());
+    return !queue_.empty() || ending_.load() || leaving_.load() != leaving || negotiator_->poll() ||
+           (background && turn_.wanted());
   };
   const auto never_fails = [] { return Status(); };
   (void)fabric_->waiter->wait(ready, never_fails, deadline.earlier(negotiator_->wake_at()));

@@ -36,8 +36,8 @@ class Engine {
   int size() const { return size_; }
 
   // Submits an entry (request, inputs, outputs, weight filled in). The memory it points to stays
-  // valid until its completion is done. With `blocking` the caller promises to wait() for it at once.
-  // kInvalidArgument, kDuplicateName, or the sticky error: then the entry was not taken.
+  // valid until its completion is done. With `blocking` the caller promises to wait() for it at
+  // once. kInvalidArgument, kDuplicateName, or the sticky error: then the entry was not taken.
   Status enqueue(EntryPtr entry, bool blocking);
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline);
@@ -61,12 +61,12 @@ class Engine {
 
   // The runner's part.
   void background();
-  bool run_once();                            // false: nothing was there to do
+  bool run_once();  // false: nothing was there to do
   void run_rounds(std::vector<Negotiator::Round>& rounds);
   void sleep(Deadline deadline, bool background);
-  void drain();                               // lets what is in flight end before leaving
+  void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
-  void end_world();                           // tells the peers, fails everything in flight
+  void end_world();  // tells the peers, fails everything in flight
   void fail(const EntryPtr& entry, const Status& cause);
   bool ending() const { return ending_.load() || leaving_.load(); }
 
@@ -95,8 +95,8 @@ class Engine {
   Counters counters_ HVDLITE_GUARDED_BY(mutex_);  // a copy for readers
   bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
   Condition stopped_changed_;
-  std::atomic<bool> ending_{false};     // sticky_ was set; the runner acts on it
-  std::atomic<bool> leaving_{false};    // shutdown was asked for
+  std::atomic<bool> ending_{false};   // sticky_ was set; the runner acts on it
+  std::atomic<bool> leaving_{false};  // shutdown was asked for
 
   Mutex alone_mutex_;  // a world of one executes in its callers, one at a time
   Mutex join_mutex_;

@@ -12,10 +12,10 @@ namespace hvdlite {
 
 struct Entry {
   Request request;
-  std::string key;                   // request.key(), made once
-  std::vector<const void*> inputs;   // by tensor; the submitter keeps the memory alive
-  std::vector<void*> outputs;        // by tensor; unused by allgather
-  double weight = 1.0;               // this rank's, for weighted averages
+  std::string key;                  // request.key(), made once
+  std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
+  std::vector<void*> outputs;       // by tensor; unused by allgather
+  double weight = 1.0;              // this rank's, for weighted averages
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };
 using EntryPtr = std::shared_ptr<Entry>;

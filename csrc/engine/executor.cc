@@ -99,9 +99,9 @@ Status Executor::allgather(Agreed& agreed, const Group& group) {
   output.data.reset(new (std::nothrow) std::byte[total]);
   if (output.data == nullptr) {
     // The peers are in the collective already: without this rank it cannot end well for anybody.
-    return Status(StatusCode::kInternal,
-                  describe(entry.request) + ": no memory for the " + std::to_string(total) +
-                      " bytes of its result on this rank");
+    return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
+                                             std::to_string(total) +
+                                             " bytes of its result on this rank");
   }
   output.bytes = total;
   entry.completion->first_dimensions = agreed.first_dimensions;
@@ -113,9 +113,9 @@ Status Executor::broadcast(const Agreed& agreed, const Group& group) {
   const Entry& entry = *agreed.entry;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const std::uint64_t bytes = entry.request.tensors[i].bytes();
-    HVDLITE_RETURN_IF_ERROR(backend_.broadcast(
-        group, entry.request.root, bytes_of(entry.inputs[i], bytes),
-        {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
+    HVDLITE_RETURN_IF_ERROR(
+        backend_.broadcast(group, entry.request.root, bytes_of(entry.inputs[i], bytes),
+                           {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
   }
   return Status();
 }

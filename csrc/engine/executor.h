@@ -46,9 +46,9 @@ class Executor {
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;
-  std::vector<Piece> pieces_;         // of the current batch; kept for its capacity
-  std::vector<double> weights_;       // of the current batch, by tensor; then their sums
-  std::vector<std::byte> zeros_;      // what a rank of weight 0 gives
+  std::vector<Piece> pieces_;     // of the current batch; kept for its capacity
+  std::vector<double> weights_;   // of the current batch, by tensor; then their sums
+  std::vector<std::byte> zeros_;  // what a rank of weight 0 gives
 };
 
 }  // namespace hvdlite

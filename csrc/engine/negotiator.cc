@@ -1,5 +1,6 @@
 #include "engine/negotiator.h"
 
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -13,10 +14,12 @@ constexpr int kCoordinatorRank = 0;
 // Requests of one submit frame, so that a flood of names stays far below kMaxFrameBytes.
 constexpr std::size_t kTensorsPerFrame = 4096;
 constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
+constexpr auto kLastWordsTime = std::chrono::milliseconds(200);
 
 Status garbage(const Frame& frame) {
   return Status(StatusCode::kInternal,
-                "rank " + std::to_string(frame.from) + " sent a message that cannot be read (type " +
+                "rank " + std::to_string(frame.from) +
+                    " sent a message that cannot be read (type " +
                     std::to_string(static_cast<int>(frame.type)) + ")",
                 frame.from);
 }
@@ -35,8 +38,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 
 }  // namespace
 
-Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue,
-                       Counters& counters)
+Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
       queue_(queue),
@@ -163,7 +165,25 @@ Status Negotiator::handle_ended(int rank, Status why) {
 }
 
 Status Negotiator::root_cause(Status fallback) {
-  control_.poll();
+  // The data plane may see a peer go before that peer's last words arrive on the control channel.
+  const Deadline deadline = Deadline::after(kLastWordsTime);
+  const int rank = fallback.failed_rank();
+  const bool expected = fallback.code() == StatusCode::kRankFailed && rank >= 0 && rank != rank_;
+  while (true) {
+    control_.poll();
+    listen_for_causes();
+    if (!told_.ok()) return told_;
+    if (!expected || control_.ended(rank) || deadline.passed()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& [ended, why] : control_.take_ended()) {
+    Status status = handle_ended(ended, why);
+    if (!status.ok()) return status;
+  }
+  return fallback;
+}
+
+void Negotiator::listen_for_causes() {
   for (const Frame& frame : control_.take_frames()) {
     Status cause;
     if (frame.type == FrameType::kAbort && told_.ok() && decode_abort(frame.body, cause)) {
@@ -172,12 +192,6 @@ Status Negotiator::root_cause(Status fallback) {
       (void)handle_goodbye(frame);
     }
   }
-  if (!told_.ok()) return told_;
-  for (const auto& [rank, why] : control_.take_ended()) {
-    Status status = handle_ended(rank, why);
-    if (!status.ok()) return status;
-  }
-  return fallback;
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
@@ -220,8 +234,8 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     return response.error.sticky() ? response.error : Status();
   }
   if (entry == nullptr) {
-    return Status(StatusCode::kInternal, "the coordinator answered '" + key +
-                                             "', which this rank has not submitted");
+    return Status(StatusCode::kInternal,
+                  "the coordinator answered '" + key + "', which this rank has not submitted");
   }
   if (response.form == Response::Form::kFull) {
     cache_.remember(response.cache_id, key, response.request);

@@ -2,8 +2,8 @@
 // responses into rounds of agreed entries.
 //
 // A *round* is what one respond frame holds for this rank. Every member of a process set gets the
-// same rounds for that set, so whatever is planned from one round alone is planned alike everywhere.
-// Rank 0 holds the coordinator and takes part like everybody else. Runner only.
+// same rounds for that set, so whatever is planned from one round alone is planned alike
+// everywhere. Rank 0 holds the coordinator and takes part like everybody else. Runner only.
 #pragma once
 
 #include <memory>
@@ -60,6 +60,7 @@ class Negotiator {
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
   Status handle_ended(int rank, Status why);
+  void listen_for_causes();
   Status coordinate(std::vector<Round>& rounds);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
@@ -77,7 +78,7 @@ class Negotiator {
   Coordinator::TimePoint next_stall_check_;
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
-  Status told_;  // the first abort that a peer sent
+  Status told_;                                        // the first abort that a peer sent
 };
 
 }  // namespace hvdlite

@@ -16,9 +16,9 @@ Result<const Group*> ProcessSets::add(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   if (ranks.empty() || ranks.front() < 0 || ranks.back() >= world_size_ ||
       std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
-    return Status(StatusCode::kInvalidArgument,
-                  "a process set takes different ranks from 0 to " +
-                      std::to_string(world_size_ - 1) + ", at least one");
+    return Status(StatusCode::kInvalidArgument, "a process set takes different ranks from 0 to " +
+                                                    std::to_string(world_size_ - 1) +
+                                                    ", at least one");
   }
   MutexLock lock(mutex_);
   if (groups_.size() >= kLaneCount) {

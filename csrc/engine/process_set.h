@@ -1,6 +1,6 @@
-// The process sets of this rank's world: 0 is the world itself. Ids are given in the order of add(),
-// which every rank calls alike, so that they agree. Any thread; sets are never changed, only added,
-// and a pointer that get() returned stays valid.
+// The process sets of this rank's world: 0 is the world itself. Ids are given in the order of
+// add(), which every rank calls alike, so that they agree. Any thread; sets are never changed, only
+// added, and a pointer that get() returned stays valid.
 #pragma once
 
 #include <deque>

@@ -15,7 +15,8 @@ namespace hvdlite {
 class StallMonitor {
  public:
   StallMonitor(const Config& config, Coordinator& coordinator)
-      : warning_(config.stall_warning), shutdown_(config.stall_shutdown),
+      : warning_(config.stall_warning),
+        shutdown_(config.stall_shutdown),
         coordinator_(coordinator) {}
 
   // Warnings that are due at `now`. Fails what has waited past stall_shutdown.

@@ -7,9 +7,10 @@ namespace hvdlite {
 Status TensorQueue::push(EntryPtr entry) {
   MutexLock lock(mutex_);
   if (!closed_.ok()) {
-    return Status(closed_.code(),
-                  closed_.message() + " [" + describe(entry->request) + " was submitted afterwards]",
-                  closed_.failed_rank());
+    return Status(
+        closed_.code(),
+        closed_.message() + " [" + describe(entry->request) + " was submitted afterwards]",
+        closed_.failed_rank());
   }
   if (!in_flight_.insert(entry->key).second) {
     return Status(StatusCode::kDuplicateName,

@@ -25,7 +25,7 @@ class Fd {
 
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
-  void reset();  // closes
+  void reset();                                     // closes
   int release() { return std::exchange(fd_, -1); }  // the caller owns it from here on
 
  private:

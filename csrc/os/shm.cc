@@ -52,7 +52,7 @@ Result<Fd> create_memfd(std::uint64_t bytes) {
 }
 
 Result<std::uint64_t> file_bytes(const Fd& fd) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd.get(), &info) != 0) return system_error("fstat of a shared segment", errno);
   return static_cast<std::uint64_t>(info.st_size);
 }

@@ -2,7 +2,8 @@
 //
 // Two planes use it: the control plane (negotiation; one channel per peer) and, between hosts, the
 // data plane (a second channel per peer). Implementations: shm_channel (two rings in shared memory
-// plus a Unix socket that closes when the peer dies), tcp_channel, inproc_channel (threads as ranks).
+// plus a Unix socket that closes when the peer dies), tcp_channel, inproc_channel (threads as
+// ranks).
 //
 // Thread: one user at a time (the engine's runner). Nothing here blocks. A writer wakes the
 // reader's Waiter; a TCP channel does so by the data itself.
@@ -20,8 +21,8 @@ class Waiter;
 
 // What reading from a channel ends with.
 inline Status peer_gone(int rank) {
-  return Status(StatusCode::kRankFailed, "the connection to rank " + std::to_string(rank) +
-                                             " has closed", rank);
+  return Status(StatusCode::kRankFailed,
+                "the connection to rank " + std::to_string(rank) + " has closed", rank);
 }
 
 class Channel {

@@ -129,8 +129,7 @@ void Fabric::close() {
 }
 
 Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, Fd own_segment, Fd own_bell,
-                                               std::vector<PeerLink> links,
-                                               const Config& config) {
+                                               std::vector<PeerLink> links, const Config& config) {
   HVDLITE_RETURN_IF_ERROR(check(topology, links));
   std::unique_ptr<Fabric> fabric = empty_fabric(std::move(topology));
   Result<std::shared_ptr<Segment>> segment = Segment::map(own_segment);
@@ -157,8 +156,8 @@ Result<std::vector<std::unique_ptr<Fabric>>> make_inproc_world(const std::vector
   const auto bells = std::make_shared<std::vector<Fd>>();
   for (int rank = 0; rank < size; ++rank) {
     world.push_back(empty_fabric({rank, size, host_of}));
-    Result<std::shared_ptr<Segment>> segment = Segment::in_process(
-        SegmentLayout::make(world[rank]->topology.local_size(rank), config));
+    Result<std::shared_ptr<Segment>> segment =
+        Segment::in_process(SegmentLayout::make(world[rank]->topology.local_size(rank), config));
     HVDLITE_RETURN_IF_ERROR(segment.status());
     world[rank]->own_segment = segment.value();
     bells->push_back(make_bell());

@@ -31,14 +31,14 @@ struct PeerLink {
 struct Fabric {
   Topology topology;
   std::shared_ptr<Segment> own_segment;
-  std::vector<std::shared_ptr<Segment>> segments;   // by rank; null on other hosts
-  std::vector<Bell> bells;                          // by rank; rings nobody on other hosts
-  std::vector<Fd> bell_fds;                         // owners behind `bells`
-  std::shared_ptr<void> shared;                     // in-process worlds: owner behind all bells
-  std::vector<std::shared_ptr<Segment>> rung;       // ... and of the flags that they look at
-  std::vector<std::unique_ptr<Channel>> control;    // by rank; null for self
-  std::vector<std::unique_ptr<Channel>> data;       // by rank; null for self and this host
-  std::unique_ptr<Waiter> waiter;                   // destroyed first: channels borrow it no more
+  std::vector<std::shared_ptr<Segment>> segments;  // by rank; null on other hosts
+  std::vector<Bell> bells;                         // by rank; rings nobody on other hosts
+  std::vector<Fd> bell_fds;                        // owners behind `bells`
+  std::shared_ptr<void> shared;                    // in-process worlds: owner behind all bells
+  std::vector<std::shared_ptr<Segment>> rung;      // ... and of the flags that they look at
+  std::vector<std::unique_ptr<Channel>> control;   // by rank; null for self
+  std::vector<std::unique_ptr<Channel>> data;      // by rank; null for self and this host
+  std::unique_ptr<Waiter> waiter;                  // destroyed first: channels borrow it no more
 
   // Rings every member of `group` on this host.
   void ring_local(const Group& group) const;

@@ -23,8 +23,8 @@
 
 namespace hvdlite {
 
-inline constexpr int kLaneCount = 64;   // process sets that can be active at once
-inline constexpr int kSlotCount = 2;    // alternate, so that a peer may still read the other one
+inline constexpr int kLaneCount = 64;  // process sets that can be active at once
+inline constexpr int kSlotCount = 2;   // alternate, so that a peer may still read the other one
 
 // Progress of the owner in the collectives of one process set. Each counter only grows.
 struct alignas(64) Lane {
@@ -57,8 +57,7 @@ class Segment {
   std::byte* slot(int index) const;
 
  private:
-  Segment(Mapping mapping, SegmentLayout layout)
-      : mapping_(std::move(mapping)), layout_(layout) {}
+  Segment(Mapping mapping, SegmentLayout layout) : mapping_(std::move(mapping)), layout_(layout) {}
   Mapping mapping_;  // owner of the bytes (os/shm.h)
   SegmentLayout layout_;
 };

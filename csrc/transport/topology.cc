@@ -15,8 +15,7 @@ std::vector<int> Topology::ranks_on(int host) const {
 int Topology::host_count() const { return *std::max_element(host_of.begin(), host_of.end()) + 1; }
 
 int Topology::local_index(int of_rank) const {
-  return static_cast<int>(
-      std::count(host_of.begin(), host_of.begin() + of_rank, host_of[of_rank]));
+  return static_cast<int>(std::count(host_of.begin(), host_of.begin() + of_rank, host_of[of_rank]));
 }
 
 int Topology::local_size(int of_rank) const {

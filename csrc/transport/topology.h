@@ -21,8 +21,8 @@ struct Topology {
 
 // The members of one process set as the data plane sees them. `ranks` ascends.
 struct Group {
-  int id = 0;               // process set id; 0 is the world. Selects the lane of flags in segments
-  std::vector<int> ranks;   // members, ascending
+  int id = 0;              // process set id; 0 is the world. Selects the lane of flags in segments
+  std::vector<int> ranks;  // members, ascending
   int index_of(int rank) const;  // position in `ranks`, or -1
 };
 

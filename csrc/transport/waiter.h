@@ -121,8 +121,8 @@ class Waiter {
   Fd epoll_fd_;
   std::chrono::microseconds spin_{0};
   std::atomic<bool> interrupted_{false};
-  std::vector<std::atomic<bool>> lost_;                            // by rank
-  std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;    // by rank; may be null
+  std::vector<std::atomic<bool>> lost_;                          // by rank
+  std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;  // by rank; may be null
 };
 
 }  // namespace hvdlite

@@ -1,6 +1,6 @@
 // Little-endian encoding of plain values. A Reader never reads past its bytes: the first value that
-// does not fit makes it bad() for good and every later value zero or empty, so that a decoder checks
-// once at its end. Lengths are compared with what is left before anything is allocated.
+// does not fit makes it bad() for good and every later value zero or empty, so that a decoder
+// checks once at its end. Lengths are compared with what is left before anything is allocated.
 #pragma once
 
 #include <bit>

@@ -138,8 +138,7 @@ void get_response(Reader& reader, Response& response) {
     const Status status = get_status(reader);
     response.request.process_set = reader.get<std::uint32_t>();
     response.request.name = reader.get_text(kMaxNameBytes);
-    response.error =
-        Status(status.code(), reader.get_text(kMaxMessageBytes), status.failed_rank());
+    response.error = Status(status.code(), reader.get_text(kMaxMessageBytes), status.failed_rank());
     return;
   }
   response.cache_id = reader.get<std::uint32_t>();

@@ -78,8 +78,8 @@ struct Submit {
 struct Response {
   enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2 };
   Form form = Form::kCached;
-  std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
-  Request request;                      // kFull; kError: process_set and name only
+  std::uint32_t cache_id = kNotCached;         // kCached: which; kFull: remember it as this, if any
+  Request request;                             // kFull; kError: process_set and name only
   std::vector<std::int64_t> first_dimensions;  // kFull allgather: by position in the set
   Status error;                                // kError
 };

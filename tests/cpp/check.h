@@ -40,17 +40,18 @@ inline void check_status(const Status& status, StatusCode code, const char* text
 
 }  // namespace hvdlite::testing
 
-#define TEST(name)                                                                   \
-  static void test_##name();                                                         \
-  static const ::hvdlite::testing::Registration registration_##name(#name, &test_##name); \
+#define TEST(name)                                                                                 \
+  static void test_##name();                                                                       \
+  static const ::hvdlite::testing::Registration registration_##name(#name, &test_##name);          \
   static void test_##name()
-#define CHECK(...)                                                                      \
-  do {                                                                                  \
-    if (!(__VA_ARGS__)) ::hvdlite::testing::report_failure(__FILE__, __LINE__, #__VA_ARGS__); \
+#define CHECK(...)                                                                                 \
+  do {                                                                                             \
+    if (!(__VA_ARGS__)) ::hvdlite::testing::report_failure(__FILE__, __LINE__, #__VA_ARGS__);      \
   } while (false)
-#define CHECK_EQ(a, ...) \
+#define CHECK_EQ(a, ...)                                                                           \
   ::hvdlite::testing::check_equal((a), (__VA_ARGS__), #a " == " #__VA_ARGS__, __FILE__, __LINE__)
-#define CHECK_STATUS(status, code) \
+#define CHECK_STATUS(status, code)                                                                 \
   ::hvdlite::testing::check_status((status), (code), #status, __FILE__, __LINE__)
-#define CHECK_OK(...) \
-  ::hvdlite::testing::check_status((__VA_ARGS__), ::hvdlite::StatusCode::kOk, #__VA_ARGS__, __FILE__, __LINE__)
+#define CHECK_OK(...)                                                                              \
+  ::hvdlite::testing::check_status((__VA_ARGS__), ::hvdlite::StatusCode::kOk, #__VA_ARGS__,        \
+                                   __FILE__, __LINE__)

@@ -52,8 +52,7 @@ EntryPtr allreduce_entry(const std::string& name, std::vector<float>& values,
   auto entry = std::make_shared<Entry>();
   entry->request.name = name;
   entry->request.op = op;
-  entry->request.tensors = {
-      {name, DataType::kFloat32, {static_cast<std::int64_t>(values.size())}}};
+  entry->request.tensors = {{name, DataType::kFloat32, {static_cast<std::int64_t>(values.size())}}};
   entry->inputs = {values.data()};
   entry->outputs = {values.data()};
   return entry;

@@ -64,8 +64,7 @@ TEST(coordinator_answers_a_known_request_by_its_cache_id) {
     }
     const auto responses = coordinator.take_responses();
     CHECK_EQ(responses.size(), std::size_t{1});
-    CHECK(responses[0].form ==
-          (step == 0 ? Response::Form::kFull : Response::Form::kCached));
+    CHECK(responses[0].form == (step == 0 ? Response::Form::kFull : Response::Form::kCached));
     id = responses[0].cache_id;
   }
 }

@@ -15,7 +15,8 @@ Request sample_request() {
   request.process_set = 3;
   request.postscale = 0.5;
   request.name = "group";
-  request.tensors = {{"layer.weight", DataType::kFloat16, {2, 3}}, {"layer.bias", DataType::kInt64, {}}};
+  request.tensors = {{"layer.weight", DataType::kFloat16, {2, 3}},
+                     {"layer.bias", DataType::kInt64, {}}};
   return request;
 }
 

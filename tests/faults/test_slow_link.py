@@ -19,9 +19,10 @@ from harness import World
 from hvdlite import basics
 from hvdlite.bootstrap.store import Store
 
-BRIDGE = "hvdlite-br"
-NAMESPACE = "hvdlite-host"
-NETWORK = "10.213.77"
+MARK = os.getpid() % 100_000  # two runs on one machine do not meet
+BRIDGE = f"hvdl-br-{MARK}"
+NAMESPACE = f"hvdl-{MARK}-host"
+NETWORK = f"10.213.{MARK % 256}"
 BYTES = 12 << 20
 PATIENCE = 2.0  # far less than the transfer takes
 
@@ -48,7 +49,7 @@ def two_hosts(rate: str) -> Iterator[None]:
         ip("addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
         ip("link", "set", BRIDGE, "up")
         for number in range(2):
-            space, outer = f"{NAMESPACE}{number}", f"hvdlite-v{number}"
+            space, outer = f"{NAMESPACE}{number}", f"hvdl-v{number}-{MARK}"
             ip("netns", "add", space)
             undo.callback(ip, "netns", "del", space)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)

@@ -1,7 +1,7 @@
 """Many scenarios in one world: starting ranks and importing torch costs more than most of them.
 
-A test file has functions `scenario_x()` that run on every rank and assert; `run_all(globals())` runs
-them in order, and `outcomes_of(results, name)` says what went wrong in one of them, by rank.
+A test file has functions `scenario_x()` that run on every rank and assert; `run_all(globals())`
+runs them in order, and `check(results, name)` fails with what went wrong in one of them.
 """
 
 from __future__ import annotations

@@ -150,9 +150,7 @@ def scenario_allgather() -> None:
     for dtype in [*REDUCED, torch.bool]:
         mine_here = torch.full((hvd.rank() + 1, 3), hvd.rank(), dtype=dtype)
         result = hvd.allgather(mine_here)
-        expected = torch.cat(
-            [torch.full((r + 1, 3), r, dtype=dtype) for r in range(hvd.size())]
-        )
+        expected = torch.cat([torch.full((r + 1, 3), r, dtype=dtype) for r in range(hvd.size())])
         assert result.dtype == dtype and torch.equal(result, expected)
     only_last = torch.ones(int(hvd.rank() == hvd.size() - 1), 2)
     assert hvd.allgather(only_last).shape == (1, 2)

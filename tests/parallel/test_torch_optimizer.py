@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import gc
-import pickle
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -14,57 +9,19 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
-
-
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-
-
-def make(model: nn.Module, lr: float = 0.1, **arguments: Any) -> Any:
-    sgd = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    return hvd.DistributedOptimizer(sgd, model.named_parameters(), **arguments)
-
-
-def inputs(rank: int | None = None) -> torch.Tensor:
-    rank = hvd.rank() if rank is None else rank
-    return torch.randn(5, 3, generator=torch.Generator().manual_seed(rank))
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [param.grad for param in model.parameters() if param.grad is not None]
-
-
-def mean_gradients(weights: list[float] | None = None) -> list[torch.Tensor]:
-    """Compute what `gradients` are after reduction, without any communication."""
-    model = make_model()
-    weights = weights or [1.0] * hvd.size()
-    for rank in range(hvd.size()):
-        share = weights[rank] / sum(weights)
-        (share * model(inputs(rank)).square().sum()).backward()
-    return gradients(model)
-
-
-def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor], rtol: float = 1e-5) -> None:
-    assert len(ours) == len(theirs) > 0
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, rtol=rtol, atol=rtol), (a, b)
-
-
-def assert_same_everywhere(model: nn.Module) -> None:
-    mine = torch.cat([param.detach().flatten() for param in model.parameters()])
-    for theirs in hvd.allgather(mine.unsqueeze(0)):
-        assert torch.equal(theirs, mine)
-
-
-def backward(model: nn.Module, factor: float = 1.0) -> torch.Tensor:
-    loss = factor * model(inputs()).square().sum()
-    loss.backward()
-    return loss
-
-
-def raises(text: str) -> pytest.RaisesExc[hvd.HvdliteError]:
-    return pytest.raises(hvd.HvdliteError, match=text)
+from parallel.small_models import (
+    Branches,
+    assert_close,
+    assert_same_everywhere,
+    backward,
+    counters,
+    gradients,
+    inputs,
+    make,
+    make_model,
+    mean_gradients,
+    raises,
+)
 
 
 def scenario_it_is_the_optimizer_itself() -> None:
@@ -121,18 +78,12 @@ def scenario_one_operation_per_bucket_and_step() -> None:
         optimizer.zero_grad()
         backward(model)
         optimizer.step()
-    before = hvd_counters()["tensors"]
+    before = counters()["tensors"]
     optimizer.zero_grad()
     backward(model)
     optimizer.step()
     optimizer.synchronize()  # of a step that nobody makes: zeros from all
-    assert hvd_counters()["tensors"] - before == 2 * (4 + 1)  # four parameters and the flags
-
-
-def hvd_counters() -> dict[str, int]:
-    from hvdlite import basics
-
-    return basics.engine().counters()
+    assert counters()["tensors"] - before == 2 * (4 + 1)  # four parameters and the flags
 
 
 def scenario_synchronize_then_clip_then_step() -> None:
@@ -239,11 +190,11 @@ def scenario_accumulation_can_be_dropped() -> None:
 def scenario_no_sync() -> None:
     model = make_model()
     optimizer = make(model)
-    before = hvd_counters()["tensors"]
+    before = counters()["tensors"]
     with optimizer.no_sync():
         backward(model, 0.25)
         backward(model, 0.25)
-    assert hvd_counters()["tensors"] == before
+    assert counters()["tensors"] == before
     backward(model, 0.5)
     optimizer.step()
     assert_close(gradients(model), mean_gradients())
@@ -302,18 +253,6 @@ def scenario_a_loss_that_passes_by_another_optimizer() -> None:
         model[2](model[0](inputs()).detach()).sum().backward()
         critic.step()
     assert_same_everywhere(model)
-
-
-class Branches(nn.Module):
-    """Uses one of its layers, or none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.used, self.rare, self.never = nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor, rare: bool) -> torch.Tensor:
-        return self.used(x) + (self.rare(x) if rare else 0)
 
 
 def scenario_gradient_on_some_ranks_or_none() -> None:
@@ -403,166 +342,6 @@ def scenario_param_groups_with_their_own_options() -> None:
     assert not torch.equal(model[2].weight, make_model()[2].weight)
 
 
-def scenario_lbfgs_takes_the_same_path_everywhere() -> None:
-    for line_search in (None, "strong_wolfe"):
-        model, alone = make_model(), make_model()
-        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn=line_search)
-        optimizer = hvd.DistributedOptimizer(lbfgs)
-        plain = torch.optim.LBFGS(alone.parameters(), max_iter=6, line_search_fn=line_search)
-
-        def closure(model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(inputs()).square().sum()
-            loss.backward()
-            return loss
-
-        def closure_alone(alone: Any = alone, plain: Any = plain) -> torch.Tensor:
-            plain.zero_grad()
-            losses = [alone(inputs(rank)).square().sum() for rank in range(hvd.size())]
-            loss = sum(losses[1:], losses[0]) / hvd.size()
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            loss = optimizer.step(closure)
-            loss_alone = plain.step(closure_alone)
-        assert torch.allclose(loss, loss_alone, rtol=1e-3)
-        assert_same_everywhere(model)
-
-
-def scenario_closure_of_sgd() -> None:
-    model = make_model()
-    optimizer = make(model)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        return backward(model).item()
-
-    loss = optimizer.step(closure)
-    assert isinstance(loss, float) and len(set(hvd.allgather_object(loss))) == 1
-    assert_close(gradients(model), mean_gradients())
-    assert optimizer.step(lambda: None) is None
-
-
-def scenario_schedulers_made_before_and_after() -> None:
-    model = make_model()
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    before = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
-    optimizer = hvd.DistributedOptimizer(sgd)
-    after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for step in range(3):
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-        before.step()  # warnings are errors here
-        after.step()
-        assert optimizer.param_groups[0]["lr"] == 0.25 ** (step + 1)
-
-
-def scenario_grad_scaler() -> None:
-    for explicit in (False, True):
-        model = make_model()
-        optimizer = make(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-        start = [param.detach().clone() for param in model.parameters()]
-        for overflow in (True, False):
-            optimizer.zero_grad()
-            factor = torch.inf if overflow and hvd.rank() == hvd.size() - 1 else 1.0
-            scaler.scale(factor * model(inputs()).square().sum()).backward()
-            if explicit:
-                optimizer.synchronize()
-                scaler.unscale_(optimizer)
-                with optimizer.skip_synchronize():
-                    scaler.step(optimizer)
-            else:
-                scaler.step(optimizer)
-            scaler.update()
-            if overflow:  # every rank skipped the step
-                assert all(map(torch.equal, model.parameters(), start))
-        assert scaler.get_scale() == 512.0
-        assert_close(gradients(model), mean_gradients())
-        assert_same_everywhere(model)
-
-
-def scenario_grad_scaler_with_a_parameter_unused_here() -> None:
-    model = Branches()
-    optimizer = make(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(model(torch.ones(1, 3), rare=hvd.rank() == 0).sum()).backward()
-    scaler.unscale_(optimizer)
-    assert torch.allclose(model.rare.bias.grad, torch.full((2,), 1 / hvd.size()))
-    scaler.step(optimizer)
-    assert_same_everywhere(model)
-
-
-def scenario_fused_optimizer_with_grad_scaler() -> None:
-    model = make_model()
-    adam = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    optimizer = hvd.DistributedOptimizer(adam)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    for _ in range(2):
-        optimizer.zero_grad()
-        scaler.scale(model(inputs()).square().sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert_same_everywhere(model)
-
-
-def scenario_state_dict_round_trip() -> None:
-    model = make_model()
-    optimizer = make(model)
-    backward(model)
-    optimizer.step()
-    saved = copy.deepcopy(optimizer.state_dict())
-    other = make(model, lr=7.0)
-    other.load_state_dict(saved)
-    assert other.param_groups[0]["lr"] == 0.1
-    calls: list[str] = []
-    other.register_step_pre_hook(lambda *_: calls.append("pre"))
-    other.zero_grad()
-    optimizer.zero_grad()
-    del optimizer
-    gc.collect()
-    backward(model)
-    other.step()
-    assert calls == ["pre"]
-    assert_same_everywhere(model)
-
-
-def scenario_pickle_is_plain_and_deepcopy_distributed() -> None:
-    model = make_model()
-    optimizer = make(model)
-    backward(model)
-    optimizer.step()
-    loaded = pickle.loads(pickle.dumps(optimizer))
-    assert type(loaded) is torch.optim.SGD and loaded.param_groups[0]["lr"] == 0.1
-    model_2, optimizer_2 = copy.deepcopy((model, optimizer))
-    assert type(optimizer_2) is type(optimizer)
-    for each in (optimizer, optimizer_2):
-        each.zero_grad()
-    backward(model)
-    backward(model_2)
-    for each in (optimizer_2, optimizer):
-        each.step()
-    assert all(map(torch.equal, model.parameters(), model_2.parameters()))
-    assert_same_everywhere(model_2)
-
-
-def scenario_dropped_optimizer_leaves_no_hooks() -> None:
-    model = make_model()
-    for _ in range(3):
-        optimizer = make(model)
-        backward(model)
-        optimizer.step()
-        optimizer.zero_grad()
-        del optimizer
-        gc.collect()
-    before = hvd_counters()["tensors"]
-    backward(model)
-    hvd.barrier()
-    assert hvd_counters()["tensors"] <= before + 1
-
-
 def scenario_sparse_gradients() -> None:
     def embed() -> nn.Embedding:
         torch.manual_seed(0)
@@ -580,46 +359,6 @@ def scenario_sparse_gradients() -> None:
     optimizer = make(table)
     with raises("'weight' is a sparse tensor.*sparse_as_dense=True"):
         table(torch.tensor([0])).sum().backward()
-
-
-def scenario_memory_formats() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
-    plain = copy.deepcopy(model)
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = make(model)
-    images = [torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(rank))
-              for rank in range(hvd.size())]  # fmt: skip
-    last = images[hvd.rank()].contiguous(memory_format=torch.channels_last)
-    model(last).square().sum().backward()
-    optimizer.step()
-    for image in images:
-        (plain(image).square().sum() / hvd.size()).backward()
-    assert_close(gradients(model), gradients(plain))
-
-
-def scenario_mixed_dtypes_and_compression() -> None:
-    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
-        model = make_model()
-        model[2].to(torch.float64)
-        optimizer = make(model, compression=compression)
-        model[2](model[0](inputs()).double()).square().sum().backward()
-        optimizer.step()
-        assert [g.dtype for g in gradients(model)] == [torch.float32] * 2 + [torch.float64] * 2
-        assert_same_everywhere(model)
-
-
-def scenario_compiled_model() -> None:
-    model = make_model()
-    compiled = torch.compile(model, backend="aot_eager")
-    optimizer = make(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        compiled(inputs()).square().sum().backward()
-        optimizer.step()
-        if step == 0:
-            assert_close(gradients(model), mean_gradients())
-    assert_same_everywhere(model)
 
 
 def scenario_names() -> None:

@@ -1,11 +1,12 @@
 """What ranks compute together equals what numpy computes, for any mix of collectives.
 
-One world serves all cases of a test: its ranks take cases over a socket. In a case each rank submits
-the same collectives in an order of its own, all at once, and then waits for them.
+One world serves all cases of a test: its ranks take cases over a socket. In a case each rank
+submits the same collectives in an order of its own, all at once, and then waits for them.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import secrets
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class Operation:
     weighted: bool = False
 
 
+@functools.lru_cache(maxsize=64)
 def inputs_of(operation: Operation, rank: int) -> list[torch.Tensor]:
     """Make a rank's tensors. For an allgather the first dimension depends on the rank."""
     generator = np.random.default_rng([operation.seed, rank])
@@ -237,7 +239,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Operation], list[list[int]]]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=50,
     deadline=None,
     database=None,
     derandomize=True,

@@ -1,0 +1,229 @@
+// One conformance suite for channels, over every kind; then what is each kind's own.
+#include <sys/socket.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "check.h"
+#include "transport/fabric.h"
+#include "transport/inproc_channel.h"
+#include "transport/shm_channel.h"
+#include "transport/tcp_channel.h"
+
+using namespace hvdlite;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr std::size_t kCapacity = 4096;
+
+struct End {
+  std::atomic<std::uint32_t> sleeping{0};
+  std::unique_ptr<Waiter> waiter;
+  std::unique_ptr<Channel> channel;
+};
+
+// Two connected ends: rank 0 and rank 1.
+struct Pair {
+  End ends[2];
+  std::vector<std::byte> rings;  // shm: the memory of both
+};
+
+void make_waiters(Pair& pair) {
+  for (End& end : pair.ends) {
+    auto waiter = Waiter::make(&end.sleeping, make_bell(), 0us, 2);
+    CHECK_OK(waiter.status());
+    end.waiter = std::move(waiter.value());
+  }
+}
+
+std::pair<Fd, Fd> connected_sockets() {
+  int fds[2] = {-1, -1};
+  CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
+  return {Fd(fds[0]), Fd(fds[1])};
+}
+
+std::unique_ptr<Pair> make_inproc() {
+  auto pair = std::make_unique<Pair>();
+  make_waiters(*pair);
+  const auto link = std::make_shared<InprocLink>(kCapacity);
+  for (int i = 0; i < 2; ++i) {
+    pair->ends[i].channel =
+        std::make_unique<InprocChannel>(1 - i, i, link, pair->ends[1 - i].waiter->bell());
+  }
+  return pair;
+}
+
+std::unique_ptr<Pair> make_shm() {
+  auto pair = std::make_unique<Pair>();
+  make_waiters(*pair);
+  auto sockets = connected_sockets();
+  pair->rings.resize(2 * ByteRing::footprint(kCapacity) + 128);
+  const auto start = reinterpret_cast<std::uintptr_t>(pair->rings.data());
+  std::byte* memory = pair->rings.data() + (64 - start % 64) % 64;
+  const ByteRing rings[2] = {{memory, kCapacity},
+                             {memory + ByteRing::footprint(kCapacity), kCapacity}};
+  for (int i = 0; i < 2; ++i) {
+    pair->ends[i].channel = std::make_unique<ShmChannel>(
+        1 - i, rings[i], rings[1 - i], pair->ends[1 - i].waiter->bell(),
+        std::move(i == 0 ? sockets.first : sockets.second));
+  }
+  return pair;
+}
+
+std::unique_ptr<Pair> make_tcp() {
+  auto pair = std::make_unique<Pair>();
+  make_waiters(*pair);
+  auto sockets = connected_sockets();
+  pair->ends[0].channel = std::make_unique<TcpChannel>(1, std::move(sockets.first));
+  pair->ends[1].channel = std::make_unique<TcpChannel>(0, std::move(sockets.second));
+  return pair;
+}
+
+void for_every_kind(const std::function<void(Pair&)>& body) {
+  for (const auto make : {&make_inproc, &make_shm, &make_tcp}) {
+    const auto pair = make();
+    for (End& end : pair->ends) CHECK_OK(end.channel->attach(*end.waiter));
+    body(*pair);
+  }
+}
+
+Status never_fails() { return Status(); }
+
+// Sends and receives `total` pseudo-random bytes at once, in pieces of random length.
+void talk(End& end, unsigned own_seed, unsigned peer_seed, std::size_t total) {
+  std::mt19937 outgoing(own_seed);
+  std::mt19937 incoming(peer_seed);
+  std::mt19937 lengths(own_seed + 100);
+  std::vector<std::byte> unsent;
+  std::size_t sent = 0;
+  std::size_t received = 0;
+  bool right = true;
+  const auto progress = [&] {
+    if (unsent.empty() && sent < total) {
+      unsent.resize(std::min<std::size_t>(1 + lengths() % 9000, total - sent));
+      for (std::byte& byte : unsent) byte = static_cast<std::byte>(outgoing());
+    }
+    const auto written = end.channel->try_write(unsent);
+    CHECK_OK(written.status());
+    sent += written.value();
+    unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(written.value()));
+    std::vector<std::byte> buffer(std::min<std::size_t>(1 + lengths() % 9000, total - received));
+    const auto got = end.channel->try_read(buffer);
+    CHECK_OK(got.status());
+    for (std::size_t i = 0; i < got.value(); ++i) {
+      right = right && buffer[i] == static_cast<std::byte>(incoming());
+    }
+    received += got.value();
+    return written.value() + got.value() > 0 || (sent == total && received == total);
+  };
+  while (sent < total || received < total) {
+    const Status status = end.waiter->wait(progress, never_fails, Deadline::after(20s));
+    CHECK_OK(status);
+    if (!status.ok()) return;
+  }
+  CHECK(right);
+}
+
+}  // namespace
+
+TEST(channels_carry_bytes_both_ways_in_order) {
+  for_every_kind([](Pair& pair) {
+    std::thread other([&] { talk(pair.ends[1], 2, 1, 1'000'000); });
+    talk(pair.ends[0], 1, 2, 1'000'000);
+    other.join();
+  });
+}
+
+TEST(channels_take_no_more_than_fits) {
+  for_every_kind([](Pair& pair) {
+    const std::vector<std::byte> large(32 << 20);
+    const auto written = pair.ends[0].channel->try_write(large);
+    CHECK_OK(written.status());
+    CHECK(written.value() > 0 && written.value() < large.size());
+    CHECK_EQ(pair.ends[0].channel->peer(), 1);
+  });
+}
+
+TEST(channels_deliver_what_was_written_before_the_close_then_end) {
+  for_every_kind([](Pair& pair) {
+    const std::vector<std::byte> last(100, std::byte{7});
+    CHECK_EQ(pair.ends[0].channel->try_write(last).value(), last.size());
+    pair.ends[0].channel->close();
+    pair.ends[0].channel->close();  // once more does nothing
+    const auto lost = [&] { return pair.ends[1].waiter->lost(0); };
+    CHECK_OK(pair.ends[1].waiter->wait(lost, never_fails, Deadline::after(5s)));
+    std::vector<std::byte> buffer(1000);
+    CHECK_EQ(pair.ends[1].channel->try_read(buffer).value(), last.size());
+    CHECK(buffer[99] == std::byte{7});
+    const auto end = pair.ends[1].channel->try_read(buffer);
+    CHECK_STATUS(end.status(), StatusCode::kRankFailed);
+    CHECK_EQ(end.status().failed_rank(), 0);
+  });
+}
+
+TEST(channels_wake_a_sleeping_reader_writer_and_mourner) {
+  for_every_kind([](Pair& pair) {
+    std::vector<std::byte> buffer(1 << 20);
+    End& own = pair.ends[0];
+    std::thread other([&] {
+      std::vector<std::byte> theirs(1 << 20);
+      std::this_thread::sleep_for(30ms);
+      CHECK_EQ(pair.ends[1].channel->try_write(std::span(theirs).first(3)).value(), std::size_t{3});
+      std::this_thread::sleep_for(30ms);
+      while (pair.ends[1].channel->try_read(theirs).value() > 0) {
+      }
+      std::this_thread::sleep_for(30ms);
+      pair.ends[1].channel->close();
+    });
+    const auto readable = [&] { return own.channel->try_read(buffer).value() > 0; };
+    CHECK_OK(own.waiter->wait(readable, never_fails, Deadline::after(5s)));
+    while (own.channel->try_write(buffer).value() > 0) {
+    }
+    const auto writable = [&] {
+      const auto written = own.channel->try_write(buffer);
+      return !written.ok() || written.value() > 0;
+    };
+    CHECK_OK(own.waiter->wait(writable, never_fails, Deadline::after(5s)));
+    const auto lost = [&] { return own.waiter->lost(1); };
+    CHECK_OK(own.waiter->wait(lost, never_fails, Deadline::after(5s)));
+    other.join();
+  });
+}
+
+TEST(waiter_ends_at_its_deadline_and_when_interrupted) {
+  const auto pair = make_inproc();
+  Waiter& waiter = *pair->ends[0].waiter;
+  const auto never = [] { return false; };
+  CHECK_STATUS(waiter.wait(never, never_fails, Deadline::after(20ms)), StatusCode::kTimeout);
+  std::thread other([&] {
+    std::this_thread::sleep_for(20ms);
+    waiter.interrupt();
+  });
+  CHECK_STATUS(waiter.wait(never, never_fails, Deadline::after(5s)), StatusCode::kShutdown);
+  other.join();
+}
+
+TEST(byte_ring_refuses_counters_that_its_other_side_broke) {
+  alignas(64) std::byte memory[ByteRing::footprint(64)] = {};
+  ByteRing ring(memory, 64);
+  std::byte buffer[16] = {};
+  const std::uint64_t broken = 1'000'000;
+  std::memcpy(memory, &broken, sizeof broken);  // the writer's counter
+  bool was_full = false;
+  CHECK_STATUS(ring.read(buffer, was_full).status(), StatusCode::kInternal);
+  CHECK_STATUS(ring.write(buffer).status(), StatusCode::kInternal);
+}
+
+TEST(segment_refuses_memory_of_another_layout) {
+  const SegmentLayout layout = SegmentLayout::make(2, Config());
+  const auto memfd = Segment::create(layout);
+  CHECK_OK(memfd.status());
+  CHECK_OK(Segment::map(memfd.value()).status());
+  const auto other = create_memfd(layout.total_bytes());
+  CHECK_OK(other.status());
+  CHECK_STATUS(Segment::map(other.value()).status(), StatusCode::kInternal);
+}
