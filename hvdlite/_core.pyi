@@ -145,4 +145,4 @@ class Engine:
         """Leave cleanly: finish what is running, fail what is pending, tell the peers, stop."""
 
     def counters(self) -> dict[str, int]:
-        """Count what happened: batches, tensors, bytes, cache_hits, full_requests, messages_sent."""
+        """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent."""

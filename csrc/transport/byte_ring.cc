@@ -28,7 +28,7 @@ Result<std::size_t> ByteRing::read(std::span<std::byte> bytes, bool& was_full) {
   const std::uint64_t tail = counters_->tail.value.load(std::memory_order_relaxed);
   const Result<std::uint64_t> held = used(counters_->head.value.load(), tail);
   if (!held.ok()) return held.status();
-  was_full = held.value() == capacity_;
+  was_full = false;
   const std::size_t count = std::min<std::size_t>(bytes.size(), held.value());
   if (count == 0) return count;
   const std::size_t at = tail % capacity_;
@@ -36,6 +36,9 @@ Result<std::size_t> ByteRing::read(std::span<std::byte> bytes, bool& was_full) {
   std::memcpy(bytes.data(), data_ + at, first);
   std::memcpy(bytes.data() + first, data_, count - first);
   counters_->tail.value.store(tail + count);
+  // Asked only now: the writer may have filled the ring since `head` was loaded above, and gone to
+  // sleep for the room that this store makes.
+  was_full = counters_->head.value.load() - tail >= capacity_;
   return count;
 }
 

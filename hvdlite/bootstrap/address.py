@@ -67,7 +67,7 @@ def split_host(address: str) -> tuple[str, int]:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Say whether the peer of a Unix socket is this user's; others prove themselves by the token."""
+    """Say whether a Unix socket's peer is this user; others prove themselves by the token."""
     if connection.family != socket.AF_UNIX:
         return True
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -221,6 +221,70 @@ TEST(backends_interleave_process_sets_over_the_same_slots) {
   });
 }
 
+TEST(backends_interleave_process_sets_and_collectives_across_hosts) {
+  ProcessSets sets(5);
+  CHECK_OK(sets.add({0, 3}).status());     // one rank of each of two hosts
+  CHECK_OK(sets.add({1, 2, 4}).status());  // two of one host, one of another
+  CHECK_OK(sets.add({3}).status());
+  run_hosts({0, 0, 0, 1, 1}, [&](int rank, Backend& backend, const Group& world) {
+    for (int step = 0; step < 30; ++step) {
+      for (std::uint32_t id = 0; id < 4; ++id) {
+        const Group& group = id == 0 ? world : *sets.get(id);
+        if (group.index_of(rank) < 0) continue;
+        const int root = group.ranks[static_cast<std::size_t>(step) % group.ranks.size()];
+        std::vector<std::byte> data(9000, static_cast<std::byte>(rank == root ? step + 1 : 0));
+        CHECK_OK(backend.broadcast(group, root, data, data, kPatience));
+        CHECK(data.front() == static_cast<std::byte>(step + 1));
+        CHECK(data.back() == static_cast<std::byte>(step + 1));
+
+        std::vector<double> values(3000, rank + 0.5);
+        const Piece piece{values.data(), values.data(), values.size()};
+        CHECK_OK(
+            backend.allreduce(group, DataType::kFloat64, ReduceOp::kMax, {&piece, 1}, kPatience));
+        CHECK_EQ(values.front(), group.ranks.back() + 0.5);
+        CHECK_EQ(values.back(), group.ranks.back() + 0.5);
+
+        const std::vector<std::byte> own(7, static_cast<std::byte>(rank));
+        const std::vector<std::size_t> bytes(group.ranks.size(), own.size());
+        std::vector<std::byte> gathered(own.size() * group.ranks.size());
+        CHECK_OK(backend.allgather(group, own, bytes, gathered, kPatience));
+        CHECK(gathered.back() == static_cast<std::byte>(group.ranks.back()));
+        CHECK_OK(backend.barrier(group, kPatience));
+      }
+    }
+  });
+}
+
+TEST(backends_notice_a_lost_rank_in_every_collective) {
+  using Call = std::function<Status(Backend&, const Group&)>;
+  std::vector<std::byte> data(9000);
+  std::vector<std::byte> gathered(27000);
+  const std::vector<std::size_t> bytes(3, data.size());
+  const std::vector<Call> calls = {
+      [&](Backend& b, const Group& g) { return b.barrier(g, kPatience); },
+      [&](Backend& b, const Group& g) { return b.broadcast(g, 1, data, data, kPatience); },
+      [&](Backend& b, const Group& g) { return b.allgather(g, data, bytes, gathered, kPatience); }};
+  const ProcessSets sets(3);
+  for (const Hosts& hosts : {Hosts{0, 0, 0}, Hosts{0, 1, 1}}) {
+    for (const Call& call : calls) {
+      const Config config = small_config();
+      auto fabrics = make_inproc_world(hosts, config);
+      CHECK_OK(fabrics.status());
+      std::thread leaver([&] {
+        std::this_thread::sleep_for(20ms);
+        fabrics.value()[1]->close();
+      });
+      HostBackend backend(*fabrics.value()[0], config);
+      const auto begin = std::chrono::steady_clock::now();
+      const Status status = call(backend, *sets.get(0));
+      CHECK_STATUS(status, StatusCode::kRankFailed);
+      CHECK_EQ(status.failed_rank(), 1);
+      CHECK(std::chrono::steady_clock::now() - begin < 1s);
+      leaver.join();
+    }
+  }
+}
+
 TEST(backends_name_the_rank_that_makes_no_progress) {
   for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
     run_hosts(hosts, [](int rank, Backend& backend, const Group& world) {

@@ -194,6 +194,38 @@ TEST(channels_wake_a_sleeping_reader_writer_and_mourner) {
   });
 }
 
+TEST(channels_wake_a_writer_that_filled_the_ring_while_it_was_being_read) {
+  for (int round = 0; round < 20; ++round) {
+    const auto pair = make_shm();
+    for (End& end : pair->ends) CHECK_OK(end.channel->attach(*end.waiter));
+    std::thread reader([&] {
+      std::vector<std::byte> buffer(kCapacity);
+      std::size_t received = 0;
+      const auto progress = [&] {
+        const std::size_t got = pair->ends[1].channel->try_read(buffer).value();
+        received += got;
+        return got > 0;
+      };
+      while (received < 400 * kCapacity) {
+        if (!pair->ends[1].waiter->wait(progress, never_fails, Deadline::after(5s)).ok()) return;
+      }
+    });
+    const std::vector<std::byte> data(400 * kCapacity);
+    std::span<const std::byte> left = data;
+    const auto progress = [&] {
+      const std::size_t written = pair->ends[0].channel->try_write(left).value();
+      left = left.subspan(written);
+      return written > 0;
+    };
+    while (!left.empty()) {
+      const Status status = pair->ends[0].waiter->wait(progress, never_fails, Deadline::after(5s));
+      CHECK_OK(status);
+      if (!status.ok()) break;
+    }
+    reader.join();
+  }
+}
+
 TEST(waiter_ends_at_its_deadline_and_when_interrupted) {
   const auto pair = make_inproc();
   Waiter& waiter = *pair->ends[0].waiter;

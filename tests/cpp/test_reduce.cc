@@ -95,6 +95,24 @@ TEST(reduce_variants_give_the_same_bits) {
   }
 }
 
+TEST(reduce_variants_round_16_bit_floats_alike) {
+  if (best_reduce() == &portable::reduce_any) return;  // this processor has one variant only
+  // Every 16-bit value, scaled so that subnormals, ties, overflow, infinities and NaN all occur.
+  std::vector<std::uint16_t> all(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+  const void* source = all.data();
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16}) {
+    for (const double factor : {1.0, 0.5, 0.75, 1.0009765625, 1.5, 3.0, 1e-3, 6e-5, 1e4}) {
+      std::vector<std::uint16_t> best(all.size());
+      std::vector<std::uint16_t> plain(all.size());
+      best_reduce()(type, ReduceOp::kSum, {&source, 1}, best.data(), all.size(), {1, factor});
+      portable::reduce_any(type, ReduceOp::kSum, {&source, 1}, plain.data(), all.size(),
+                           {1, factor});
+      CHECK(best == plain);
+    }
+  }
+}
+
 TEST(reduce_accumulates_16_bit_floats_in_float32) {
   // 2048 + 1 is no float16, but 2048 + 1 + 1 is.
   const auto h = [](float value) { return to_float16(value).bits; };

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 
-Array = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 
 def ones(count: int = 1024, dtype: str = "float32") -> Array:

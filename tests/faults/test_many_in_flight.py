@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faults.arrays import ones, reduce_array, submit, total_of_ones, works
+from faults.arrays import Array, ones, reduce_array, submit, total_of_ones, works
 from harness import run_world
 from hvdlite import basics
 
@@ -23,7 +23,9 @@ def reduce_in_random_orders(tensors: int, seeds: int) -> int:
     for seed in range(seeds):
         order = list(range(tensors))
         random.Random(seed * size + rank).shuffle(order)
-        arrays = [np.full(1 + number, number + rank, dtype="float64") for number in range(tensors)]
+        arrays: list[Array] = [
+            np.full(1 + number, number + rank, dtype="float64") for number in range(tensors)
+        ]
         handles = {number: submit(arrays[number], f"tensor.{number}") for number in order}
         for number in random.Random(seed).sample(order, tensors):
             handles[number].wait()
@@ -85,7 +87,7 @@ def test_exit_with_operations_in_flight_is_clean(alone: bool) -> None:
 
 def keep_outstanding(count: int) -> dict[str, Any]:
     basics.init()
-    arrays = [np.full(16, number % 100, dtype="float32") for number in range(count)]
+    arrays: list[Array] = [np.full(16, number % 100, dtype="float32") for number in range(count)]
     assert works("before")
     begin = time.monotonic()
     handles = [submit(array, f"tensor.{number}") for number, array in enumerate(arrays)]

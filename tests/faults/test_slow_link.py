@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faults.arrays import reduce_array
+from faults.arrays import Array, reduce_array
 from harness import World
 from hvdlite import basics
 from hvdlite.bootstrap.store import Store
@@ -67,7 +67,7 @@ def two_hosts(rate: str) -> Iterator[None]:
 
 def reduce_over_the_link(count: int) -> dict[str, Any]:
     basics.init()
-    gradient = np.full(count, basics.rank() + 1, dtype="float32")
+    gradient: Array = np.full(count, basics.rank() + 1, dtype="float32")
     begin = time.monotonic()
     reduce_array(gradient, "large.gradient")
     return {

@@ -35,9 +35,7 @@ def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     assert re.search(r"[\d,]+ samples/s on 2 rank\(s\)$", output.strip()), output
     alone, together = curves.values()
     assert len(alone) == len(together) > 400
-    # Roundings grow as training goes on: nothing at first, invisible in the picture at the end.
-    assert max(abs(a - b) for a, b in zip(alone[:30], together[:30], strict=True)) < 1e-4
-    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 0.05
+    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -45,5 +43,4 @@ def test_same_curve_on_other_numbers_of_ranks(tmp_path: Path, ranks: int) -> Non
     _, two = run(2, tmp_path / "two", "--epochs", "2")
     _, other = run(ranks, tmp_path / "other", "--epochs", "2")
     (a,), (b,) = two.values(), other.values()
-    assert max(abs(x - y) for x, y in zip(a[:30], b[:30], strict=True)) < 1e-3
-    assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < 0.05
+    assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < 1e-3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 from typing import Any
 
@@ -241,3 +242,27 @@ def results(request: pytest.FixtureRequest) -> list[RankResult]:
 @pytest.mark.parametrize("name", names_in(globals()))
 def test_optimizer(results: list[RankResult], name: str) -> None:
     check(results, name)
+
+
+def train_until_a_rank_dies() -> dict[str, Any]:
+    hvd.init()
+    model = make_model()
+    optimizer = make(model)
+    for step in range(100):
+        if step == 3 and hvd.rank() == 1:
+            os._exit(7)
+        try:
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        except hvd.HorovodInternalError as error:
+            optimizer.zero_grad()  # the cycle is over: nothing waits any more
+            return {"failed_rank": error.failed_rank, "step": step}
+    return {}
+
+
+def test_death_of_a_rank_ends_the_step_of_the_others() -> None:
+    results = run_world(3, train_until_a_rank_dies, expect_failure=True, timeout=60)
+    assert results[1].returncode == 7
+    for survivor in (results[0], results[2]):
+        assert survivor.value == {"failed_rank": 1, "step": 3}, survivor.stderr
