@@ -1,7 +1,6 @@
 #include "engine/control_plane.h"
 
 #include <cstring>
-#include <thread>
 #include <utility>
 
 namespace hvdlite {
@@ -93,17 +92,14 @@ std::vector<Frame> ControlPlane::take_frames() { return std::exchange(frames_, {
 
 std::vector<std::pair<int, Status>> ControlPlane::take_ended() { return std::exchange(ended_, {}); }
 
-void ControlPlane::flush(Deadline deadline) {
-  while (true) {
-    bool pending = false;
-    for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-      if (peers_[rank].channel == nullptr || peers_[rank].outgoing.empty()) continue;
-      write(rank);
-      pending = pending || !peers_[rank].outgoing.empty();
-    }
-    if (!pending || deadline.passed()) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+bool ControlPlane::flush() {
+  bool empty = true;
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+    if (peers_[rank].channel == nullptr || peers_[rank].outgoing.empty()) continue;
+    write(rank);
+    empty = empty && peers_[rank].outgoing.empty();
   }
+  return empty;
 }
 
 }  // namespace hvdlite

@@ -31,8 +31,8 @@ class ControlPlane {
   // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer.
   std::vector<std::pair<int, Status>> take_ended();
   bool ended(int rank) const { return peers_[rank].ended; }
-  // Tries until everything is out, no peer takes more, or the deadline passes.
-  void flush(Deadline deadline);
+  // Moves what is on its way out; true when nothing is left of it.
+  bool flush();
   std::uint64_t frames_sent() const { return frames_sent_; }
 
  private:

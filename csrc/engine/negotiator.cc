@@ -43,6 +43,8 @@ Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue,
       size_(fabric.topology.size),
       queue_(queue),
       counters_(counters),
+      waiter_(*fabric.waiter),
+      patience_(config.collective_timeout),
       control_(fabric),
       cache_(static_cast<std::size_t>(config.cache_capacity)),
       left_(size_) {
@@ -208,6 +210,11 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
     }
   }
   counters_.messages_sent = control_.frames_sent();
+  // The members must have all of it before this rank enters the first of these collectives: in
+  // there it moves no frames, and they could not follow.
+  const auto flushed = [&] { return control_.flush(); };
+  const auto never_fails = [] { return Status(); };
+  HVDLITE_RETURN_IF_ERROR(waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_)));
   return accept(world_only ? responses : addressed_to(rank_, responses, *coordinator_), rounds);
 }
 
@@ -259,7 +266,9 @@ void Negotiator::send_all(const Bytes& frame, Deadline deadline) {
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != rank_) control_.send(rank, frame);
   }
-  control_.flush(deadline);
+  while (!control_.flush() && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 void Negotiator::announce_abort(const Status& cause) {

@@ -71,6 +71,8 @@ class Negotiator {
   const int size_;
   TensorQueue& queue_;
   Counters& counters_;
+  Waiter& waiter_;
+  const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;
   ResponseCache cache_;
   std::unique_ptr<Coordinator> coordinator_;  // rank 0 only

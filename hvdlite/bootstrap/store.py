@@ -111,6 +111,9 @@ class Store:
         self._stopping.set()
         self._wake_writer.send(b"x")
         self._thread.join()
+        # Not in the thread: it may see the event, and end, before the line above has sent.
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def __enter__(self) -> Store:
         return self
@@ -134,8 +137,6 @@ class Store:
             self._drop(member)
         self._acceptor.close()
         self._selector.close()
-        self._wake_reader.close()
-        self._wake_writer.close()
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
         if handshake.role != Role.STORE:

@@ -126,6 +126,21 @@ TEST(engine_accepts_any_order_of_submission) {
   });
 }
 
+TEST(engine_answers_in_frames_that_are_larger_than_a_ring) {
+  constexpr int kTensors = 5000;  // of about 100 bytes a request; a ring holds 64 KiB
+  run_world(one_host(3), [](int rank, Engine& engine) {
+    std::vector<std::vector<float>> values(kTensors,
+                                           std::vector<float>(2, static_cast<float>(rank)));
+    std::vector<EntryPtr> entries;
+    for (int i = 0; i < kTensors; ++i) {
+      entries.push_back(allreduce_entry("a.rather.long.name." + std::to_string(i), values[i]));
+      CHECK_OK(engine.enqueue(entries.back(), false));
+    }
+    for (const EntryPtr& entry : entries) CHECK_OK(finish(engine, entry));
+    CHECK_EQ(values[kTensors - 1][1], 3.0f);
+  });
+}
+
 TEST(engine_takes_collectives_from_many_threads) {
   run_world(one_host(2), [](int, Engine& engine) {
     std::vector<std::thread> threads;
