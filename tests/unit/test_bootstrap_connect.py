@@ -1,0 +1,192 @@
+"""Store and mesh over real sockets, with threads as ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdlite.bootstrap.address import dial
+from hvdlite.bootstrap.connect import Connection, connect
+from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.store import Store, StoreClient
+from hvdlite.errors import BootstrapError
+
+TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
+JOB = Job(TOKEN, JOB_ID, 0)
+
+
+def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
+    """Run body(rank) in a thread per rank; results, or the exceptions, by rank."""
+    results: list[object] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return results
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def make_segment(local_size: int) -> int:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 4096 * local_size)
+    return fd
+
+
+def close(connection: Connection) -> None:
+    for link in connection.links:
+        for fd in link[1:]:
+            if fd >= 0:
+                os.close(fd)
+    for fd in (connection.segment_fd, connection.bell_fd):
+        if fd >= 0:
+            os.close(fd)
+
+
+def make_world(hosts: list[str], address: str, timeout: float = 20.0) -> list[object]:
+    # Ranks as threads share the counter of starts that each process has for itself.
+    import hvdlite.bootstrap.connect as module
+
+    start = module._starts
+    lock = threading.Lock()
+
+    def join(rank: int) -> Connection:
+        worker = WorkerEnvironment(
+            rank=rank,
+            size=len(hosts),
+            rendezvous=address,
+            token=TOKEN,
+            job_id=JOB_ID,
+            host_id=hosts[rank],
+            start_timeout=timeout,
+        )
+        with lock:
+            module._starts = start
+        return connect(worker, make_segment)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_STARTS_PER_EPOCH", 1)  # every start counts as the same
+        return in_threads(len(hosts), join)
+
+
+def connected(results: list[object]) -> list[Connection]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return [result for result in results if isinstance(result, Connection)]
+
+
+@pytest.mark.parametrize(
+    "hosts", [["a"] * 2, ["a"] * 3, ["a"] * 8, ["a", "b"], ["a", "a", "b", "b"]]
+)
+def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
+    before = open_descriptors()
+    with Store.start(len(hosts), TOKEN, JOB_ID) as store:
+        world = connected(make_world(hosts, store.address))
+    for own in world:
+        for rank, control, data, segment, bell in own.links:
+            back = next(link for link in world[rank].links if link[0] == own.rank)
+            local = hosts[rank] == hosts[own.rank]
+            assert (data < 0, segment >= 0, bell >= 0) == (local, local, local)
+            for mine, theirs in ((control, back[1]), (data, back[2])):
+                if mine >= 0:
+                    os.write(mine, b"hello")
+                    assert os.read(theirs, 5) == b"hello"
+            if local:
+                with (
+                    mmap.mmap(segment, 0) as theirs_here,
+                    mmap.mmap(world[rank].segment_fd, 0) as theirs_there,
+                ):
+                    theirs_here[0] = own.rank + 1
+                    assert theirs_there[0] == own.rank + 1
+                os.eventfd_write(bell, 1)
+                assert os.eventfd_read(world[rank].bell_fd) == 1
+    for connection in world:
+        close(connection)
+    assert open_descriptors() == before
+
+
+def test_sixty_four_ranks_connect() -> None:
+    with Store.start(64, TOKEN, JOB_ID) as store:
+        world = connected(make_world(["a"] * 64, store.address, timeout=60))
+    assert all(connection.local_size == 64 for connection in world)
+    for connection in world:
+        close(connection)
+
+
+def test_missing_rank_is_named_by_all_others() -> None:
+    with Store.start(3, TOKEN, JOB_ID) as store:
+
+        def exchange(rank: int) -> object:
+            with StoreClient(store.address, JOB, rank, timeout=0.5) as client:
+                return client.exchange("hello", b"x")
+
+        results = in_threads(2, exchange)
+    for result in results:
+        assert isinstance(result, BootstrapError)
+        assert "rank 2 did not arrive in time" in str(result)
+
+
+def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
+    with Store.start(3, TOKEN, JOB_ID) as store:
+        begin = time.monotonic()
+        with StoreClient(store.address, JOB, 0, timeout=20) as first:
+            leaver = StoreClient(store.address, JOB, 1, timeout=20)
+            key = b"hello"
+            leaver._connection.sendall(
+                leaver._writer.wrap(struct.pack("<Hd", len(key), 20.0) + key)
+            )
+            threading.Timer(0.2, leaver.close).start()
+            with pytest.raises(BootstrapError, match="rank 1 left while connecting"):
+                first.exchange("hello", b"")
+        assert time.monotonic() - begin < 5
+
+
+def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
+    before = open_descriptors()
+    with Store.start(1, TOKEN, JOB_ID) as store:
+        idle = [dial(store.address, 5) for _ in range(300)]
+        for _ in range(200):
+            with contextlib.suppress(OSError), dial(store.address, 5) as stranger:
+                stranger.sendall(os.urandom(200))
+        begin = time.monotonic()
+        with StoreClient(store.address, JOB, 0, timeout=20) as client:
+            assert client.exchange("hello", b"me") == [b"me"]
+        assert time.monotonic() - begin < 1.0
+        other = Job(secrets.token_bytes(32), JOB_ID, 0)
+        with pytest.raises(BootstrapError):
+            StoreClient(store.address, other, 0, timeout=5)
+        for connection in idle:
+            connection.close()
+    assert open_descriptors() == before
+
+
+def test_store_that_closes_frees_whoever_waits() -> None:
+    store = Store.start(2, TOKEN, JOB_ID)
+    with StoreClient(store.address, JOB, 0, timeout=20) as client:
+        threading.Timer(0.2, store.close).start()
+        with pytest.raises(BootstrapError, match="lost the store"):
+            client.exchange("hello", b"")
+    store.close()
