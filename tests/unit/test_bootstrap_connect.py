@@ -113,6 +113,7 @@ def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
             for mine, theirs in ((control, back[1]), (data, back[2])):
                 if mine >= 0:
                     os.write(mine, b"hello")
+                    select.select([theirs], [], [], 5)
                     assert os.read(theirs, 5) == b"hello"
             if local:
                 with (
