@@ -15,6 +15,9 @@ def knobs() -> list[dict[str, str]]:
     Each has name, environment, horovod, type, default, unit and help.
     """
 
+def agreed_knobs() -> dict[str, str]:
+    """Return the values, by variable, that every rank of a world must have alike."""
+
 def create_segment(local_size: int) -> int:
     """Create the memory that a rank shares with its host; return the new memfd (caller owns it)."""
 

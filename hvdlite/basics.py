@@ -58,7 +58,7 @@ def init() -> None:
     with _lock:
         if _world is not None:
             return
-        connection = connect(detect(), _core.create_segment)
+        connection = connect(detect(), _core.create_segment, _core.agreed_knobs())
         engine = _core.Engine(
             connection.rank,
             connection.size,

@@ -86,6 +86,14 @@ Result<Config> Config::from_environment() {
   return config;
 }
 
+std::vector<std::pair<std::string, std::string>> Config::agreed() const {
+  return {{environment_name("fusion_threshold"), text_of(fusion_threshold)},
+          {environment_name("cache_capacity"), text_of(cache_capacity)},
+          {environment_name("shm_chunk"), text_of(shm_chunk)},
+          {environment_name("shm_small"), text_of(shm_small)},
+          {environment_name("tcp_chunk"), text_of(tcp_chunk)}};
+}
+
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> kRows = {
 #define HVDLITE_ROW(type, field, value, unit, horovod, help)                                       \

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -43,6 +44,9 @@ struct Config {
   HVDLITE_KNOBS(HVDLITE_FIELD)
 #undef HVDLITE_FIELD
 
+  // What every rank must have alike, because ranks plan the same batches and chunks from it: rows
+  // of variable and value.
+  std::vector<std::pair<std::string, std::string>> agreed() const;
   // Reads the environment. kInvalidArgument names the variable, its text and what it takes.
   static Result<Config> from_environment();
 };

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <memory>
 
 #include "base/config.h"
@@ -46,6 +47,13 @@ py::list knob_rows() {
   return rows;
 }
 
+std::map<std::string, std::string> agreed_knobs() {
+  const Result<Config> config = Config::from_environment();
+  raise_if_error(config.status());
+  const auto rows = config.value().agreed();
+  return {rows.begin(), rows.end()};
+}
+
 int create_segment(int local_size) {
   if (local_size < 1)
     raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
@@ -80,6 +88,7 @@ void register_tables(py::module_& module) {
   module.attr("DTYPES") = dtype_table();
   module.attr("REDUCE_OPS") = op_table();
   module.def("knobs", &knob_rows);
+  module.def("agreed_knobs", &agreed_knobs);
   module.def("create_segment", &create_segment, py::arg("local_size"));
   module.def("memcpy_speed", &memcpy_speed, py::arg("bytes"), py::arg("repeats"));
 }

@@ -17,9 +17,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.address import address_of, dial, fresh_unix_address, listen
@@ -83,13 +84,18 @@ class _Link:
         return (rank, descriptors[0], descriptors[1], self.segment, self.bell)
 
 
-def connect(worker: WorkerEnvironment, create_segment: Callable[[int], int]) -> Connection:
+def connect(
+    worker: WorkerEnvironment,
+    create_segment: Callable[[int], int],
+    agreed: Mapping[str, str] | None = None,
+) -> Connection:
     """Connect this rank to all others.
 
     Args:
         worker: this rank's place, as the launcher said.
         create_segment: makes the memory that this rank shares with its host, given the number of
             ranks there; returns a descriptor.
+        agreed: settings that every rank must have alike, by variable.
 
     Raises:
         BootstrapError: some rank did not arrive or was refused; the message says which.
@@ -111,7 +117,7 @@ def connect(worker: WorkerEnvironment, create_segment: Callable[[int], int]) -> 
         client = StoreClient(worker.rendezvous, job, worker.rank, worker.start_timeout)
         stack.enter_context(client)
         mesh = _Mesh(worker, Job(worker.token, worker.job_id, epoch), client, create_segment)
-        return mesh.connect()
+        return mesh.connect(agreed or {})
 
 
 def host_identity(override: str | None) -> str:
@@ -125,6 +131,18 @@ def host_identity(override: str | None) -> str:
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+
+def _check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
+    """Refuse ranks that would cut the same tensors differently."""
+    for rank, own in enumerate(settings):
+        for name, value in own.items():
+            first = settings[0].get(name)
+            if value != first:
+                raise BootstrapError(
+                    f"rank 0 has {name}={first}, rank {rank} has {name}={value}; every rank needs "
+                    "the same value"
+                )
 
 
 class _Mesh:
@@ -146,10 +164,11 @@ class _Mesh:
         self._segment = self._bell = -1
         self._failure: Exception | None = None
 
-    def connect(self) -> Connection:
+    def connect(self, agreed: Mapping[str, str]) -> Connection:
         listeners = [listen(fresh_unix_address()), listen(f"{self._own_host()}:0")]
         try:
-            peers = self._exchange_addresses(listeners)
+            peers = self._exchange_addresses(listeners, agreed)
+            _check_agreed([peer["agreed"] for peer in peers])
             place = place_ranks([peer["host"] for peer in peers], self._worker.rank)
             self._segment = self._create_segment(place.local_size)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -168,17 +187,20 @@ class _Mesh:
         """The address that other hosts reach this one at: that of the route to the store."""
         return self._client.local_host or _LOOPBACK
 
-    def _exchange_addresses(self, listeners: list[socket.socket]) -> list[dict[str, str]]:
+    def _exchange_addresses(
+        self, listeners: list[socket.socket], agreed: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
         own = {
             "host": host_identity(self._worker.host_id),
             "unix": address_of(listeners[0]),
             "tcp": address_of(listeners[1]),
+            "agreed": dict(agreed),
         }
         blobs = self._client.exchange(f"addresses/{self._job.epoch}", json.dumps(own).encode())
         return [json.loads(blob) for blob in blobs]
 
     def _run(
-        self, listeners: list[socket.socket], peers: list[dict[str, str]], place: Place
+        self, listeners: list[socket.socket], peers: list[dict[str, Any]], place: Place
     ) -> None:
         """Accept in a thread of its own while this one dials."""
         accepting = threading.Thread(
@@ -194,7 +216,7 @@ class _Mesh:
         if self._failure is not None:
             raise self._failure
 
-    def _dial(self, rank: int, peer: dict[str, str], place: Place) -> None:
+    def _dial(self, rank: int, peer: dict[str, Any], place: Place) -> None:
         local = place.host_of[rank] == place.host_of[self._worker.rank]
         roles = [Role.CONTROL] if local else [Role.CONTROL, Role.DATA]
         for role in roles:
