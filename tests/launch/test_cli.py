@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -161,4 +162,7 @@ def test_folder_with_a_space(tmp_path: Path) -> None:
 def test_signal_dispositions_of_a_rank_are_the_usual_ones() -> None:
     show = "grep -E 'SigIgn|SigBlk' /proc/self/status"
     result = run_launcher("-np", "1", "sh", "-c", show)
-    assert {line.split()[-1] for line in result.stdout.splitlines()} == {"0" * 16}
+    # What started the tests may ignore signals of its own; a rank inherits that and nothing more.
+    usual = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
+    shown = [line.removeprefix("[0] ") for line in result.stdout.splitlines()]
+    assert shown == usual.stdout.splitlines()
