@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,12 @@ def _children() -> set[int]:
 
 def _new_shm_entries(before: set[str]) -> set[str]:
     return {name for name in shm_entries() - before if "hvdlite" in name}
+
+
+def pytest_configure() -> None:
+    """Start from the usual signals: under nohup, or in the background, some would be ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
