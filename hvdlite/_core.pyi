@@ -147,5 +147,11 @@ class Engine:
     def shutdown(self) -> None:
         """Leave cleanly: finish what is running, fail what is pending, tell the peers, stop."""
 
+    def core_table(self) -> int:
+        """Return the address of this engine's table of C functions (csrc/engine/core_table.h).
+
+        It is valid as long as this object lives.
+        """
+
     def counters(self) -> dict[str, int]:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent."""

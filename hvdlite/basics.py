@@ -17,6 +17,7 @@ import atexit
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -41,6 +42,7 @@ class _World:
 
 
 _world: _World | None = None
+_watchers: list[Callable[[_core.Engine | None], None]] = []
 _lock = threading.Lock()
 _hooks_installed = False
 
@@ -79,6 +81,8 @@ def init() -> None:
         )
         numbering.restart()
         _install_hooks()
+        for watcher in _watchers:
+            watcher(engine)
 
 
 def shutdown() -> None:
@@ -89,8 +93,21 @@ def shutdown() -> None:
     global _world
     with _lock:
         world, _world = _world, None
-    if world is not None:
+        if world is None:
+            return
         world.engine.shutdown()
+        for watcher in _watchers:
+            watcher(None)
+
+
+def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
+    """Call `watcher` with the engine now and after every `init`, and with None after `shutdown`.
+
+    For adapters whose operations reach the engine without passing through Python.
+    """
+    with _lock:
+        _watchers.append(watcher)
+        watcher(_world.engine if _world is not None else None)
 
 
 def is_initialized() -> bool:

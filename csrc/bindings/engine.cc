@@ -11,6 +11,7 @@
 #include "backend/self_backend.h"
 #include "base/log.h"
 #include "bindings/bindings.h"
+#include "engine/core_table.h"
 #include "os/fd.h"
 #include "transport/fabric.h"
 
@@ -60,7 +61,8 @@ class HandleObject {
 // Owns the engine and the objects of operations whose handles were dropped. Under the GIL.
 class EngineHolder {
  public:
-  explicit EngineHolder(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  explicit EngineHolder(std::unique_ptr<Engine> engine)
+      : engine_(std::move(engine)), core_table_(make_core_table(*engine_)) {}
   ~EngineHolder() {
     if (forked()) {
       // Its threads live in the parent only; joining them here would hang.
@@ -81,6 +83,9 @@ class EngineHolder {
     }
     return *engine_;
   }
+  std::uintptr_t core_table() const {
+    return reinterpret_cast<std::uintptr_t>(&core_table_);  // NOLINT: an address for Python
+  }
   void adopt(EntryPtr entry, py::object keep) {
     orphans_.emplace_back(std::move(entry), std::move(keep));
   }
@@ -90,6 +95,7 @@ class EngineHolder {
 
  private:
   std::unique_ptr<Engine> engine_;
+  const HvdliteCore core_table_;
   std::vector<std::pair<EntryPtr, py::object>> orphans_;
 };
 
@@ -302,6 +308,7 @@ void register_engine(py::module_& module) {
       .def("add_process_set", &add_process_set, py::arg("ranks"))
       .def("abort", &abort, py::arg("reason"))
       .def("shutdown", &shutdown)
+      .def("core_table", &EngineHolder::core_table)
       .def("counters", &counters);
 }
 

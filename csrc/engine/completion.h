@@ -1,13 +1,16 @@
 // The end of one collective: the only crossing from the engine to whoever waits for it.
 //
 // The engine finishes it once, from its runner; any number of threads wait. What an allgather
-// received travels out with it. Neither side ever holds the other's lock here.
+// received travels out with it. Neither side ever holds the other's lock here: what then() was
+// given runs after the lock is released.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -39,12 +42,20 @@ class Completion {
     }
     return true;
   }
+  // Before the entry is submitted, once: `continuation` runs when the operation has ended, on the
+  // thread that ended it. It must not block, and may submit.
+  void then(std::function<void()> continuation) { then_ = std::move(continuation); }
+  // Runner only: for whoever wants to run it later than finish() would.
+  std::function<void()> take_continuation() { return std::exchange(then_, nullptr); }
   // Runner only, once.
   void finish(Status status) {
-    MutexLock lock(mutex_);
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
-    changed_.notify_all();
+    {
+      MutexLock lock(mutex_);
+      status_ = std::move(status);
+      done_.store(true, std::memory_order_release);
+      changed_.notify_all();
+    }
+    if (const auto then = take_continuation()) then();
   }
 
   // After done() only: no lock is needed, nothing changes any more.
@@ -58,6 +69,7 @@ class Completion {
   Condition changed_;
   std::atomic<bool> done_{false};
   Status status_;
+  std::function<void()> then_;
 };
 
 }  // namespace hvdlite

@@ -104,6 +104,14 @@ Status Engine::enqueue(EntryPtr entry, bool blocking) {
 }
 
 Status Engine::run_alone(const EntryPtr& entry) {
+  // It may submit in turn: not before this one has let go of the lock.
+  const auto then = entry->completion->take_continuation();
+  HVDLITE_RETURN_IF_ERROR(execute_alone(entry));
+  if (then) then();
+  return Status();
+}
+
+Status Engine::execute_alone(const EntryPtr& entry) {
   MutexLock alone(alone_mutex_);
   HVDLITE_RETURN_IF_ERROR(queue_.push(entry));
   (void)queue_.take();

@@ -57,7 +57,9 @@ class Engine {
 
  private:
   Status check(const Entry& entry) const;
-  Status run_alone(const EntryPtr& entry);  // a world of one
+  // A world of one.
+  Status run_alone(const EntryPtr& entry);
+  Status execute_alone(const EntryPtr& entry);
 
   // The runner's part.
   void background();

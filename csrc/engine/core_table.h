@@ -1,0 +1,71 @@
+// The engine as a table of C functions, for libraries that are not linked with it: `_core` makes
+// the table, Python carries its address over, and the library (csrc/tensorflow) calls through it.
+//
+// Plain C types only: both sides may come from different compilers. Version first, so that a
+// library of another release is refused before anything else is read. Threads: submit() from any
+// thread, without the GIL. The table and its engine outlive every call.
+#pragma once
+
+#include <cstdint>
+
+namespace hvdlite {
+
+class Engine;
+
+inline constexpr std::uint32_t kCoreTableVersion = 1;
+
+extern "C" {
+
+// One tensor; `name` is for messages. `output` is unused by an allgather.
+struct HvdliteTensor {
+  const char* name;
+  std::int32_t dtype;  // DataType
+  std::int32_t ndim;
+  const std::int64_t* dims;
+  const void* input;
+  void* output;
+};
+
+// How a collective ended. Valid during the call of `done` only.
+struct HvdliteResult {
+  std::int32_t code;  // StatusCode: 0 is success
+  std::int32_t failed_rank;
+  const char* message;
+  // Allgather: first dimension of each rank of the set, and the rows that they gave.
+  const std::int64_t* first_dimensions;
+  std::int32_t ranks;
+  const void* output;
+  std::uint64_t output_bytes;
+};
+
+// One collective. What it points to is copied by submit(), except for the tensors' memory, which
+// stays valid until `done`.
+struct HvdliteCall {
+  std::int32_t kind;  // Kind
+  std::int32_t op;    // ReduceOp
+  std::int32_t root;
+  std::uint32_t process_set;
+  double prescale;
+  double postscale;
+  double weight;  // NaN: none
+  const char* name;
+  std::int32_t count;
+  const HvdliteTensor* tensors;
+  // Called exactly once: by submit() itself when the call is refused or the world has one rank,
+  // otherwise by the engine's runner, which it must not block.
+  void (*done)(void* context, const HvdliteResult* result);
+  void* context;
+};
+
+struct HvdliteCore {
+  std::uint32_t version;
+  void* engine;
+  void (*submit)(void* engine, const HvdliteCall* call);
+};
+
+}  // extern "C"
+
+// The table of this engine.
+HvdliteCore make_core_table(Engine& engine);
+
+}  // namespace hvdlite

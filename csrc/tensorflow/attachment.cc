@@ -1,0 +1,66 @@
+#include "tensorflow/attachment.h"
+
+#include "base/mutex.h"
+#include "base/status.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+struct Attachment {
+  Mutex mutex;
+  Condition idle;
+  int calls HVDLITE_GUARDED_BY(mutex) = 0;  // of submit() under way: the core stays for them
+  const HvdliteCore* core HVDLITE_GUARDED_BY(mutex) = nullptr;
+  World world HVDLITE_GUARDED_BY(mutex) = {};
+
+  const HvdliteCore* enter() {
+    MutexLock lock(mutex);
+    ++calls;
+    return core;
+  }
+  void leave() {
+    MutexLock lock(mutex);
+    if (--calls == 0) idle.notify_all();
+  }
+};
+
+Attachment& attachment() {
+  static Attachment instance;  // never read after main: kernels run before
+  return instance;
+}
+
+}  // namespace
+
+void submit(const HvdliteCall& call) {
+  // Not under the lock: in a world of one `done` runs in here, and may submit in turn.
+  const HvdliteCore* core = attachment().enter();
+  if (core != nullptr) {
+    core->submit(core->engine, &call);
+  } else {
+    HvdliteResult result{};
+    result.code = static_cast<std::int32_t>(StatusCode::kShutdown);
+    result.failed_rank = -1;
+    result.message = "hvdlite has not been initialized; call hvd.init() first";
+    call.done(call.context, &result);
+  }
+  attachment().leave();
+}
+
+World world() {
+  Attachment& attached = attachment();
+  MutexLock lock(attached.mutex);
+  return attached.world;
+}
+
+}  // namespace hvdlite::tensorflow
+
+bool hvdlite_tensorflow_attach(const hvdlite::HvdliteCore* core,
+                               const hvdlite::tensorflow::World* world) {
+  if (core != nullptr && core->version != hvdlite::kCoreTableVersion) return false;
+  hvdlite::tensorflow::Attachment& attached = hvdlite::tensorflow::attachment();
+  hvdlite::MutexLock lock(attached.mutex);
+  while (attached.calls > 0) attached.idle.wait(attached.mutex);
+  attached.core = core;
+  attached.world = world != nullptr ? *world : hvdlite::tensorflow::World{};
+  return true;
+}
