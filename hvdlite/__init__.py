@@ -3,8 +3,12 @@
 Importing this package imports no framework: use `hvdlite.torch`.
 """
 
-from hvdlite._core import __version__
+from importlib.metadata import version
+
 from hvdlite.bootstrap.environment import take_token
+
+# Not the core's own: `hvdlite-run --doctor` has to say why a core does not load.
+__version__ = version("hvdlite")
 
 # Children of this process have no use for the job's secret.
 take_token()

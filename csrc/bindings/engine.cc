@@ -76,11 +76,7 @@ class EngineHolder {
 
   // Raises in a forked child, where neither threads nor peers exist.
   Engine& engine() const {
-    if (forked()) {
-      raise_status(Status(StatusCode::kForked,
-                          "hvdlite is not usable after fork(): this process is a child of a rank; "
-                          "start it with the spawn method, or keep collectives in the parent"));
-    }
+    raise_if_error(check_not_forked());
     return *engine_;
   }
   std::uintptr_t core_table() const {

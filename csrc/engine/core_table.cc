@@ -48,11 +48,7 @@ void report(const HvdliteCall& call, const Status& status, const Completion* com
 }
 
 Status check(const HvdliteCall& call) {
-  if (forked()) {
-    return Status(StatusCode::kForked,
-                  "hvdlite is not usable after fork(): this process is a "
-                  "child of a rank");
-  }
+  HVDLITE_RETURN_IF_ERROR(check_not_forked());
   if (!is_valid_op(call.op)) {
     return Status(StatusCode::kInvalidArgument, "op " + std::to_string(call.op) + " is unknown");
   }

@@ -158,11 +158,14 @@ Status Negotiator::handle_ended(int rank, Status why) {
   }
   // Nobody is left to answer, unless nobody asks.
   if (rank != kCoordinatorRank || pending_.empty()) return Status();
-  const EntryPtr& waiting = pending_.begin()->second;
+  return left_early(rank, describe(pending_.begin()->second->request) + " waits for it");
+}
+
+Status Negotiator::left_early(int rank, const std::string& missing) const {
   return Status(StatusCode::kRankFailed,
-                "rank 0 left after " + std::to_string(*left_[rank]) +
-                    " collectives (clean exit), but " + describe(waiting->request) +
-                    " waits for it; give every rank the same number of steps",
+                "rank " + std::to_string(rank) + " left after " + std::to_string(*left_[rank]) +
+                    " collectives (clean exit), but " + missing +
+                    "; give every rank the same number of steps",
                 rank);
 }
 
@@ -182,6 +185,7 @@ Status Negotiator::root_cause(Status fallback) {
     Status status = handle_ended(ended, why);
     if (!status.ok()) return status;
   }
+  if (expected && left_[rank]) return left_early(rank, "a collective was under way with it");
   return fallback;
 }
 

@@ -60,6 +60,7 @@ class Negotiator {
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
   Status handle_ended(int rank, Status why);
+  Status left_early(int rank, const std::string& missing) const;  // after a goodbye
   void listen_for_causes();
   Status coordinate(std::vector<Round>& rounds);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);

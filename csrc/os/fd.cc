@@ -14,17 +14,20 @@ constexpr std::size_t kRegistered = 4096;
 // Process-wide because fork() is: the child's handler has nothing else to go by, and may call only
 // what is async-signal-safe. A slot holds a descriptor + 1; 0 is free.
 std::array<std::atomic<int>, kRegistered> g_registered{};
-std::atomic<bool> g_forked{false};
+std::atomic<pid_t> g_forking{0};      // who called fork() last
+std::atomic<pid_t> g_forked_from{0};  // in a child: its parent
+
+void remember_parent() { g_forking.store(::getpid()); }
 
 void close_in_child() {
-  g_forked.store(true);
+  g_forked_from.store(g_forking.load());
   for (std::atomic<int>& slot : g_registered) {
     if (const int fd = slot.exchange(0); fd > 0) ::close(fd - 1);
   }
 }
 
 void install_once() {
-  static const int kInstalled = ::pthread_atfork(nullptr, nullptr, &close_in_child);
+  static const int kInstalled = ::pthread_atfork(&remember_parent, nullptr, &close_in_child);
   (void)kInstalled;
 }
 
@@ -52,6 +55,14 @@ void forget_in_forked_child(int fd) {
   }
 }
 
-bool forked() { return g_forked.load(); }
+Status check_not_forked() {
+  const pid_t parent = g_forked_from.load();
+  if (parent == 0) return Status();
+  return Status(StatusCode::kForked,
+                "hvdlite is not usable after fork() (pid " + std::to_string(parent) + " -> " +
+                    std::to_string(::getpid()) +
+                    "): this process is a child of a rank; start it with the spawn method, or keep "
+                    "collectives in the parent");
+}
 
 }  // namespace hvdlite

@@ -36,7 +36,8 @@ class Fd {
 // that peers see the parent's death although the child lives on (a forked DataLoader worker).
 void close_in_forked_child(int fd);
 void forget_in_forked_child(int fd);  // before closing it here
-// True in a child of fork() that inherited engines it must not use.
-bool forked();
+// kForked in a child of fork(), whose engines are the parent's: none of their threads lives here.
+Status check_not_forked();
+inline bool forked() { return !check_not_forked().ok(); }
 
 }  // namespace hvdlite

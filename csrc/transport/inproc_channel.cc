@@ -21,39 +21,21 @@ std::byte* InprocLink::ring(int direction) {
 }
 
 InprocChannel::InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, Bell peer_bell)
-    : peer_(peer),
-      end_(end),
+    : end_(end),
       link_(std::move(link)),
-      inbound_(link_->ring(1 - end), link_->capacity),
-      outbound_(link_->ring(end), link_->capacity),
-      peer_bell_(peer_bell) {}
+      rings_{peer, ByteRing(link_->ring(1 - end), link_->capacity),
+             ByteRing(link_->ring(end), link_->capacity), peer_bell} {}
 
 bool InprocChannel::gone() const { return link_->closed[0].load() || link_->closed[1].load(); }
 
-Result<std::size_t> InprocChannel::try_write(std::span<const std::byte> bytes) {
-  if (gone()) return peer_gone(peer_);
-  Result<std::size_t> written = outbound_.write(bytes);
-  if (written.ok() && written.value() > 0) peer_bell_.ring();
-  return written;
-}
-
-Result<std::size_t> InprocChannel::try_read(std::span<std::byte> bytes) {
-  const bool ended = gone();
-  bool was_full = false;
-  Result<std::size_t> got = inbound_.read(bytes, was_full);
-  if (was_full && got.ok() && got.value() > 0) peer_bell_.ring();
-  if (ended && got.ok() && got.value() == 0 && !bytes.empty()) return peer_gone(peer_);
-  return got;
-}
-
 Status InprocChannel::attach(Waiter& waiter) {
   waiter.watch_flag(std::shared_ptr<const std::atomic<bool>>(link_, &link_->closed[1 - end_]),
-                    peer_);
+                    rings_.peer);
   return Status();
 }
 
 void InprocChannel::close() {
-  if (!link_->closed[end_].exchange(true)) peer_bell_.ring();
+  if (!link_->closed[end_].exchange(true)) rings_.peer_bell.ring();
 }
 
 }  // namespace hvdlite

@@ -6,9 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/byte_ring.h"
-#include "transport/channel.h"
-#include "transport/waiter.h"
+#include "transport/ring_pair.h"
 
 namespace hvdlite {
 
@@ -27,20 +25,21 @@ class InprocChannel : public Channel {
   InprocChannel(int peer, int end, std::shared_ptr<InprocLink> link, Bell peer_bell);
   ~InprocChannel() override { close(); }
 
-  int peer() const override { return peer_; }
-  Result<std::size_t> try_write(std::span<const std::byte> bytes) override;
-  Result<std::size_t> try_read(std::span<std::byte> bytes) override;
+  int peer() const override { return rings_.peer; }
+  Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
+    return rings_.write(bytes, gone());
+  }
+  Result<std::size_t> try_read(std::span<std::byte> bytes) override {
+    return rings_.read(bytes, gone());
+  }
   Status attach(Waiter& waiter) override;
   void close() override;
 
  private:
   bool gone() const;
-  int peer_;
   int end_;
   std::shared_ptr<InprocLink> link_;
-  ByteRing inbound_;
-  ByteRing outbound_;
-  Bell peer_bell_;
+  RingPair rings_;  // in the memory of the link
 };
 
 }  // namespace hvdlite

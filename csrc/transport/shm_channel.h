@@ -3,9 +3,7 @@
 #pragma once
 
 #include "os/fd.h"
-#include "transport/byte_ring.h"
-#include "transport/channel.h"
-#include "transport/waiter.h"
+#include "transport/ring_pair.h"
 
 namespace hvdlite {
 
@@ -15,18 +13,19 @@ class ShmChannel : public Channel {
   ShmChannel(int peer, ByteRing inbound, ByteRing outbound, Bell peer_bell, Fd liveness);
   ~ShmChannel() override { close(); }
 
-  int peer() const override { return peer_; }
-  Result<std::size_t> try_write(std::span<const std::byte> bytes) override;
-  Result<std::size_t> try_read(std::span<std::byte> bytes) override;
+  int peer() const override { return rings_.peer; }
+  Result<std::size_t> try_write(std::span<const std::byte> bytes) override {
+    return rings_.write(bytes, gone());
+  }
+  Result<std::size_t> try_read(std::span<std::byte> bytes) override {
+    return rings_.read(bytes, gone());
+  }
   Status attach(Waiter& waiter) override;
   void close() override;
 
  private:
   bool gone() const;
-  int peer_;
-  ByteRing inbound_;
-  ByteRing outbound_;
-  Bell peer_bell_;
+  RingPair rings_;
   Fd liveness_;
   const Waiter* waiter_ = nullptr;
 };

@@ -1,0 +1,33 @@
+// What the two channels over rings have in common: one end of a pair of rings, and the peer's bell.
+// Threads and errors are those of channel.h; `gone` says whether the peer has left, and is asked
+// before a ring is read: what a peer wrote before it went is then seen.
+#pragma once
+
+#include "transport/byte_ring.h"
+#include "transport/channel.h"
+#include "transport/waiter.h"
+
+namespace hvdlite {
+
+struct RingPair {
+  int peer;
+  ByteRing inbound;
+  ByteRing outbound;
+  Bell peer_bell;
+
+  Result<std::size_t> write(std::span<const std::byte> bytes, bool gone) {
+    if (gone) return peer_gone(peer);
+    Result<std::size_t> written = outbound.write(bytes);
+    if (written.ok() && written.value() > 0) peer_bell.ring();
+    return written;
+  }
+  Result<std::size_t> read(std::span<std::byte> bytes, bool gone) {
+    bool was_full = false;
+    Result<std::size_t> got = inbound.read(bytes, was_full);
+    if (was_full && got.ok() && got.value() > 0) peer_bell.ring();
+    if (gone && got.ok() && got.value() == 0 && !bytes.empty()) return peer_gone(peer);
+    return got;
+  }
+};
+
+}  // namespace hvdlite
