@@ -21,7 +21,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as gloo
-from workers import add_common_arguments, join_gloo, print_row, run_ranks, slowest
+from gloo_ranks import join_gloo, slowest
+from workers import add_common_arguments, print_row, run_ranks
 
 SIZES = [4, 64, 512, *(1 << exponent for exponent in range(11, 29))]
 QUICK_SIZES = [4, 4 << 10, 1 << 20]

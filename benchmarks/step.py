@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as gloo
+from gloo_ranks import join_gloo, slowest
 from torch import nn
-from workers import add_common_arguments, join_gloo, print_row, run_ranks, slowest
+from workers import add_common_arguments, print_row, run_ranks
 
 ROUNDS = 12
 STEPS_PER_TURN = 5

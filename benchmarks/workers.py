@@ -15,11 +15,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
-import torch.distributed as gloo
 
 PREFIXED_ROW = re.compile(r"^(?:\[[^]]*\]\s*)?(\{.*\})\s*$")
 
@@ -68,28 +66,16 @@ def hand_on(line: str, output: Path | None) -> None:
             file.write(row[1] + "\n")
 
 
-def join_gloo(store: str, rank: int, size: int) -> None:
-    """Join torch.distributed's gloo group of the same ranks, over loopback."""
-    gloo.init_process_group("gloo", store=gloo.FileStore(store, size), rank=rank, world_size=size)
-
-
-def slowest(microseconds: list[float]) -> list[float]:
-    """Take the maximum over ranks of each figure: a collective is as fast as its slowest rank."""
-    figures = torch.tensor(microseconds, dtype=torch.float64)
-    gloo.all_reduce(figures, op=gloo.ReduceOp.MAX)
-    return [float(figure) for figure in figures]
-
-
-def machine() -> dict[str, Any]:
-    """Say where a row was measured."""
+def machine(framework: str) -> dict[str, Any]:
+    """Say where a row was measured, and with which version of the framework's package."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
         "machine": platform.machine(),
-        "torch": torch.__version__,
+        framework: version(framework),
     }
 
 
-def print_row(row: dict[str, Any]) -> None:
+def print_row(row: dict[str, Any], framework: str = "torch") -> None:
     """Print one JSON line (rank 0 alone calls this)."""
-    print(json.dumps({**row, **machine()}), flush=True)
+    print(json.dumps({**row, **machine(framework)}), flush=True)

@@ -1,0 +1,18 @@
+"""torch.distributed over gloo, joined by the ranks that hvdlite-run started: the peer to beat."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as gloo
+
+
+def join_gloo(store: str, rank: int, size: int) -> None:
+    """Join torch.distributed's gloo group of the same ranks, over loopback."""
+    gloo.init_process_group("gloo", store=gloo.FileStore(store, size), rank=rank, world_size=size)
+
+
+def slowest(microseconds: list[float]) -> list[float]:
+    """Take the maximum over ranks of each figure: a collective is as fast as its slowest rank."""
+    figures = torch.tensor(microseconds, dtype=torch.float64)
+    gloo.all_reduce(figures, op=gloo.ReduceOp.MAX)
+    return [float(figure) for figure in figures]
