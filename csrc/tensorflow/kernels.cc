@@ -1,0 +1,129 @@
+#include "tensorflow/kernels.h"
+
+#include <memory>
+#include <string_view>
+
+#include "tensorflow/attachment.h"
+#include "tensorflow/pending.h"
+#include "tensorflow/tf_status.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+std::string string_attr(TF_OpKernelConstruction* construction, const char* name,
+                        TF_Status* status) {
+  std::int32_t list = 0;
+  std::int32_t bytes = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &list, &bytes, status);
+  if (TF_GetCode(status) != TF_OK || bytes <= 0) return {};
+  std::string value(static_cast<std::size_t>(bytes), '\0');
+  TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
+  return value;
+}
+
+std::vector<std::string> strings_attr(TF_OpKernelConstruction* construction, const char* name,
+                                      TF_Status* status) {
+  std::int32_t count = 0;
+  std::int32_t bytes = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, name, &count, &bytes, status);
+  if (TF_GetCode(status) != TF_OK || count <= 0) return {};
+  std::vector<char*> values(static_cast<std::size_t>(count));
+  std::vector<std::size_t> lengths(values.size());
+  std::string storage(static_cast<std::size_t>(bytes), '\0');
+  TF_OpKernelConstruction_GetAttrStringList(construction, name, values.data(), lengths.data(),
+                                            count, storage.data(), storage.size(), status);
+  std::vector<std::string> strings;
+  if (TF_GetCode(status) != TF_OK) return strings;
+  for (std::size_t i = 0; i < values.size(); ++i) strings.emplace_back(values[i], lengths[i]);
+  return strings;
+}
+
+// An operation's own attributes, beside its names.
+enum class Attributes { kNone, kOp, kRoot };
+
+template <Attributes attributes, bool list>
+void* create_node(TF_OpKernelConstruction* construction) {
+  auto node = std::make_unique<Node>();
+  const OwnedStatus status = new_status();
+  node->name = string_attr(construction, "tensor_name", status.get());
+  if constexpr (list) node->names = strings_attr(construction, "tensor_names", status.get());
+  if constexpr (attributes == Attributes::kOp) {
+    TF_OpKernelConstruction_GetAttrInt32(construction, "op", &node->op, status.get());
+  } else if constexpr (attributes == Attributes::kRoot) {
+    TF_OpKernelConstruction_GetAttrInt32(construction, "root", &node->root, status.get());
+  }
+  if (TF_GetCode(status.get()) != TF_OK) {
+    TF_OpKernelConstruction_Failure(construction, status.get());
+  }
+  return node.release();  // destroy_node takes it back
+}
+
+void destroy_node(void* node) { delete static_cast<Node*>(node); }
+
+template <void (*start)(std::unique_ptr<Pending>)>
+void compute(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done));
+}
+
+// Which member of World a query asks for.
+void* create_query(TF_OpKernelConstruction* construction) {
+  static constexpr std::string_view kMembers[] = {"rank",       "size",       "local_rank",
+                                                  "local_size", "cross_rank", "cross_size"};
+  const OwnedStatus status = new_status();
+  const std::string what = string_attr(construction, "what", status.get());
+  auto index = std::make_unique<std::size_t>(0);
+  while (*index < std::size(kMembers) - 1 && kMembers[*index] != what) ++*index;
+  return index.release();  // destroy_query takes it back
+}
+
+void destroy_query(void* index) { delete static_cast<std::size_t*>(index); }
+
+void compute_query(void* index, TF_OpKernelContext* context) {
+  const World now = world();
+  const std::int32_t members[] = {now.rank,       now.size,       now.local_rank,
+                                  now.local_size, now.cross_rank, now.cross_size};
+  const OwnedStatus status = new_status();
+  if (now.size == 0) {
+    TF_SetStatus(status.get(), TF_ABORTED,
+                 "hvdlite has not been initialized; call hvd.init() first");
+    TF_OpKernelContext_Failure(context, status.get());
+    return;
+  }
+  const OwnedTensor value(
+      TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(std::int32_t), status.get()));
+  if (value == nullptr) return TF_OpKernelContext_Failure(context, status.get());
+  *static_cast<std::int32_t*>(TF_TensorData(value.get())) =
+      members[*static_cast<std::size_t*>(index)];
+}
+
+void register_async(const char* op, bool with_bool, void* (*create)(TF_OpKernelConstruction*),
+                    void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*)) {
+  static constexpr TF_DataType kTypes[] = {TF_UINT8, TF_INT8,  TF_INT16,  TF_INT32,    TF_INT64,
+                                           TF_HALF,  TF_FLOAT, TF_DOUBLE, TF_BFLOAT16, TF_BOOL};
+  for (const TF_DataType type : kTypes) {
+    if (type == TF_BOOL && !with_bool) continue;
+    const OwnedStatus status = new_status();
+    TF_KernelBuilder* kernel = TF_NewAsyncKernelBuilder(op, "CPU", create, compute, &destroy_node);
+    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
+    TF_RegisterKernelBuilder(op, kernel, status.get());
+    warn_unless_ok(status.get(), op);
+  }
+}
+
+}  // namespace
+
+void register_kernels() {
+  register_async(kAllreduceOp, false, &create_node<Attributes::kOp, true>,
+                 &compute<&Pending::allreduce>);
+  register_async(kBroadcastOp, true, &create_node<Attributes::kRoot, true>,
+                 &compute<&Pending::broadcast>);
+  register_async(kAllgatherOp, true, &create_node<Attributes::kNone, false>,
+                 &compute<&Pending::allgather>);
+  const OwnedStatus status = new_status();
+  TF_KernelBuilder* query =
+      TF_NewKernelBuilder(kQueryOp, "CPU", &create_query, &compute_query, &destroy_query);
+  TF_RegisterKernelBuilder(kQueryOp, query, status.get());
+  warn_unless_ok(status.get(), kQueryOp);
+}
+
+}  // namespace hvdlite::tensorflow

@@ -1,0 +1,111 @@
+// The operations as TensorFlow sees them: names, inputs, attributes and shapes. Registered when
+// tf.load_op_library opens this file.
+//
+// Never marked stateful: a stateful op is serialised inside tf.function, and hangs where several
+// must be under way together (TF_OpDefinitionBuilderSetIsStateful ignores its bool, so it must not
+// be called at all). `terms` is an input so that constant folding never sees an op without inputs.
+#include <memory>
+#include <string>
+
+#include "tensorflow/kernels.h"
+#include "tensorflow/tf_c_api.h"
+#include "tensorflow/tf_status.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+using Shape = std::unique_ptr<TF_ShapeHandle, decltype(&TF_DeleteShapeHandle)>;
+
+Shape new_shape() { return {TF_NewShapeHandle(), &TF_DeleteShapeHandle}; }
+
+constexpr const char* kReducible =
+    "{uint8, int8, int16, int32, int64, half, bfloat16, float, double}";
+constexpr const char* kAny =
+    "{uint8, int8, int16, int32, int64, half, bfloat16, float, double, bool}";
+
+// Every output has the shape of its input; the last input is `terms`.
+void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape = new_shape();
+  const auto tensors = static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - 1;
+  for (int i = 0; i < tensors && TF_GetCode(status) == TF_OK; ++i) {
+    TF_ShapeInferenceContextGetInput(context, i, shape.get(), status);
+    if (TF_GetCode(status) != TF_OK) return;
+    TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
+  }
+}
+
+// [?, rest of the input...] and [?].
+void gathered_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape input = new_shape();
+  const Shape output = new_shape();
+  const Shape first(TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)),
+                    &TF_DeleteShapeHandle);
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+  TF_ShapeInferenceContextGetInput(context, 0, input.get(), status);
+  if (TF_GetCode(status) != TF_OK) return;
+  TF_ShapeInferenceContextSetOutput(context, 1, first.get(), status);
+  if (TF_ShapeInferenceContextRankKnown(context, input.get()) == 0) return;
+  TF_ShapeInferenceContextSubshape(context, input.get(), 1, INT64_MAX, output.get(), status);
+  if (TF_GetCode(status) != TF_OK) return;
+  TF_ShapeInferenceContextConcatenateShapes(context, first.get(), output.get(), output.get(),
+                                            status);
+  if (TF_GetCode(status) != TF_OK) return;
+  TF_ShapeInferenceContextSetOutput(context, 0, output.get(), status);
+}
+
+void scalar_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape scalar(TF_ShapeInferenceContextScalar(context), &TF_DeleteShapeHandle);
+  TF_ShapeInferenceContextSetOutput(context, 0, scalar.get(), status);
+}
+
+TF_OpDefinitionBuilder* begin(const char* name, bool list) {
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderAddInput(op, list ? "tensors: N * T" : "tensor: T");
+  TF_OpDefinitionBuilderAddInput(op, "terms: double");
+  TF_OpDefinitionBuilderAddOutput(op, list ? "outputs: N * T" : "output: T");
+  if (list) TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
+  TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string");
+  if (list) TF_OpDefinitionBuilderAddAttr(op, "tensor_names: list(string) = []");
+  return op;
+}
+
+void finish(TF_OpDefinitionBuilder* op, const char* name,
+            void (*shapes)(TF_ShapeInferenceContext*, TF_Status*)) {
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, shapes);
+  const OwnedStatus status = new_status();
+  TF_RegisterOpDefinition(op, status.get());
+  warn_unless_ok(status.get(), name);
+}
+
+void register_ops() {
+  TF_OpDefinitionBuilder* op = begin(kAllreduceOp, /*list=*/true);
+  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kReducible).c_str());
+  TF_OpDefinitionBuilderAddAttr(op, "op: int = 0");
+  finish(op, kAllreduceOp, &same_shapes);
+
+  op = begin(kBroadcastOp, /*list=*/true);
+  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
+  TF_OpDefinitionBuilderAddAttr(op, "root: int = 0");
+  finish(op, kBroadcastOp, &same_shapes);
+
+  op = begin(kAllgatherOp, /*list=*/false);
+  TF_OpDefinitionBuilderAddOutput(op, "sizes: int64");
+  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
+  finish(op, kAllgatherOp, &gathered_shapes);
+
+  op = TF_NewOpDefinitionBuilder(kQueryOp);
+  TF_OpDefinitionBuilderAddInput(op, "terms: double");
+  TF_OpDefinitionBuilderAddOutput(op, "value: int32");
+  TF_OpDefinitionBuilderAddAttr(
+      op, "what: {'rank', 'size', 'local_rank', 'local_size', 'cross_rank', 'cross_size'}");
+  finish(op, kQueryOp, &scalar_shape);
+}
+
+const bool kRegistered = [] {
+  register_ops();
+  register_kernels();
+  return true;
+}();
+
+}  // namespace
+}  // namespace hvdlite::tensorflow

@@ -1,0 +1,220 @@
+#include "tensorflow/pending.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "base/status.h"
+#include "tensorflow/attachment.h"
+#include "tensorflow/kernels.h"
+#include "tensorflow/tf_status.h"
+#include "wire/message.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+std::atomic<std::uint64_t> g_forwarded{0};
+std::atomic<std::uint64_t> g_outputs{0};
+
+OwnedTensor input_of(TF_OpKernelContext* context, int index, TF_Status* status) {
+  TF_Tensor* tensor = nullptr;
+  TF_GetInput(context, index, &tensor, status);
+  return OwnedTensor(tensor);
+}
+
+std::vector<std::int64_t> dims_of(const TF_Tensor* tensor) {
+  std::vector<std::int64_t> dims;
+  for (int i = 0; i < TF_NumDims(tensor); ++i) dims.push_back(TF_Dim(tensor, i));
+  return dims;
+}
+
+// What is wrong with this rank's call alone is its own mistake; everything else ended the
+// collective, and ABORTED is the one code that graphs hand on unchanged for that.
+TF_Code code_of(const HvdliteResult& result) {
+  switch (static_cast<StatusCode>(result.code)) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kDuplicateName:
+      return TF_INVALID_ARGUMENT;
+    default:
+      return TF_ABORTED;
+  }
+}
+
+}  // namespace
+
+int core_dtype(TF_DataType dtype) {
+  switch (dtype) {
+    case TF_UINT8:
+      return static_cast<int>(DataType::kUint8);
+    case TF_INT8:
+      return static_cast<int>(DataType::kInt8);
+    case TF_INT16:
+      return static_cast<int>(DataType::kInt16);
+    case TF_INT32:
+      return static_cast<int>(DataType::kInt32);
+    case TF_INT64:
+      return static_cast<int>(DataType::kInt64);
+    case TF_HALF:
+      return static_cast<int>(DataType::kFloat16);
+    case TF_BFLOAT16:
+      return static_cast<int>(DataType::kBfloat16);
+    case TF_FLOAT:
+      return static_cast<int>(DataType::kFloat32);
+    case TF_DOUBLE:
+      return static_cast<int>(DataType::kFloat64);
+    case TF_BOOL:
+      return static_cast<int>(DataType::kBool);
+  }
+  return -1;
+}
+
+bool Pending::read_terms() {
+  const OwnedStatus status = new_status();
+  const int last = TF_NumInputs(context_) - 1;
+  const OwnedTensor terms = input_of(context_, last, status.get());
+  if (TF_GetCode(status.get()) != TF_OK || TF_NumDims(terms.get()) != 1 ||
+      TF_Dim(terms.get(), 0) != 4) {
+    fail(TF_INVALID_ARGUMENT, "terms are [number, prescale, postscale, weight]");
+    return false;
+  }
+  double values[4];
+  std::memcpy(values, TF_TensorData(terms.get()), sizeof(values));
+  name_ = node_.name;
+  if (values[0] >= 0) name_ += "." + std::to_string(static_cast<std::int64_t>(values[0]));
+  prescale_ = values[1];
+  postscale_ = values[2];
+  weight_ = values[3];
+  return true;
+}
+
+void Pending::add_tensor(int index, const void* input, void* output) {
+  const auto at = static_cast<std::size_t>(index);
+  const char* name = at < node_.names.size() ? node_.names[at].c_str() : node_.name.c_str();
+  tensors_.push_back({name, core_dtype(dtype_), static_cast<std::int32_t>(dims_[at].size()),
+                      dims_[at].data(), input, output});
+}
+
+bool Pending::take_tensors() {
+  const OwnedStatus status = new_status();
+  const int count = TF_NumInputs(context_) - 1;
+  dims_.reserve(static_cast<std::size_t>(count));  // tensors_ points into it
+  for (int i = 0; i < count; ++i) {
+    OwnedTensor input = input_of(context_, i, status.get());
+    if (input == nullptr) break;
+    const void* data = TF_TensorData(input.get());
+    dtype_ = TF_TensorType(input.get());
+    dims_.push_back(dims_of(input.get()));
+    input.reset();  // forwarding asks for the only reference
+    int forwarded = -1;
+    OwnedTensor output(TF_ForwardInputOrAllocateOutput(context_, &i, 1, i, dims_.back().data(),
+                                                       static_cast<int>(dims_.back().size()),
+                                                       &forwarded, status.get()));
+    if (output == nullptr) break;
+    g_outputs.fetch_add(1, std::memory_order_relaxed);
+    if (forwarded >= 0) {
+      g_forwarded.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      held_.push_back(input_of(context_, i, status.get()));
+    }
+    add_tensor(i, data, TF_TensorData(output.get()));
+    held_.push_back(std::move(output));
+  }
+  if (TF_GetCode(status.get()) == TF_OK) return true;
+  fail(TF_GetCode(status.get()), TF_Message(status.get()));
+  return false;
+}
+
+bool Pending::take_input_for_gather() {
+  const OwnedStatus status = new_status();
+  OwnedTensor input = input_of(context_, 0, status.get());
+  if (input == nullptr) {
+    fail(TF_GetCode(status.get()), TF_Message(status.get()));
+    return false;
+  }
+  dtype_ = TF_TensorType(input.get());
+  dims_.push_back(dims_of(input.get()));
+  add_tensor(0, TF_TensorData(input.get()), nullptr);
+  held_.push_back(std::move(input));
+  return true;
+}
+
+void Pending::allreduce(std::unique_ptr<Pending> self) {
+  const bool ready = self->read_terms() && self->take_tensors();
+  ready ? submit(std::move(self), Kind::kAllreduce) : finish(std::move(self));
+}
+
+void Pending::broadcast(std::unique_ptr<Pending> self) {
+  const bool ready = self->read_terms() && self->take_tensors();
+  ready ? submit(std::move(self), Kind::kBroadcast) : finish(std::move(self));
+}
+
+void Pending::allgather(std::unique_ptr<Pending> self) {
+  const bool ready = self->read_terms() && self->take_input_for_gather();
+  ready ? submit(std::move(self), Kind::kAllgather) : finish(std::move(self));
+}
+
+void Pending::submit(std::unique_ptr<Pending> self, Kind kind) {
+  HvdliteCall call{};
+  call.kind = static_cast<std::int32_t>(kind);
+  call.op = self->node_.op;
+  call.root = kind == Kind::kBroadcast ? self->node_.root : -1;
+  call.prescale = kind == Kind::kAllreduce ? self->prescale_ : 1.0;
+  call.postscale = kind == Kind::kAllreduce ? self->postscale_ : 1.0;
+  call.weight = kind == Kind::kAllreduce ? self->weight_ : std::nan("");
+  call.name = self->name_.c_str();
+  call.count = static_cast<std::int32_t>(self->tensors_.size());
+  call.tensors = self->tensors_.data();
+  call.done = &Pending::on_result;
+  call.context = self.release();  // on_result takes it back
+  tensorflow::submit(call);
+}
+
+void Pending::on_result(void* self, const HvdliteResult* result) {
+  std::unique_ptr<Pending> pending(static_cast<Pending*>(self));
+  if (result->code != 0) {
+    pending->fail(code_of(*result), result->message);
+  } else if (result->ranks > 0) {
+    pending->write_gathered(*result);
+  }
+  finish(std::move(pending));
+}
+
+void Pending::write_gathered(const HvdliteResult& result) {
+  const OwnedStatus status = new_status();
+  std::vector<std::int64_t> dims = dims_[0];
+  dims[0] = 0;
+  for (int i = 0; i < result.ranks; ++i) dims[0] += result.first_dimensions[i];
+  const OwnedTensor output(TF_AllocateOutput(context_, 0, dtype_, dims.data(),
+                                             static_cast<int>(dims.size()), result.output_bytes,
+                                             status.get()));
+  const std::int64_t ranks = result.ranks;
+  const std::size_t size_bytes = sizeof(std::int64_t) * static_cast<std::size_t>(ranks);
+  const OwnedTensor sizes(
+      TF_AllocateOutput(context_, 1, TF_INT64, &ranks, 1, size_bytes, status.get()));
+  if (output == nullptr || sizes == nullptr) {
+    return fail(TF_GetCode(status.get()), TF_Message(status.get()));
+  }
+  if (result.output_bytes > 0) {
+    std::memcpy(TF_TensorData(output.get()), result.output, result.output_bytes);
+  }
+  std::memcpy(TF_TensorData(sizes.get()), result.first_dimensions, size_bytes);
+}
+
+void Pending::fail(TF_Code code, const std::string& message) {
+  const OwnedStatus status = new_status();
+  TF_SetStatus(status.get(), code, message.c_str());
+  TF_OpKernelContext_Failure(context_, status.get());
+}
+
+void Pending::finish(std::unique_ptr<Pending> self) {
+  std::function<void()> done = std::move(self->done_);
+  self.reset();  // TensorFlow may free the step's memory as soon as it is told
+  TF_RunAsyncOpKernelDoneCallback(reinterpret_cast<TF_AsyncOpKernelDoneCallback*>(&done));
+}
+
+}  // namespace hvdlite::tensorflow
+
+void hvdlite_tensorflow_forwarded(std::uint64_t* forwarded, std::uint64_t* outputs) {
+  *forwarded = hvdlite::tensorflow::g_forwarded.load();
+  *outputs = hvdlite::tensorflow::g_outputs.load();
+}

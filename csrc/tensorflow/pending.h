@@ -1,0 +1,75 @@
+// One operation of TensorFlow between its start and its end.
+//
+// Made on a thread of TensorFlow's executor, ended by finish() on whichever thread the core calls
+// from; exactly one of the two touches it at a time. It owns the tensors, the copy of TensorFlow's
+// callback, and itself.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "engine/core_table.h"
+#include "tensorflow/tf_c_api.h"
+#include "wire/message.h"
+
+namespace hvdlite::tensorflow {
+
+// The attributes of one node of the graph.
+struct Node {
+  std::string name;                // on the wire
+  std::vector<std::string> names;  // by tensor, for messages
+  std::int32_t op = 0;
+  std::int32_t root = 0;
+};
+
+// A TF_Tensor with an owner.
+struct TensorDeleter {
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+};
+using OwnedTensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
+
+// -1 for a type that the core does not know.
+int core_dtype(TF_DataType dtype);
+
+class Pending {
+ public:
+  // `done` is what TensorFlow gave to compute: the address of a std::function on its stack (all
+  // versions to 2.21 do so), hence copied. It is libstdc++'s in every wheel.
+  Pending(const Node& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
+      : node_(node),
+        context_(context),
+        done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
+
+  // Each takes over `self`, and ends it at once where it fails.
+  static void allreduce(std::unique_ptr<Pending> self);
+  static void broadcast(std::unique_ptr<Pending> self);
+  static void allgather(std::unique_ptr<Pending> self);
+
+ private:
+  bool read_terms();  // the last input
+  bool take_tensors();
+  bool take_input_for_gather();
+  void add_tensor(int index, const void* input, void* output);
+  static void submit(std::unique_ptr<Pending> self, Kind kind);
+  static void on_result(void* self, const HvdliteResult* result);
+  void write_gathered(const HvdliteResult& result);
+  void fail(TF_Code code, const std::string& message);
+  static void finish(std::unique_ptr<Pending> self);
+
+  const Node& node_;  // the kernel outlives its calls
+  TF_OpKernelContext* context_;
+  std::function<void()> done_;
+  std::string name_;
+  double prescale_ = 1;
+  double postscale_ = 1;
+  double weight_ = 0;
+  TF_DataType dtype_ = TF_FLOAT;
+  std::vector<std::vector<std::int64_t>> dims_;
+  std::vector<HvdliteTensor> tensors_;
+  std::vector<OwnedTensor> held_;
+};
+
+}  // namespace hvdlite::tensorflow

@@ -1,0 +1,129 @@
+"""The library of TensorFlow operations: loaded once, and tied to the engine of each world.
+
+The library holds no engine. `basics.watch` hands it the table of functions of the engine that
+`init` made, and takes it away after `shutdown`; operations in graphs then reach the engine without
+Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import _core, basics
+from hvdlite.errors import HvdliteError
+
+# The releases that the tests run on. The library relies on how TensorFlow's experimental C API
+# calls back, which any release may change.
+OLDEST_TESTED = (2, 16)
+NEWEST_TESTED = (2, 21)
+
+_FILE = Path(_core.__file__).parent / "tensorflow" / "libhvdlite_tensorflow.so"
+_lock = threading.Lock()
+_loaded: _Library | None = None
+
+
+class _Library:
+    """The loaded library: its operations for TensorFlow, and its C functions for us."""
+
+    def __init__(self) -> None:
+        # In this order: TensorFlow sees only operations that register while it opens the file.
+        self.ops: Any = tf.load_op_library(str(_FILE))
+        self.native = ctypes.CDLL(str(_FILE))
+        self._attach = self.native.hvdlite_tensorflow_attach
+        self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
+        self._attach.restype = ctypes.c_bool
+        self._engine: _core.Engine | None = None  # what is attached stays alive
+
+    def attach(self, engine: _core.Engine | None) -> None:
+        """Tie the operations to this engine, or to none."""
+        if engine is None:
+            self._attach(None, None)
+        else:
+            place = (
+                *(basics.rank(), basics.size(), basics.local_rank(), basics.local_size()),
+                *(basics.cross_rank(), basics.cross_size()),
+            )
+            world = (ctypes.c_int32 * len(place))(*place)
+            if not self._attach(engine.core_table(), world):
+                raise HvdliteError(
+                    f"{_FILE.name} and hvdlite's core are of different versions; "
+                    "install hvdlite anew"
+                )
+        self._engine = engine
+
+    def test(self) -> None:
+        """Send one tensor through a core that only echoes.
+
+        Raises:
+            HvdliteError: it came back changed.
+        """
+        echo = self.native.hvdlite_tensorflow_echo
+        echo.restype = ctypes.c_void_p
+        self._attach(echo(), None)
+        try:
+            with tf.init_scope():
+                terms = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
+                sent = tf.constant(2.5, tf.float64)
+                (received,) = self.ops.hvdlite_allreduce([sent], terms, tensor_name="self-test")
+                value = float(received.numpy())
+        finally:
+            self.native.hvdlite_tensorflow_end_self_test()
+            self._attach(None, None)
+        if value != 2.5:
+            raise HvdliteError(
+                f"hvdlite's operations do not work with TensorFlow {tf.__version__}: "
+                f"the self-test sent 2.5 and received {value}"
+            )
+
+
+def raw_ops() -> Any:
+    """Return the module of operations; load, test and attach the library at first use.
+
+    Raises:
+        HvdliteError: the operations do not work with this TensorFlow.
+    """
+    return _library().ops
+
+
+def native() -> ctypes.CDLL:
+    """Return the library itself, for its C functions."""
+    return _library().native
+
+
+def forwarded() -> tuple[int, int]:
+    """Count the outputs that took over their input's memory, and all outputs, since the start."""
+    counts = (ctypes.c_uint64 * 2)()
+    size = ctypes.sizeof(ctypes.c_uint64)
+    native().hvdlite_tensorflow_forwarded(counts, ctypes.byref(counts, size))
+    return counts[0], counts[1]
+
+
+def _library() -> _Library:
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _warn_if_untested()
+            library = _Library()
+            library.test()
+            basics.watch(library.attach)
+            _loaded = library
+        return _loaded
+
+
+def _warn_if_untested() -> None:
+    """Say before anything can crash that nobody has tried this TensorFlow."""
+    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
+    if not OLDEST_TESTED <= version <= NEWEST_TESTED:
+        oldest, newest = (".".join(map(str, one)) for one in (OLDEST_TESTED, NEWEST_TESTED))
+        warnings.warn(
+            f"hvdlite's operations were tested with TensorFlow {oldest} to {newest}, "
+            f"not with {tf.__version__}",
+            stacklevel=2,
+        )
