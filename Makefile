@@ -15,12 +15,14 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(wildcard tests/cpp tests/cpp/*)
 CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help demo test test-cpp test-python lint tidy sanitize tsan asan bench docs wheel install \
+.PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan asan bench docs wheel install \
         dev clean
 
 help:
 	@echo 'make demo      train on handwritten digits with two ranks'
+	@echo 'make demo-keras the same with Keras on TensorFlow'
 	@echo 'make test      every test (C++, Python)'
+	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
 	@echo 'make lint      format, lint, types, layering, spelling, thread-safety annotations'
 	@echo 'make sanitize  the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench     benchmarks (JSON lines)'
@@ -28,6 +30,9 @@ help:
 	@echo 'make wheel     build a wheel and try it in an empty environment'
 	@echo 'make dev       install everything that the above need into .venv'
 	@echo 'make clean     remove what was built; .venv stays'
+
+demo-keras: $(DONE)/core $(DONE)/demo-keras
+	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py
 
 demo: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) hvdlite-run -np 2 python examples/torch_digits.py --compare
@@ -39,6 +44,9 @@ test-cpp: build/cpp/hvdlite_tests
 
 test-python: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python -m pytest $(PYTEST_ARGS)
+
+test-tf-versions: $(DONE)/dev
+	$(IN_VENV) python tests/tensorflow_versions.py
 
 lint: $(DONE)/core $(DONE)/dev tidy
 	$(IN_VENV) ruff check .
@@ -91,7 +99,7 @@ $(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
 	touch $@
 
 # The extras of the hvdlite that is installed already.
-$(DONE)/demo $(DONE)/test $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
+$(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
 	$(INSTALL) 'hvdlite[$*]'
 	touch $@
 

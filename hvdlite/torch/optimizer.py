@@ -204,7 +204,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     *,
-    bucket_cap_mb: float = 25.0,
+    bucket_cap_mb: float = 4.0,
     weight: Weight = None,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
@@ -227,7 +227,8 @@ def DistributedOptimizer(
         groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
             is every parameter in none of them.
         sparse_as_dense: makes sparse gradients dense; without it they are an error.
-        bucket_cap_mb: the size of a bucket in MiB; the first is smaller.
+        bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
+            and the core sends those together that are ready together.
         weight: what this rank counts in the average, see `Distributed.weight`.
 
     Returns:
