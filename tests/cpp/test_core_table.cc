@@ -1,6 +1,7 @@
 // The engine through its table of C functions, as a library calls it that is not linked with it.
 #include <cmath>
 #include <limits>
+#include <span>
 #include <thread>
 
 #include "backend/host_backend.h"
@@ -33,7 +34,8 @@ struct Ending {
     self.first_dimensions.assign(result->first_dimensions,
                                  result->first_dimensions + result->ranks);
     const auto* values = static_cast<const float*>(result->output);
-    self.output.assign(values, values + result->output_bytes / sizeof(float));
+    const std::span<const float> all(values, result->output_bytes / sizeof(float));
+    self.output.assign(all.begin(), all.end());
     self.changed.notify_all();
   }
   int wait() {
