@@ -15,27 +15,27 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(wildcard tests/cpp tests/cpp/*)
 CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan asan bench docs wheel install \
-        dev clean
+.PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
+        asan bench docs wheel install dev clean
 
 help:
-	@echo 'make demo      train on handwritten digits with two ranks'
-	@echo 'make demo-keras the same with Keras on TensorFlow'
-	@echo 'make test      every test (C++, Python)'
+	@echo 'make demo              train on handwritten digits with two ranks'
+	@echo 'make demo-keras        the same with Keras on TensorFlow'
+	@echo 'make test              every test (C++, Python)'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
-	@echo 'make lint      format, lint, types, layering, spelling, thread-safety annotations'
-	@echo 'make sanitize  the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
-	@echo 'make bench     benchmarks (JSON lines)'
-	@echo 'make docs      write docs/knobs.md from the table of knobs'
-	@echo 'make wheel     build a wheel and try it in an empty environment'
-	@echo 'make dev       install everything that the above need into .venv'
-	@echo 'make clean     remove what was built; .venv stays'
-
-demo-keras: $(DONE)/core $(DONE)/demo-keras
-	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py
+	@echo 'make lint              format, lint, types, layering, spelling, thread-safety annotations'
+	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
+	@echo 'make bench             benchmarks (JSON lines)'
+	@echo 'make docs              write docs/knobs.md from the table of knobs'
+	@echo 'make wheel             build a wheel and try it in an empty environment'
+	@echo 'make dev               install everything that the above need into .venv'
+	@echo 'make clean             remove what was built; .venv stays'
 
 demo: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) hvdlite-run -np 2 python examples/torch_digits.py --compare
+
+demo-keras: $(DONE)/core $(DONE)/demo-keras
+	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py
 
 test: test-cpp test-python
 
@@ -68,9 +68,10 @@ tsan: build/tsan/hvdlite_tests
 asan: build/asan/hvdlite_tests
 	ASAN_OPTIONS="detect_leaks=1 $$ASAN_OPTIONS" UBSAN_OPTIONS="print_stacktrace=1" $<
 
-bench: $(DONE)/core $(DONE)/demo
+bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 	$(IN_VENV) python benchmarks/allreduce.py
 	$(IN_VENV) python benchmarks/step.py
+	$(IN_VENV) python benchmarks/tensorflow_ops.py
 
 docs: $(DONE)/core
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
