@@ -22,6 +22,10 @@ class HvdliteError(RuntimeError):
 
     failed_rank: int | None = None
 
+    # TensorFlow's AutoGraph raises an error of a function anew, to say where in the user's code it
+    # arose. It keeps the class of those whose __init__ is this very one.
+    __init__ = Exception.__init__
+
 
 class NotInitializedError(HvdliteError, ValueError):
     """`init()` was not called, or `shutdown()` was. (A ValueError, as Horovod's is.)"""

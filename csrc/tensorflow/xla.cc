@@ -1,0 +1,213 @@
+// One grouped allreduce as an XLA custom call on CPU: what a function compiled with
+// jit_compile=True uses instead of the asynchronous operations.
+//
+// Threads: run_call() runs on a thread of XLA and blocks it until the core says that the request
+// has ended, which the core's own deadlines bound.
+// XLA is reached through functions of libtensorflow_cc.so.2 that are looked up when Python
+// registers the call; their mangled names hold nothing of abseil's version, and are in 2.16
+// to 2.21.
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mutex.h"
+#include "tensorflow/attachment.h"
+#include "wire/message.h"
+
+namespace hvdlite::tensorflow {
+namespace {
+
+constexpr const char* kTarget = "hvdlite_allreduce";
+
+// What the custom call's description says; see describe() in hvdlite/tensorflow/xla.py:
+//   op;prescale;postscale;name;dtype,name,dim,dim...;...
+// Numbers in decimal, scales as C writes them in hexadecimal, names with %XX for all but letters,
+// digits and "_.-~".
+struct Description {
+  int op = 0;
+  double prescale = 1;
+  double postscale = 1;
+  std::string name;
+  struct Tensor {
+    int dtype = 0;
+    std::string name;
+    std::vector<std::int64_t> dims;
+  };
+  std::vector<Tensor> tensors;
+};
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+bool unquote(const std::string& text, std::string& plain) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned value = static_cast<unsigned char>(text[i]);
+    if (text[i] == '%') {
+      if (i + 2 >= text.size() || std::sscanf(text.c_str() + i + 1, "%2x", &value) != 1) {
+        return false;
+      }
+      i += 2;
+    }
+    plain += static_cast<char>(value);
+  }
+  return true;
+}
+
+template <typename T, typename Parse>
+bool number(const std::string& text, T& value, Parse parse) {
+  char* end = nullptr;
+  value = static_cast<T>(parse(text.c_str(), &end));
+  return !text.empty() && *end == '\0';
+}
+bool number(const std::string& text, std::int64_t& value) {
+  return number(text, value, [](const char* from, char** end) { return strtoll(from, end, 10); });
+}
+bool number(const std::string& text, double& value) { return number(text, value, &strtod); }
+
+bool parse_tensor(const std::string& text, Description::Tensor& tensor) {
+  const std::vector<std::string> parts = split(text, ',');
+  std::int64_t dtype = -1;
+  if (parts.size() < 2 || !number(parts[0], dtype) || !unquote(parts[1], tensor.name)) return false;
+  if (!is_valid_dtype(static_cast<int>(dtype))) return false;
+  tensor.dtype = static_cast<int>(dtype);
+  for (std::size_t i = 2; i < parts.size(); ++i) {
+    std::int64_t dim = -1;
+    if (!number(parts[i], dim) || dim < 0) return false;
+    tensor.dims.push_back(dim);
+  }
+  return true;
+}
+
+bool parse(const std::string& text, Description& description) {
+  const std::vector<std::string> parts = split(text, ';');
+  std::int64_t op = -1;
+  if (parts.size() < 5 || !number(parts[0], op) || !number(parts[1], description.prescale) ||
+      !number(parts[2], description.postscale) || !unquote(parts[3], description.name)) {
+    return false;
+  }
+  description.op = static_cast<int>(op);
+  description.tensors.resize(parts.size() - 4);
+  for (std::size_t i = 4; i < parts.size(); ++i) {
+    if (!parse_tensor(parts[i], description.tensors[i - 4])) return false;
+  }
+  return true;
+}
+
+// Where the caller waits, and what it waits for.
+struct Ending {
+  Mutex mutex;
+  Condition changed;
+  bool ended HVDLITE_GUARDED_BY(mutex) = false;
+  std::string failure HVDLITE_GUARDED_BY(mutex);
+
+  static void take(void* context, const HvdliteResult* result) {
+    auto& self = *static_cast<Ending*>(context);
+    MutexLock lock(self.mutex);
+    self.ended = true;
+    if (result->code != 0) self.failure = result->message;
+    self.changed.notify_all();
+  }
+  std::string wait() {
+    MutexLock lock(mutex);
+    while (!ended) changed.wait(mutex);
+    return failure;
+  }
+};
+
+std::string allreduce(const Description& description, const void* const* inputs,
+                      void* const* outputs) {
+  std::vector<HvdliteTensor> tensors;
+  for (std::size_t i = 0; i < description.tensors.size(); ++i) {
+    const Description::Tensor& tensor = description.tensors[i];
+    tensors.push_back({tensor.name.c_str(), tensor.dtype,
+                       static_cast<std::int32_t>(tensor.dims.size()), tensor.dims.data(), inputs[i],
+                       outputs[i]});
+  }
+  Ending ending;
+  HvdliteCall call{};
+  call.kind = static_cast<std::int32_t>(Kind::kAllreduce);
+  call.op = description.op;
+  call.root = -1;
+  call.prescale = description.prescale;
+  call.postscale = description.postscale;
+  call.weight = std::nan("");
+  call.name = description.name.c_str();
+  call.count = static_cast<std::int32_t>(tensors.size());
+  call.tensors = tensors.data();
+  call.done = &Ending::take;
+  call.context = &ending;
+  submit(call);
+  return ending.wait();
+}
+
+// XLA's status of a custom call: nothing, or why it failed. The function that sets it is not
+// exported; register_xla() checks with the one that reads it that this is what it is.
+using CallStatus = std::optional<std::string>;
+using ReadStatus = std::optional<std::string_view> (*)(const CallStatus*);
+
+bool reads_as_written(ReadStatus read) {
+  const CallStatus failed = "a failure that is too long for the string itself to hold";
+  const CallStatus fine;
+  return read(&failed) == std::string_view(*failed) && read(&fine) == std::nullopt;
+}
+
+// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. `output` is the buffer of a single
+// result, and points to the buffers of several.
+void run_call(void* output, const void** inputs, const char* opaque, std::size_t length,
+              CallStatus* status) {
+  Description description;
+  std::string failure = "hvdlite: a custom call that this version did not make";
+  if (parse(std::string(opaque, length), description)) {
+    const bool single = description.tensors.size() == 1;
+    failure = allreduce(description, inputs, single ? &output : static_cast<void**>(output));
+  }
+  if (!failure.empty()) *status = failure;
+}
+
+bool refuse(const std::string& why, char* error, std::size_t size) {
+  (void)std::snprintf(error, size, "%s", why.c_str());
+  return false;
+}
+
+}  // namespace
+}  // namespace hvdlite::tensorflow
+
+extern "C" {
+
+// Makes the custom call known to XLA, once. False: it cannot be, and `error` says why.
+__attribute__((visibility("default"))) bool hvdlite_tensorflow_register_xla(char* error,
+                                                                            std::size_t size) {
+  namespace tf = hvdlite::tensorflow;
+  using Global = void* (*)();
+  using Register = void (*)(void*, const std::string&, void*, const std::string&);
+  void* library = ::dlopen("libtensorflow_cc.so.2", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return tf::refuse(::dlerror(), error, size);
+  const auto find = [library](const char* symbol) { return ::dlsym(library, symbol); };
+  const auto global = reinterpret_cast<Global>(find("_ZN3xla24CustomCallTargetRegistry6GlobalEv"));
+  const auto enroll = reinterpret_cast<Register>(
+      find("_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_"
+           "traitsIcESaIcEEEPvS8_"));
+  const auto read = reinterpret_cast<tf::ReadStatus>(
+      find("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_"));
+  if (global == nullptr || enroll == nullptr || read == nullptr || !tf::reads_as_written(read)) {
+    return tf::refuse("this TensorFlow does not offer XLA's custom calls", error, size);
+  }
+  enroll(global(), tf::kTarget, reinterpret_cast<void*>(&tf::run_call), "Host");
+  return true;
+}
+}

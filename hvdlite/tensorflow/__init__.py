@@ -1,0 +1,148 @@
+"""hvdlite for TensorFlow: `import hvdlite.tensorflow as hvd`.
+
+Example:
+    >>> import tensorflow as tf
+    >>> import hvdlite.tensorflow as hvd
+    >>> hvd.init()
+    >>> variable = tf.Variable([1.0, 2.0])
+    >>> hvd.broadcast_variables([variable], root_rank=0)
+    >>> with tf.GradientTape() as tape:
+    ...     loss = tf.reduce_sum(variable**2)
+    >>> gradients = hvd.DistributedGradientTape(tape).gradient(loss, [variable])
+"""
+
+import importlib
+from typing import Any
+
+from hvdlite.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from hvdlite.compression import Compressor
+from hvdlite.errors import (
+    ArgumentError,
+    BootstrapError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    DuplicateNameError,
+    ForkedError,
+    HorovodInternalError,
+    HvdliteError,
+    MismatchError,
+    NotInitializedError,
+    OutOfMemoryError,
+    RankFailedError,
+    ShutdownError,
+    StalledError,
+)
+from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
+from hvdlite.tensorflow.gradient_tape import DistributedGradientTape
+from hvdlite.tensorflow.ops import (
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    cross_rank_op,
+    cross_size_op,
+    grouped_allreduce,
+    local_rank_op,
+    local_size_op,
+    rank_op,
+    size_op,
+)
+
+__all__ = [
+    "ArgumentError",
+    "Average",
+    "BootstrapError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Compression",
+    "Compressor",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "DuplicateNameError",
+    "ForkedError",
+    "HorovodInternalError",
+    "HvdliteError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "Product",
+    "RankFailedError",
+    "ShutdownError",
+    "StalledError",
+    "Sum",
+    "SyncBatchNormalization",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "ccl_built",
+    "cross_rank",
+    "cross_rank_op",
+    "cross_size",
+    "cross_size_op",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rank_op",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+]
+
+# These import Keras, and are looked up at first use: TensorFlow alone does without.
+_LATER = {
+    "DistributedOptimizer": "hvdlite.keras",
+    "SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Keras when it is asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,0 +1,54 @@
+"""The gradients of the operations, registered with TensorFlow when this module is imported.
+
+The loss of the whole job is the sum of the ranks' losses, so a rank's gradient is what the outputs
+of all ranks say about its input. Each gradient is a collective itself, with the `terms` of the
+operation that it belongs to, and differentiable again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import ops
+from hvdlite.tensorflow.names import derived_name
+from hvdlite.tensorflow.requests import allreduce_with, check_differentiable, query
+
+
+def _name_of(operation: Any) -> str:
+    return str(tf.compat.as_str_any(operation.get_attr("tensor_name")))
+
+
+def _reduce(operation: Any, gradients: tuple[Any, ...], op: int) -> list[tf.Tensor]:
+    name = derived_name(f"{_name_of(operation)}.gradient")
+    dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    names = [f"{name}.{index}" for index in range(len(dense))]
+    return allreduce_with(operation.inputs[-1], dense, name, names, op)
+
+
+@tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
+def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
+    """Reduce the gradients in the same way, with the same scales."""
+    op = int(operation.get_attr("op"))
+    check_differentiable(_name_of(operation), op)
+    return [*_reduce(operation, gradients, op), None]
+
+
+@tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
+def _gradients_of_allgather(operation: Any, gradient: Any, _: Any) -> list[Any]:
+    """Sum the ranks' gradients and take the rows that this rank gave."""
+    (total,) = _reduce(operation, (gradient,), ops.Sum)
+    sizes, rank = operation.outputs[1], query("rank")
+    start = tf.reduce_sum(sizes[:rank])
+    own = total[start : start + sizes[rank]]
+    own.set_shape(operation.inputs[0].shape)
+    return [own, None]
+
+
+@tf.RegisterGradient("HvdliteBroadcast")  # type: ignore[untyped-decorator]
+def _gradients_of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
+    """Sum the ranks' gradients on the root; what the others put in had no effect."""
+    totals = _reduce(operation, gradients, ops.Sum)
+    is_root = tf.equal(query("rank"), int(operation.get_attr("root")))
+    return [*(tf.where(is_root, total, tf.zeros_like(total)) for total in totals), None]

@@ -1,0 +1,80 @@
+"""Lists of gradients, reduced: what the tape and Keras share.
+
+Each gradient has a wire name of its own. In a function each is its own operation, which starts as
+soon as the gradient is there; eagerly, where an operation blocks, and under XLA, where it cannot
+overlap, all travel in one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.tensorflow import requests, xla
+from hvdlite.tensorflow.names import WireName
+from hvdlite.tensorflow.ops import allreduce_slices
+from hvdlite.tensorflow.requests import Reduction, check
+
+
+def reduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+    sparse_as_dense: bool = False,
+    groups: Sequence[Sequence[int]] = (),
+) -> list[Any]:
+    """Reduce gradients over all ranks.
+
+    Args:
+        gradients: tensors, tf.IndexedSlices, or None (which stays None).
+        names: their wire names.
+        reduction: how.
+        compression: what happens on the way.
+        sparse_as_dense: makes tf.IndexedSlices dense tensors.
+        groups: positions of gradients that travel together in a function; the others go alone.
+    """
+    results: list[Any] = list(gradients)
+    contexts: dict[int, Any] = {}
+    received: list[tf.Tensor] = []
+    for i, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            if not sparse_as_dense:
+                results[i] = allreduce_slices(gradient, WireName(names[i]), reduction, compression)
+                continue
+            gradient = tf.convert_to_tensor(gradient)
+        gradient = check(gradient, names[i], reducible=True)
+        results[i], contexts[i] = compression.compress(gradient)
+    for positions, name in _parts(names, contexts, groups):
+        tensors = [results[i] for i in positions]
+        part = [names[i] for i in positions]
+        reduced = requests.allreduce(tensors, WireName(name), part, reduction)
+        received += reduced
+        for i, tensor in zip(positions, reduced, strict=True):
+            results[i] = compression.decompress(tensor, contexts[i])
+    if received:
+        requests.take_turns(names[0], received)
+    return results
+
+
+def _parts(
+    names: Sequence[str], dense: dict[int, Any], groups: Sequence[Sequence[int]]
+) -> list[tuple[list[int], str]]:
+    """Cut the dense gradients into requests: positions, and the name of each request.
+
+    A group is named after its members, with or without a gradient here: ranks that disagree about
+    which have one meet, and are told so.
+    """
+    if tf.executing_eagerly() or xla.in_xla_context():
+        groups = [range(len(names))]
+    grouped = {i for group in groups for i in group}
+    parts = [([i], names[i]) for i in dense if i not in grouped]
+    for group in groups:
+        positions = [i for i in group if i in dense]
+        if positions:
+            parts.append((positions, f"{names[group[0]]}+{len(group) - 1}"))
+    return parts

@@ -1,0 +1,40 @@
+"""What hvdlite.keras asks of the TensorFlow backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvdlite.compression import Compressor
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.gradient_lists import reduce_gradients
+from hvdlite.tensorflow.requests import Reduction
+from hvdlite.tensorflow.tracing import traced_as_it_is
+
+__all__ = ["Compression", "allreduce_gradients"]
+
+
+@traced_as_it_is
+def allreduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    *,
+    op: int,
+    compression: type[Compressor] | Compressor,
+    prescale_factor: float,
+    postscale_factor: float,
+    sparse_as_dense: bool,
+) -> list[Any]:
+    """Reduce gradients over all ranks, eagerly, in a function, or in one that XLA compiles.
+
+    Args:
+        gradients: tensors, tf.IndexedSlices, or None, which stays None.
+        names: their wire names, the same in every step and at every trace.
+        op: `Average` or `Sum`.
+        compression: what happens on the way.
+        prescale_factor: multiplies what goes in.
+        postscale_factor: multiplies what comes out.
+        sparse_as_dense: makes tf.IndexedSlices dense tensors.
+    """
+    reduction = Reduction(op, prescale_factor, postscale_factor)
+    return reduce_gradients(gradients, names, reduction, compression, sparse_as_dense)

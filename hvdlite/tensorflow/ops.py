@@ -1,0 +1,277 @@
+"""The collectives on TensorFlow tensors, eagerly and in `tf.function`.
+
+All are differentiable. `name` identifies the operation on all ranks: without it eager calls are
+numbered, and every rank makes them in the same order; in a function, calls are counted while it is
+traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import basics
+from hvdlite import ops as neutral
+from hvdlite.errors import ArgumentError
+from hvdlite.tensorflow import autodiff, requests, xla
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.names import WireName, wire_name
+from hvdlite.tensorflow.requests import Reduction, check
+from hvdlite.tensorflow.tracing import traced_as_it_is
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "autodiff",  # imported for what it registers
+    "barrier",
+    "broadcast",
+    "cross_rank_op",
+    "cross_size_op",
+    "grouped_allreduce",
+    "local_rank_op",
+    "local_size_op",
+    "rank_op",
+    "size_op",
+]
+
+
+@traced_as_it_is
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    *,
+    sparse_as_dense: bool = False,
+    weight: Any = None,
+) -> Any:
+    """Reduce a tensor over all ranks.
+
+    Args:
+        tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
+            tf.IndexedSlices may have any number of rows: the rows of all ranks are gathered.
+        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        device_dense: accepted for scripts written for Horovod; without effect.
+        device_sparse: likewise.
+        compression: what happens to the tensor on the way, see `Compression`.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+        name: identifies the operation on all ranks; numbered without.
+        sparse_as_dense: makes tf.IndexedSlices a dense tensor first.
+        weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
+            example, as a number or a scalar tensor. All ranks give one, or none does.
+
+    Returns:
+        The result, with the same bits on every rank; tf.IndexedSlices for such.
+
+    Raises:
+        ArgumentError: the tensor or an argument cannot be used; the message says what to do.
+        tf.errors.AbortedError: when it runs, and the ranks' tensors differ in shape, dtype or op,
+            or the world is over, because a rank died for example.
+
+    Example:
+        >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
+    """
+    op = neutral.choose_op(average, op)
+    reduction = Reduction(op, prescale_factor, postscale_factor, weight)
+    wire = wire_name("allreduce", name)
+    if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
+        return allreduce_slices(tensor, wire, reduction, compression)
+    if isinstance(tensor, tf.IndexedSlices):
+        tensor = tf.convert_to_tensor(tensor)
+    return _allreduce([tensor], wire, [wire.text], reduction, compression)[0]
+
+
+@traced_as_it_is
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    *,
+    weight: Any = None,
+) -> list[tf.Tensor]:
+    """Reduce several dense tensors; those of one dtype complete together. Else as `allreduce`.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+    """
+    op = neutral.choose_op(average, op)
+    reduction = Reduction(op, prescale_factor, postscale_factor, weight)
+    wire = wire_name("grouped_allreduce", name)
+    names = [f"{wire.text}.{index}" for index in range(len(tensors))]
+    return _allreduce(tensors, wire, names, reduction, compression)
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    wire: WireName,
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+) -> list[tf.Tensor]:
+    checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
+    packed = [compression.compress(tensor) for tensor in checked]
+    results = requests.allreduce([sent for sent, _ in packed], wire, names, reduction)
+    requests.take_turns(wire.text, results)
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(results, packed, strict=True)
+    ]
+
+
+def allreduce_slices(
+    slices: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
+) -> tf.IndexedSlices:
+    """Gather the rows and the indices of all ranks; adding up equal indices is up to the reader."""
+    if reduction.op not in (neutral.Average, neutral.Sum):
+        raise ArgumentError(
+            f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
+            "use sparse_as_dense=True for other operations"
+        )
+    if xla.in_xla_context():
+        raise ArgumentError(
+            f"'{wire.text}' is tf.IndexedSlices, whose rows XLA cannot gather; "
+            "use sparse_as_dense=True, or jit_compile=False"
+        )
+    values = check(slices.values, wire.text)
+    factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
+    if reduction.weight is not None:
+        weight = tf.cast(reduction.weight, tf.float64)
+        part = wire.plus("weight")
+        (total,) = requests.allreduce([weight], part, [part.text], Reduction(neutral.Sum))
+        requests.take_turns(part.text, [total])
+        factor *= tf.math.divide_no_nan(weight, total)
+    elif reduction.op == neutral.Average:
+        factor /= tf.cast(requests.query("size"), tf.float64)
+    sent, context = compression.compress(values * tf.cast(factor, values.dtype))
+    gathered, _ = requests.allgather(sent, wire.plus("values"))
+    indices, _ = requests.allgather(tf.convert_to_tensor(slices.indices), wire.plus("indices"))
+    return tf.IndexedSlices(
+        compression.decompress(gathered, context), indices, dense_shape=slices.dense_shape
+    )
+
+
+@traced_as_it_is
+def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
+    """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
+
+    Args:
+        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
+            agree.
+        name: identifies the operation on all ranks; numbered without.
+
+    Returns:
+        A new tensor, the same on every rank.
+
+    Raises:
+        ArgumentError: the tensor cannot be used; the message says what to do.
+        tf.errors.AbortedError: the ranks' tensors differ in dtype or in another dimension, or the
+            world is over.
+
+    Example:
+        >>> every_prediction = hvd.allgather(predictions)
+    """
+    wire = wire_name("allgather", name)
+    return requests.allgather(check(tensor, wire.text), wire)[0]
+
+
+@traced_as_it_is
+def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+    """Copy one rank's tensor to all.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; only the root's values matter.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; numbered without.
+
+    Raises:
+        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
+        tf.errors.AbortedError: the ranks' tensors differ in shape or dtype, they name different
+            roots, or the world is over.
+
+    Example:
+        >>> shared = hvd.broadcast(tf.random.normal([3]), root_rank=0)
+    """
+    neutral.check_root(root_rank)
+    wire = wire_name("broadcast", name)
+    return requests.broadcast([check(tensor, wire.text)], wire, [wire.text], root_rank)[0]
+
+
+@traced_as_it_is
+def barrier(name: str | None = None) -> None:
+    """Wait until every rank has called it.
+
+    In a function, everything that was traced before it comes first, and the function does not
+    return before it; what comes later in the function does not wait.
+
+    Example:
+        >>> hvd.barrier()
+    """
+    wire = wire_name("barrier", name)
+    if tf.executing_eagerly():
+        text = wire.text if wire.number < 0 else f"{wire.text}.{wire.number}"
+        basics.engine().barrier(text, blocking=True).wait()
+        return
+    before = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies(before):
+        token = tf.identity(tf.constant(1, tf.int32))
+    reduction = Reduction(neutral.Sum)
+    met = requests.allreduce([token], wire, [wire.text], reduction)
+    requests.take_turns(wire.text, met)
+    with tf.control_dependencies(met):
+        tf.raw_ops.Timestamp()  # stateful: keeps what it waits for from being pruned
+
+
+@traced_as_it_is
+def rank_op() -> tf.Tensor:
+    """Return this process's number in the world when it runs, for functions kept across worlds.
+
+    Example:
+        >>> int(hvd.rank_op())
+        0
+    """
+    return requests.query("rank")
+
+
+@traced_as_it_is
+def size_op() -> tf.Tensor:
+    """Return how many ranks the world has when it runs."""
+    return requests.query("size")
+
+
+@traced_as_it_is
+def local_rank_op() -> tf.Tensor:
+    """Return this process's number among the ranks of its host when it runs."""
+    return requests.query("local_rank")
+
+
+@traced_as_it_is
+def local_size_op() -> tf.Tensor:
+    """Return how many ranks share this host when it runs."""
+    return requests.query("local_size")
+
+
+@traced_as_it_is
+def cross_rank_op() -> tf.Tensor:
+    """Return the number of this host among those with a rank of this `local_rank`, as it runs."""
+    return requests.query("cross_rank")
+
+
+@traced_as_it_is
+def cross_size_op() -> tf.Tensor:
+    """Return how many hosts have a rank of this `local_rank` when it runs."""
+    return requests.query("cross_size")

@@ -1,0 +1,269 @@
+"""One layer above the operations: checked dense tensors in, tensors out, of any dtypes.
+
+Here it is decided how a call travels: as one operation per dtype, or in a function that XLA
+compiles as one custom call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvdlite import _core, basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.ops import dtype_number
+from hvdlite.tensorflow import xla
+from hvdlite.tensorflow.library import raw_ops
+from hvdlite.tensorflow.names import WireName, derived_name, is_nested, terms
+
+
+class Reduction(NamedTuple):
+    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one."""
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    weight: Any = None
+
+
+_SUM = Reduction(ops.Sum)
+
+# By name: see `take_turns`. Functions refer to them for as long as they live.
+_turns: dict[str, tf.Tensor] = {}
+
+
+def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
+    """Convert to a tensor, and refuse what the core cannot take; the message says what to do.
+
+    Raises:
+        ArgumentError: no tensor, or of a dtype that cannot be sent (or reduced).
+        NotInitializedError: `init()` was not called; in a graph the operation says so when it runs.
+    """
+    if tf.executing_eagerly():
+        basics.engine()
+    if isinstance(tensor, tf.IndexedSlices):
+        raise ArgumentError(f"'{name}' is tf.IndexedSlices; use tf.convert_to_tensor()")
+    try:
+        tensor = tf.convert_to_tensor(tensor)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"'{name}' is a {type(tensor).__name__}, not a tensor; use "
+            "broadcast_object/allgather_object for any object"
+        ) from error
+    dtype_number(tensor.dtype.name)
+    if reducible and tensor.dtype == tf.bool:
+        raise ArgumentError(
+            f"'{name}' is bool, which no operation reduces; tf.cast it to tf.uint8 and use "
+            "op=hvd.Max (any) or op=hvd.Min (all)"
+        )
+    return tensor
+
+
+def by_dtype(tensors: Sequence[tf.Tensor]) -> dict[tf.DType, list[int]]:
+    """Sort the positions of tensors by dtype: one operation takes one dtype."""
+    positions: dict[tf.DType, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        positions.setdefault(tensor.dtype, []).append(position)
+    return positions
+
+
+def _per_dtype(
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    call: Callable[[list[tf.Tensor], WireName, list[str]], Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    groups = by_dtype(tensors)
+    results: list[Any] = [None] * len(tensors)
+    for dtype, positions in groups.items():
+        part = wire if len(groups) == 1 else wire.plus(dtype.name)
+        outputs = call([tensors[i] for i in positions], part, [names[i] for i in positions])
+        for position, output in zip(positions, outputs, strict=True):
+            results[position] = output
+    return results
+
+
+def take_turns(name: str, results: Sequence[tf.Tensor]) -> None:
+    """Keep what comes again, a loop's body or an inner function, from overlapping with itself.
+
+    It has the same names each time, and two operations of one name cannot be in flight together.
+    TensorFlow runs what touches one variable in the order of the program: so each time ends with a
+    write to the variable of that name, when all of `results` are there.
+    """
+    if not is_nested():
+        return
+    if name not in _turns:
+        _turns[name] = _make_turn(name)
+    with tf.control_dependencies(results):
+        tf.raw_ops.AssignAddVariableOp(resource=_turns[name], value=tf.constant(1, tf.int64))
+
+
+def _make_turn(name: str) -> tf.Tensor:
+    """Make a variable by hand: functions watch over tf.Variable, and refuse to make it later."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"hvdlite.{name}")
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
+    return handle
+
+
+def allreduce(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce checked tensors; those of one dtype complete together.
+
+    Nested in a function, the caller makes it `take_turns`.
+
+    Args:
+        tensors: of any dtypes that can be reduced.
+        wire: the name of the request.
+        names: what messages call the tensors.
+        reduction: how.
+    """
+    if reduction.weight is not None and reduction.op != ops.Average:
+        raise ArgumentError("weight goes with op=hvd.Average")
+    if not tensors:
+        return []
+    if xla.in_xla_context():
+        return _allreduce_in_xla(tensors, wire, names, reduction)
+    if reduction.weight is not None:
+        return _allreduce_weighted(tensors, wire, names, reduction)
+    return _allreduce(tensors, wire, names, reduction)
+
+
+def _allreduce(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    last = terms(wire.number, *reduction[1:])
+
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
+        return allreduce_with(last, part, wire.text, names, reduction.op)
+
+    return _per_dtype(tensors, wire, names, call)
+
+
+def allreduce_with(
+    last: tf.Tensor, tensors: Sequence[tf.Tensor], text: str, names: Sequence[str], op: int
+) -> list[tf.Tensor]:
+    """Reduce tensors of one dtype; `last` is the `terms` of the operation."""
+    outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
+        tensors, last, tensor_name=text, tensor_names=list(names), op=op
+    )
+    return outputs
+
+
+def _allreduce_weighted(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce, with the gradient of a weighted average: each rank takes its share."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            weight = tf.cast(reduction.weight, tf.float64)
+            text = derived_name(f"{wire.text}.gradient")
+            back = WireName(text, wire.number)
+            (total,) = _allreduce([weight], back.plus("weight"), [f"{text}.weight"], _SUM)
+            share = tf.math.divide_no_nan(weight, total)
+            plain = reduction._replace(op=ops.Sum, weight=None)
+            summed = _allreduce([tf.convert_to_tensor(one) for one in upstream], back, names, plain)
+            return [one * tf.cast(share, one.dtype) for one in summed]
+
+        return _allreduce(tensors, wire, names, reduction), gradient
+
+    results: list[tf.Tensor] = reduce(*tensors)
+    return results
+
+
+def _allreduce_in_xla(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce in one custom call; the gradient is another."""
+    if reduction.weight is not None:
+        raise ArgumentError(
+            f"allreduce '{wire.text}' with weight= cannot be compiled by XLA; use jit_compile=False"
+        )
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            check_differentiable(wire.text, reduction.op)
+            back = WireName(derived_name(f"{wire.text}.gradient"))
+            gradients = [tf.convert_to_tensor(one) for one in upstream]
+            return _allreduce_in_xla(gradients, back, names, reduction)
+
+        outputs = xla.allreduce_group(
+            list(tensors),
+            wire.text,
+            list(names),
+            op=reduction.op,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale,
+        )
+        return list(outputs), gradient
+
+    results: list[tf.Tensor] = reduce(*tensors)
+    return results
+
+
+def check_differentiable(name: str, op: int) -> None:
+    """Refuse the gradient of what has none.
+
+    Raises:
+        ArgumentError: `op` is neither an average nor a sum.
+    """
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"allreduce '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
+            "use hvd.Average or hvd.Sum, or tf.stop_gradient() on what goes in"
+        )
+
+
+def _refuse_xla(verb: str, name: str) -> None:
+    if xla.in_xla_context():
+        raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
+
+
+def allgather(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gather a checked tensor; return the rows of all ranks, and how many each gave (int64)."""
+    _refuse_xla("allgather", wire.text)
+    if tensor.shape.rank == 0:
+        raise ArgumentError(f"allgather '{wire.text}' of a scalar; use tf.reshape(tensor, [1])")
+    output, sizes = raw_ops().hvdlite_allgather(tensor, terms(wire.number), tensor_name=wire.text)
+    take_turns(wire.text, [output])
+    return output, sizes
+
+
+def broadcast(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], root_rank: int
+) -> list[tf.Tensor]:
+    """Return the root's tensors; those of one dtype travel together."""
+    _refuse_xla("broadcast", wire.text)
+    last = terms(wire.number)
+
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
+        outputs: list[tf.Tensor] = raw_ops().hvdlite_broadcast(
+            part, last, tensor_name=wire.text, tensor_names=names, root=root_rank
+        )
+        return outputs
+
+    outputs = _per_dtype(tensors, wire, names, call)
+    take_turns(wire.text, outputs)
+    return outputs
+
+
+def query(what: str) -> tf.Tensor:
+    """Return this rank's place ("rank", "size"...) as an int32 scalar, at run time if in a graph.
+
+    What XLA compiles holds the number of the time of tracing.
+    """
+    if xla.in_xla_context():
+        return tf.constant(getattr(basics, what)(), tf.int32)
+    if tf.executing_eagerly():
+        basics.engine()
+    return raw_ops().hvdlite_query(terms(), what=what)
+
+
+# The dtypes that the core knows, as TensorFlow's.
+DTYPES = frozenset(tf.as_dtype(name) for name in _core.DTYPES)

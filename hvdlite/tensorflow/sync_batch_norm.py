@@ -1,0 +1,71 @@
+"""Batch normalization with the moments of all ranks' batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvdlite import ops
+from hvdlite.errors import ArgumentError
+from hvdlite.tensorflow import requests
+from hvdlite.tensorflow.names import wire_name
+from hvdlite.tensorflow.requests import Reduction
+from hvdlite.tensorflow.tracing import traced_as_it_is
+
+
+@keras.saving.register_keras_serializable(package="hvdlite")
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Keras's BatchNormalization, normalizing by the mean and variance over all ranks.
+
+    Every sample counts the same, also when ranks have unequal batches, or one has none. Arguments,
+    weights, moving averages and inference are those of `keras.layers.BatchNormalization`. Every
+    rank calls its layers of this kind in the same order. Not for `jit_compile=True`, since a step
+    waits for the other ranks once per layer, in both directions.
+
+    Example:
+        >>> model = keras.Sequential([
+        ...     keras.layers.Conv2D(16, 3), hvd.SyncBatchNormalization(), keras.layers.ReLU()])
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise ArgumentError(
+                "hvdlite.tensorflow.SyncBatchNormalization needs KERAS_BACKEND=tensorflow, "
+                f"not {keras.backend.backend()}"
+            )
+        if kwargs.get("synchronized"):
+            raise ArgumentError("synchronized=True is for tf.distribute; leave it out")
+        super().__init__(*args, **kwargs)
+
+    @traced_as_it_is
+    def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Compute mean and variance by channel over the batches of all ranks.
+
+        Each rank's own moments are computed as usual, and combined in float64, in which the
+        difference of squares loses nothing that counts: N = sum n, mean = sum(n mean) / N,
+        variance = sum(n (variance + mean^2)) / N - mean^2.
+        """
+        axes = self._reduction_axes
+        if mask is None:
+            present = tf.ones([1] * inputs.shape.rank, inputs.dtype)
+        else:
+            present = tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+        present = tf.broadcast_to(present, tf.shape(inputs))
+        count = tf.reduce_sum(present, axes)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * present, axes), count)
+        shape = [1] * inputs.shape.rank
+        shape[self.axis] = -1
+        deviation = (inputs - tf.reshape(mean, shape)) * present
+        variance = tf.math.divide_no_nan(tf.reduce_sum(tf.square(deviation), axes), count)
+
+        n, mean, variance = (tf.cast(one, tf.float64) for one in (count, mean, variance))
+        sums = tf.stack([n, n * mean, n * (variance + tf.square(mean))])
+        wire = wire_name("sync_batch_norm", None)
+        (sums,) = requests.allreduce([sums], wire, [self.path], Reduction(ops.Sum))
+        requests.take_turns(wire.text, [sums])
+        total, mean, square = tf.unstack(sums)
+        mean = tf.math.divide_no_nan(mean, total)
+        variance = tf.maximum(tf.math.divide_no_nan(square, total) - tf.square(mean), 0.0)
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
