@@ -35,7 +35,7 @@ demo: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) hvdlite-run -np 2 python examples/torch_digits.py --compare
 
 demo-keras: $(DONE)/core $(DONE)/demo-keras
-	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py
+	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare
 
 test: test-cpp test-python
 
