@@ -54,7 +54,12 @@ def build_wheel(folder: Path) -> Path:
     print(f"  {time.monotonic() - start:.0f} s for sdist and wheel, with build isolation")
     (wheel,) = folder.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for wanted in ("hvdlite/py.typed", "hvdlite/_core.pyi", "hvdlite/basics.py"):
+    for wanted in (
+        "hvdlite/py.typed",
+        "hvdlite/_core.pyi",
+        "hvdlite/basics.py",
+        "hvdlite/tensorflow/libhvdlite_tensorflow.so",
+    ):
         assert wanted in names, f"{wanted} is missing in {wheel.name}"
     assert any(name.endswith("licenses/LICENSE") for name in names), "no LICENSE in the wheel"
     strangers = [name for name in names if not name.startswith(("hvdlite/", "hvdlite-"))]

@@ -236,12 +236,12 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
 py::dict counters(const HolderPtr& self) {
   const Counters counters = self->engine().counters();
   py::dict row;
-  row["batches"] = counters.batches;
-  row["tensors"] = counters.tensors;
-  row["bytes"] = counters.bytes;
-  row["cache_hits"] = counters.cache_hits;
-  row["full_requests"] = counters.full_requests;
-  row["messages_sent"] = counters.messages_sent;
+  row["batches"] = counters.batches.get();
+  row["tensors"] = counters.tensors.get();
+  row["bytes"] = counters.bytes.get();
+  row["cache_hits"] = counters.cache_hits.get();
+  row["full_requests"] = counters.full_requests.get();
+  row["messages_sent"] = counters.messages_sent.get();
   return row;
 }
 

@@ -55,9 +55,9 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
       sets_(size_),
-      executor_(*backend_, sets_, config_, queue_, counting_) {
+      executor_(*backend_, sets_, config_, queue_, counters_) {
   if (size_ == 1) return;
-  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counting_);
+  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_);
   negotiator_->add_set(*sets_.get(0));
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
@@ -123,8 +123,6 @@ Status Engine::execute_alone(const EntryPtr& entry) {
   round.push_back(std::move(agreed));
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors
-  MutexLock lock(mutex_);
-  counters_ = counting_;
   return Status();
 }
 
@@ -187,10 +185,7 @@ bool Engine::run_once() {
   std::vector<Negotiator::Round> rounds;
   if (Status status = negotiator_->receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
-  if (entries.empty() && rounds.empty()) return ending_.load();
-  MutexLock lock(mutex_);
-  counters_ = counting_;
-  return true;
+  return !entries.empty() || !rounds.empty() || ending_.load();
 }
 
 void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
@@ -299,9 +294,6 @@ Status Engine::status() const {
   return sticky_;
 }
 
-Counters Engine::counters() const {
-  MutexLock lock(mutex_);
-  return counters_;
-}
+Counters Engine::counters() const { return counters_; }
 
 }  // namespace hvdlite

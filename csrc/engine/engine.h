@@ -86,7 +86,7 @@ class Engine {
   Turn turn_;
 
   // Of the runner (guarded by the turn).
-  Counters counting_;
+  Counters counters_;  // any thread may read it
   std::unique_ptr<Negotiator> negotiator_;
   Executor executor_;
   std::size_t sets_known_ = 1;     // process sets that the negotiator has heard of
@@ -94,7 +94,6 @@ class Engine {
 
   mutable Mutex mutex_;
   Status sticky_ HVDLITE_GUARDED_BY(mutex_);
-  Counters counters_ HVDLITE_GUARDED_BY(mutex_);  // a copy for readers
   bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
   Condition stopped_changed_;
   std::atomic<bool> ending_{false};   // sticky_ was set; the runner acts on it

@@ -13,6 +13,7 @@
 #include "base/config.h"
 #include "engine/control_plane.h"
 #include "engine/coordinator.h"
+#include "engine/count.h"
 #include "engine/entry.h"
 #include "engine/stall_monitor.h"
 #include "engine/tensor_queue.h"
@@ -20,12 +21,12 @@
 namespace hvdlite {
 
 struct Counters {
-  std::uint64_t batches = 0;
-  std::uint64_t tensors = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t cache_hits = 0;
-  std::uint64_t full_requests = 0;
-  std::uint64_t messages_sent = 0;
+  Count batches;
+  Count tensors;
+  Count bytes;
+  Count cache_hits;
+  Count full_requests;
+  Count messages_sent;
 };
 
 class Negotiator {

@@ -2,15 +2,19 @@
 // jit_compile=True uses instead of the asynchronous operations.
 //
 // Threads: run_call() runs on a thread of XLA and blocks it until the core says that the request
-// has ended, which the core's own deadlines bound.
+// has ended, which the core's own deadlines bound. XLA runs what does not depend on each other in
+// any order (2.21 does), and ranks that wait in different calls would wait for ever: so each call
+// also takes a number and gives one, its turn, and depends by it on the call before.
 // XLA is reached through functions of libtensorflow_cc.so.2 that are looked up when Python
 // registers the call; their mangled names hold nothing of abseil's version, and are in 2.16
 // to 2.21.
 #include <dlfcn.h>
 
+#include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,82 +29,80 @@ namespace {
 
 constexpr const char* kTarget = "hvdlite_allreduce";
 
-// What the custom call's description says; see describe() in hvdlite/tensorflow/xla.py:
+// What the custom call's description says; see _describe() in hvdlite/tensorflow/xla.py:
 //   op;prescale;postscale;name;dtype,name,dim,dim...;...
-// Numbers in decimal, scales as C writes them in hexadecimal, names with %XX for all but letters,
-// digits and "_.-~".
+// Numbers in decimal, scales as the 16 hexadecimal digits of their bits (no locale reads those
+// differently), names with %XX for all but letters, digits and "_.-~".
 struct Description {
-  int op = 0;
+  std::int32_t op = 0;
   double prescale = 1;
   double postscale = 1;
   std::string name;
   struct Tensor {
-    int dtype = 0;
+    std::int32_t dtype = 0;
     std::string name;
     std::vector<std::int64_t> dims;
   };
   std::vector<Tensor> tensors;
 };
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == separator) {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (std::size_t end = 0; end != text.npos; text.remove_prefix(end + 1)) {
+    end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == text.npos) break;
   }
   return parts;
 }
 
-bool unquote(const std::string& text, std::string& plain) {
+// The whole text, and nothing else, is the number.
+template <typename T>
+bool number(std::string_view text, T& value, int base = 10) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value, base);
+  return error == std::errc() && stop == end;
+}
+
+bool scale(std::string_view text, double& value) {
+  std::uint64_t bits = 0;
+  if (text.size() != 16 || !number(text, bits, 16)) return false;
+  value = std::bit_cast<double>(bits);
+  return true;
+}
+
+bool unquote(std::string_view text, std::string& plain) {
   for (std::size_t i = 0; i < text.size(); ++i) {
-    unsigned value = static_cast<unsigned char>(text[i]);
+    auto value = static_cast<unsigned char>(text[i]);
     if (text[i] == '%') {
-      if (i + 2 >= text.size() || std::sscanf(text.c_str() + i + 1, "%2x", &value) != 1) {
-        return false;
-      }
+      if (i + 2 >= text.size() || !number(text.substr(i + 1, 2), value, 16)) return false;
       i += 2;
     }
+    if (value == 0) return false;  // the core's names end there
     plain += static_cast<char>(value);
   }
   return true;
 }
 
-template <typename T, typename Parse>
-bool number(const std::string& text, T& value, Parse parse) {
-  char* end = nullptr;
-  value = static_cast<T>(parse(text.c_str(), &end));
-  return !text.empty() && *end == '\0';
-}
-bool number(const std::string& text, std::int64_t& value) {
-  return number(text, value, [](const char* from, char** end) { return strtoll(from, end, 10); });
-}
-bool number(const std::string& text, double& value) { return number(text, value, &strtod); }
-
-bool parse_tensor(const std::string& text, Description::Tensor& tensor) {
-  const std::vector<std::string> parts = split(text, ',');
-  std::int64_t dtype = -1;
-  if (parts.size() < 2 || !number(parts[0], dtype) || !unquote(parts[1], tensor.name)) return false;
-  if (!is_valid_dtype(static_cast<int>(dtype))) return false;
-  tensor.dtype = static_cast<int>(dtype);
+bool parse_tensor(std::string_view text, Description::Tensor& tensor) {
+  const std::vector<std::string_view> parts = split(text, ',');
+  if (parts.size() < 2 || !number(parts[0], tensor.dtype) || !is_valid_dtype(tensor.dtype) ||
+      !unquote(parts[1], tensor.name)) {
+    return false;
+  }
   for (std::size_t i = 2; i < parts.size(); ++i) {
-    std::int64_t dim = -1;
-    if (!number(parts[i], dim) || dim < 0) return false;
-    tensor.dims.push_back(dim);
+    if (!number(parts[i], tensor.dims.emplace_back()) || tensor.dims.back() < 0) return false;
   }
   return true;
 }
 
-bool parse(const std::string& text, Description& description) {
-  const std::vector<std::string> parts = split(text, ';');
-  std::int64_t op = -1;
-  if (parts.size() < 5 || !number(parts[0], op) || !number(parts[1], description.prescale) ||
-      !number(parts[2], description.postscale) || !unquote(parts[3], description.name)) {
+bool parse(std::string_view text, Description& description) {
+  const std::vector<std::string_view> parts = split(text, ';');
+  if (parts.size() < 5 || !number(parts[0], description.op) ||
+      !scale(parts[1], description.prescale) || !scale(parts[2], description.postscale) ||
+      !unquote(parts[3], description.name)) {
     return false;
   }
-  description.op = static_cast<int>(op);
   description.tensors.resize(parts.size() - 4);
   for (std::size_t i = 4; i < parts.size(); ++i) {
     if (!parse_tensor(parts[i], description.tensors[i - 4])) return false;
@@ -166,16 +168,19 @@ bool reads_as_written(ReadStatus read) {
   return read(&failed) == std::string_view(*failed) && read(&fine) == std::nullopt;
 }
 
-// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. `output` is the buffer of a single
-// result, and points to the buffers of several.
-void run_call(void* output, const void** inputs, const char* opaque, std::size_t length,
+// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. `outputs` would be the buffer itself
+// if there were one result alone; there never is, since the turn is one.
+void run_call(void* outputs, const void** inputs, const char* opaque, std::size_t length,
               CallStatus* status) {
   Description description;
-  std::string failure = "hvdlite: a custom call that this version did not make";
-  if (parse(std::string(opaque, length), description)) {
-    const bool single = description.tensors.size() == 1;
-    failure = allreduce(description, inputs, single ? &output : static_cast<void**>(output));
+  if (!parse(std::string_view(opaque, length), description)) {
+    *status = "hvdlite: a custom call that this version did not make";
+    return;
   }
+  const auto results = static_cast<void**>(outputs);
+  const std::string failure = allreduce(description, inputs, results);
+  const std::size_t turn = description.tensors.size();
+  std::memcpy(results[turn], inputs[turn], sizeof(std::int32_t));
   if (!failure.empty()) *status = failure;
 }
 
