@@ -48,11 +48,12 @@ struct Description {
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
-  for (std::size_t end = 0; end != text.npos; text.remove_prefix(end + 1)) {
-    end = text.find(separator);
+  std::size_t end = text.find(separator);
+  for (; end != text.npos; end = text.find(separator)) {
     parts.push_back(text.substr(0, end));
-    if (end == text.npos) break;
+    text.remove_prefix(end + 1);
   }
+  parts.push_back(text);
   return parts;
 }
 
@@ -110,12 +111,23 @@ bool parse(std::string_view text, Description& description) {
   return true;
 }
 
+// XLA's status of a custom call: nothing, or why it failed. The function that sets it is not
+// exported; register_xla() checks with the one that reads it that this is what it is.
+using CallStatus = std::optional<std::string>;
+using ReadStatus = std::optional<std::string_view> (*)(const CallStatus*);
+
+bool reads_as_written(ReadStatus read) {
+  const CallStatus failed = "a failure that is too long for the string itself to hold";
+  const CallStatus fine;
+  return read(&failed) == std::string_view(*failed) && read(&fine) == std::nullopt;
+}
+
 // Where the caller waits, and what it waits for.
 struct Ending {
   Mutex mutex;
   Condition changed;
   bool ended HVDLITE_GUARDED_BY(mutex) = false;
-  std::string failure HVDLITE_GUARDED_BY(mutex);
+  CallStatus failure HVDLITE_GUARDED_BY(mutex);
 
   static void take(void* context, const HvdliteResult* result) {
     auto& self = *static_cast<Ending*>(context);
@@ -124,15 +136,15 @@ struct Ending {
     if (result->code != 0) self.failure = result->message;
     self.changed.notify_all();
   }
-  std::string wait() {
+  CallStatus wait() {
     MutexLock lock(mutex);
     while (!ended) changed.wait(mutex);
     return failure;
   }
 };
 
-std::string allreduce(const Description& description, const void* const* inputs,
-                      void* const* outputs) {
+CallStatus allreduce(const Description& description, const void* const* inputs,
+                     void* const* outputs) {
   std::vector<HvdliteTensor> tensors;
   for (std::size_t i = 0; i < description.tensors.size(); ++i) {
     const Description::Tensor& tensor = description.tensors[i];
@@ -157,19 +169,8 @@ std::string allreduce(const Description& description, const void* const* inputs,
   return ending.wait();
 }
 
-// XLA's status of a custom call: nothing, or why it failed. The function that sets it is not
-// exported; register_xla() checks with the one that reads it that this is what it is.
-using CallStatus = std::optional<std::string>;
-using ReadStatus = std::optional<std::string_view> (*)(const CallStatus*);
-
-bool reads_as_written(ReadStatus read) {
-  const CallStatus failed = "a failure that is too long for the string itself to hold";
-  const CallStatus fine;
-  return read(&failed) == std::string_view(*failed) && read(&fine) == std::nullopt;
-}
-
-// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. `outputs` would be the buffer itself
-// if there were one result alone; there never is, since the turn is one.
+// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. `outputs` would be the buffer
+// itself if there were one result alone; there never is, since the turn is one.
 void run_call(void* outputs, const void** inputs, const char* opaque, std::size_t length,
               CallStatus* status) {
   Description description;
@@ -178,10 +179,9 @@ void run_call(void* outputs, const void** inputs, const char* opaque, std::size_
     return;
   }
   const auto results = static_cast<void**>(outputs);
-  const std::string failure = allreduce(description, inputs, results);
+  *status = allreduce(description, inputs, results);
   const std::size_t turn = description.tensors.size();
   std::memcpy(results[turn], inputs[turn], sizeof(std::int32_t));
-  if (!failure.empty()) *status = failure;
 }
 
 bool refuse(const std::string& why, char* error, std::size_t size) {

@@ -1,14 +1,19 @@
 """Functions that XLA compiles: one grouped allreduce as a custom call.
 
-XLA runs no asynchronous operations, and its custom calls block in the order of the program, so all
-tensors of a request travel in one call (csrc/tensorflow/xla.cc). On CPU; the call is registered for
-no other platform.
+XLA runs no asynchronous operations, and its custom calls block, so all tensors of a request travel
+in one call (csrc/tensorflow/xla.cc). On CPU; the call is registered for no other platform.
+
+XLA keeps no order between calls that do not depend on each other: ranks would block in different
+ones, each waiting for the other. So there is a *turn*: a number in a variable that each call of a
+function takes in and gives out, which makes it depend on the call that was traced before it, in
+loops, branches and inner functions too.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +25,9 @@ from hvdlite.ops import dtype_number
 from hvdlite.tensorflow import library
 
 _TARGET = "hvdlite_allreduce"
+
+# By function: see `_turn`. Functions refer to them for as long as they live.
+_turns: dict[str, tf.Tensor] = {}
 
 
 def in_xla_context() -> bool:
@@ -52,7 +60,10 @@ def allreduce_group(
     Raises:
         ArgumentError: XLA cannot compile it; the message says so, and that jit_compile=False helps.
     """
+    if not tensors:
+        return []
     _register()
+    _check_platform(tensor_name)
     for tensor, name in zip(tensors, tensor_names, strict=True):
         if not tensor.shape.is_fully_defined():
             raise ArgumentError(
@@ -61,14 +72,57 @@ def allreduce_group(
             )
     from tensorflow.compiler.tf2xla.python import xla
 
-    results: Sequence[tf.Tensor] = xla.custom_call_v2(
+    turn = _turn()
+    before = tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int32)
+    operands = [*tensors, before]
+    results: list[tf.Tensor] = xla.custom_call_v2(
         _TARGET,
-        list(tensors),
-        [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
+        operands,
+        [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
         backend_config=_describe(tensors, tensor_name, tensor_names, op, prescale, postscale),
         has_side_effect=True,
     )
-    return list(results)
+    tf.raw_ops.AssignVariableOp(resource=turn, value=results[-1])
+    return results[:-1]
+
+
+def _turn() -> tf.Tensor:
+    """Return the turn of the function that is being traced.
+
+    One for each outermost function, since XLA locks the variables that a function writes: functions
+    that run in several threads do not wait for each other. Made by hand: functions watch over
+    tf.Variable, and refuse to make it later.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        graph = graph.outer_graph
+    name = f"hvdlite.turn.{graph.name}"
+    if name not in _turns:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _turns[name] = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=name)
+            tf.raw_ops.AssignVariableOp(resource=_turns[name], value=tf.constant(0))
+    return _turns[name]
+
+
+def _check_platform(name: str) -> None:
+    """Refuse what would be compiled for a GPU, before XLA does so in words of its own.
+
+    Raises:
+        ArgumentError: XLA compiles for another device than the CPU.
+    """
+    platform = _platform()
+    if platform != "CPU":
+        raise ArgumentError(
+            f"allreduce '{name}' cannot be compiled by XLA for {platform}, only for CPU; "
+            "use jit_compile=False"
+        )
+
+
+def _platform() -> str:
+    """Return the kind of device that a function runs on when it is called now."""
+    with tf.init_scope():
+        device = tf.DeviceSpec.from_string(tf.zeros([]).device)
+    return str(device.device_type or "CPU")
 
 
 def _describe(
@@ -80,7 +134,8 @@ def _describe(
     postscale: float,
 ) -> str:
     """Write the request as the text that the C++ side reads."""
-    parts = [str(op), float(prescale).hex(), float(postscale).hex(), quote(tensor_name, safe="")]
+    scales = (struct.pack(">d", scale).hex() for scale in (prescale, postscale))
+    parts = [str(op), *scales, quote(tensor_name, safe="")]
     for tensor, name in zip(tensors, tensor_names, strict=True):
         numbers = [dtype_number(tensor.dtype.name), quote(name, safe=""), *tensor.shape.as_list()]
         parts.append(",".join(map(str, numbers)))

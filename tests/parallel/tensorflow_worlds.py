@@ -19,7 +19,7 @@ from hvdlite import basics
 from parallel.scenarios import names_in
 
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-TIMEOUT = 120.0
+TIMEOUT = 100.0
 
 
 class _Later:

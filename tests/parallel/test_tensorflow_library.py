@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from hvdlite import _core
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, tf
 
 TENSORS = 161
+REDUCED = ["uint8", "int8", "int16", "int32", "int64", "half", "bfloat16", "float32", "float64"]
+SHAPES = [(), (0,), (3, 0, 2), (1,), (2, 3), (1, 2, 1, 2, 1, 2, 1)]
 LIBRARY = Path(_core.__file__).parent / "tensorflow" / "libhvdlite_tensorflow.so"
 
 
@@ -58,7 +62,7 @@ def all_under_way_on_one_thread() -> list[float]:
 def test_161_operations_are_under_way_on_one_thread() -> None:
     # With as many cores as ranks a rank may start its last tensor first, which the other rank
     # starts last: whoever waited for one before starting the next would wait for ever.
-    for result in run_world(2, all_under_way_on_one_thread, env=ENVIRONMENT, timeout=TIMEOUT):
+    for result in run_world(2, all_under_way_on_one_thread, env=ENVIRONMENT, timeout=60):
         assert result.value == [2.0 * index for index in range(TENSORS)]
 
 
@@ -98,6 +102,90 @@ def test_results_take_the_memory_of_intermediates_and_of_nothing_else() -> None:
         assert told["sum"] == [6.0, 8.0]
         assert told["eager"] == [1.0, 2.0]
         assert told["variable"] == [3.0, 4.0]
+
+
+def every_value() -> list[list[int]]:
+    """Check all types and shapes in one request of several tensors; return the gathered sizes."""
+    hvd.init()
+    library, terms = raw()
+    ops = library.raw_ops()
+    mine = hvd.rank() + 1
+    gathered = []
+    for number, dtype in enumerate([*REDUCED, "bool"]):
+        numbered = tf.tensor_scatter_nd_update(terms, [[0]], [tf.cast(number, tf.float64)])
+        tensors = [tf.cast(tf.fill(shape, mine), dtype) for shape in SHAPES]
+        arguments = {"tensor_name": "values", "tensor_names": [f"{shape}" for shape in SHAPES]}
+        results = ops.hvdlite_broadcast(tensors, numbered, root=1, **arguments)
+        expected = [2] * len(SHAPES)
+        if dtype != "bool":
+            results += ops.hvdlite_allreduce(tensors, numbered, op=1, **arguments)
+            expected += [3] * len(SHAPES)
+        for result, shape, value in zip(results, SHAPES * 2, expected, strict=False):
+            assert result.dtype == dtype and result.shape == shape
+            assert bool(tf.reduce_all(result == tf.cast(value, dtype))), (dtype, shape, result)
+        rows = tf.cast(tf.fill([2 * hvd.rank(), 3], mine), dtype)
+        output, sizes = ops.hvdlite_allgather(rows, numbered, tensor_name="rows")
+        assert output.dtype == dtype and output.shape == (2, 3)
+        assert bool(tf.reduce_all(output == tf.cast(2, dtype))), (dtype, output)
+        gathered.append(sizes.numpy().tolist())
+    hvd.shutdown()
+    return gathered
+
+
+def test_every_type_and_shape() -> None:
+    for result in run_world(2, every_value, env=ENVIRONMENT, timeout=TIMEOUT):
+        assert result.value == [[0, 2]] * (len(REDUCED) + 1)
+
+
+def worlds_in_turn() -> dict[str, list[Any]]:
+    """Run one function in two worlds; leave each while an operation waits for the other rank."""
+    library, terms = raw()
+    ops = library.raw_ops()
+
+    def total_of(name: str) -> Any:
+        return tf.function(
+            lambda: ops.hvdlite_allreduce([tf.ones(2)], terms, tensor_name=name, op=1)[0]
+        )
+
+    of_a_constant, alone = total_of("constant"), total_of("alone")
+    told: dict[str, list[Any]] = {"sums": [], "sent": [], "left": [], "outside": []}
+
+    def wait_for_nobody() -> None:
+        with pytest.raises(tf.errors.AbortedError) as caught:
+            alone()
+        told["left"].append(caught.value.message)
+
+    for _ in range(2):
+        hvd.init()
+        before = library.forwarded()[1]
+        told["sums"] += [float(of_a_constant()[0]) for _ in range(3)]
+        told["sent"].append(library.forwarded()[1] - before)
+        waiting = threading.Thread(target=wait_for_nobody)
+        if hvd.rank() == 0:
+            waiting.start()
+            while library.forwarded()[1] - before < 4:
+                time.sleep(0.01)
+        hvd.barrier()
+        hvd.shutdown()
+        if waiting.ident is not None:
+            waiting.join()
+        with pytest.raises(tf.errors.AbortedError) as caught:
+            of_a_constant()
+        told["outside"].append(caught.value.message)
+    return told
+
+
+def test_a_function_goes_on_in_the_next_world() -> None:
+    results = run_world(2, worlds_in_turn, env=ENVIRONMENT, timeout=TIMEOUT)
+    for result in results:
+        told = result.value
+        assert told["sums"] == [2.0] * 6
+        assert told["sent"] == [3, 3], "a constant was reduced once and remembered"
+        assert len(told["left"]) == (2 if result.rank == 0 else 0)
+        for message in told["left"]:
+            assert "'alone' waits for it" in message or "was shut down" in message
+        for message in told["outside"]:
+            assert "call hvd.init() first" in message
 
 
 def without_a_world() -> list[str]:

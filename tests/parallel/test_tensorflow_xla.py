@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -83,6 +86,63 @@ def scenario_loop() -> None:
     assert same(step(mine(2)), total() / hvd.size() + 4, 1e-6)
 
 
+def scenario_calls_come_in_the_order_of_the_program() -> None:
+    # XLA may run them in any order, and several at once; the ranks have to agree on one.
+    @tf.function
+    def inner(x: Any) -> Any:
+        return hvd.allreduce(x, name="called twice", op=hvd.Sum)
+
+    @compiled
+    def step(tensors: Any) -> Any:
+        results = [inner(tensors[0]), inner(tensors[1])]
+        results += [hvd.allreduce(tf.minimum(x @ x, x), op=hvd.Sum) for x in tensors]
+        results += tf.while_loop(
+            lambda i, x: i < 3, lambda i, x: (i + 1, hvd.allreduce(x)), (0, mine(1))
+        )[1:]
+        return [*results, hvd.allreduce(tf.minimum(tensors[0] @ tensors[1], 1.0), op=hvd.Min)]
+
+    tensors = [mine(size, size) for size in (64, 64, 200, 128, 300, 32)]
+    for _ in range(20):
+        *sums, looped, least = step(tensors)
+        for result in sums:
+            assert same(result, total())
+        assert same(looped, total() / hvd.size(), 1e-6)
+        assert same(least, 1)
+
+
+def scenario_threads_run_functions_of_their_own() -> None:
+    # Whatever a function takes turns by must not make another function wait.
+    met = threading.Barrier(2)
+    results: dict[str, Any] = {}
+
+    def first(x: Any) -> Any:
+        return hvd.allreduce(x, name="of the first thread", op=hvd.Sum)
+
+    def second(x: Any) -> Any:
+        return hvd.allreduce(x, name="of the second thread", op=hvd.Sum)
+
+    steps = [compiled(first), compiled(second)]
+    for step in steps:
+        step(mine(3))
+
+    def run(step: Any, late: bool) -> None:
+        met.wait()
+        time.sleep(0.1 * late)
+        results[step.__name__] = step(mine(3))
+
+    # The ranks begin with different ones.
+    threads = [
+        threading.Thread(target=run, args=(step, (index + hvd.rank()) % 2 == 1))
+        for index, step in enumerate(steps)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same(results["first"], total())
+    assert same(results["second"], total())
+
+
 def scenario_gradient() -> None:
     @compiled
     def step(x: Any) -> Any:
@@ -110,10 +170,18 @@ def scenario_tape_makes_one_request() -> None:
 
 
 def scenario_mismatch_is_an_error_and_the_world_goes_on() -> None:
-    step = compiled(lambda x: hvd.allreduce(x, name="of no common shape"))
+    def step(x: Any) -> Any:
+        bad = hvd.allreduce(x, name="of no common shape")
+        return bad, hvd.allreduce(x[:2], name="after it")  # which no rank may wait for
+
+    step = compiled(step)
     if hvd.size() > 1:
-        with pytest.raises(tf.errors.OpError, match="ranks disagree about the shape"):
-            step(tf.ones([2 + hvd.rank()]))
+        for _ in range(3):
+            with pytest.raises(tf.errors.OpError, match="ranks disagree about the shape"):
+                step(tf.ones([2 + hvd.rank()]))
+        good, after = step(mine(2))
+        assert same(good, total() / hvd.size())
+        assert same(after, total() / hvd.size())
     assert same(compiled(lambda x: hvd.allreduce(x, op=hvd.Sum))(mine(2)), total())
 
 
@@ -126,6 +194,29 @@ def scenario_what_xla_cannot_do_says_so() -> None:
     ):
         with pytest.raises(hvd.ArgumentError, match="jit_compile=False"):
             compiled(call)(mine(2))
+
+
+def scenario_gpu_is_refused_while_tracing() -> None:
+    from hvdlite.tensorflow import xla
+
+    with (
+        mock.patch.object(xla, "_platform", lambda: "GPU"),
+        pytest.raises(hvd.ArgumentError, match="for GPU, only for CPU; use jit_compile=False"),
+    ):
+        compiled(hvd.allreduce)(mine(2))
+
+
+def scenario_scales_are_exact() -> None:
+    from hvdlite.tensorflow.xla import allreduce_group
+
+    for number in (0.1, -3e-300, 1.7e308, 0.0):
+        step = compiled(
+            lambda x, number=number: allreduce_group(
+                [x], f"scaled by {number}", ["x"], hvd.Max, number, 1.0
+            )[0]
+        )
+        assert float(step(tf.constant(1.0, tf.float64))) == number
+    assert allreduce_group([], "nothing", [], hvd.Sum, 1.0, 1.0) == []
 
 
 def body() -> dict[str, str]:
