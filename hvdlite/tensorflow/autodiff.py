@@ -24,13 +24,7 @@ def _reduce(operation: Any, gradients: tuple[Any, ...], op: int) -> list[tf.Tens
     name = derived_name(f"{_name_of(operation)}.gradient")
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
     names = [f"{name}.{index}" for index in range(len(dense))]
-    reduced = allreduce_with(operation.inputs[-1], dense, name, names, op)
-    if not tf.executing_eagerly():
-        # The other ranks wait for it also where this rank's own result is not needed, as of an
-        # empty batch: a stateful operation, whichever, keeps it from being pruned.
-        with tf.control_dependencies(reduced):
-            tf.raw_ops.Timestamp()
-    return reduced
+    return allreduce_with(operation.inputs[-1], dense, name, names, op)
 
 
 @tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]

@@ -19,9 +19,11 @@ from hvdlite.tensorflow.tracing import traced_as_it_is
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras's BatchNormalization, normalizing by the mean and variance over all ranks.
 
-    Every sample counts the same, also when ranks have unequal batches, or one has none. Arguments,
-    weights, moving averages and inference are those of `keras.layers.BatchNormalization`. Every
-    rank calls its layers of this kind in the same order. Not for `jit_compile=True`, since a step
+    Every sample counts the same, also when ranks have unequal batches, or one has none (in a
+    function not on TensorFlow 2.16, which prunes the gradient that the other ranks wait for).
+    Arguments, weights, moving averages and inference are those of
+    `keras.layers.BatchNormalization`. Every rank calls its layers of this kind in the same order.
+    Not for `jit_compile=True`, since a step
     waits for the other ranks once per layer, in both directions.
 
     Example:

@@ -12,6 +12,7 @@ from parallel.scenarios import check, names_in
 from parallel.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
+    eagerly,
     hvd,
     keras,
     run_scenarios,
@@ -25,7 +26,9 @@ Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def scenario_moments_gradients_and_moving_averages(form: Form) -> None:
     """Outputs, moving averages and gradients are those of one process on all samples."""
-    count = [4, 0, 3][: hvd.size()]
+    # TensorFlow 2.16 prunes the gradient of an empty batch from a function, as the class says.
+    empty = 0 if form is eagerly or not tf.__version__.startswith("2.16.") else 2
+    count = [4, empty, 3][: hvd.size()]
     begin = sum(count[: hvd.rank()])
     values = 100 + tf.random.stateless_normal([sum(count), 5, 3], [1, 2], dtype=tf.float64)
     keep = tf.random.stateless_uniform([sum(count), 5], [3, 4]) < 0.7
