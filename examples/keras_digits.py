@@ -1,0 +1,110 @@
+"""Train a small Keras network on handwritten digits, on any number of ranks and either backend.
+
+    hvdlite-run -np 2 python examples/keras_digits.py --compare
+    KERAS_BACKEND=torch hvdlite-run -np 2 python examples/keras_digits.py
+
+The global batch is the same on any number of ranks, and so is the loss curve after the warm-up:
+with --compare rank 0 first trains alone on whole batches, at the same learning rates.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import hvdlite.keras as hvd
+
+GLOBAL_BATCH = 48  # of all ranks together: for 1, 2, 3, 4, 6... ranks
+TEST_IMAGES = 357  # of 1,797
+LEARNING_RATE = 2e-3  # of the global batch
+
+
+def load() -> tuple[np.ndarray, np.ndarray]:
+    """Load the images (8x8 pixels) and their digits, shuffled in the same way everywhere."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    return (digits.images[order, :, :, None] / 16).astype("float32"), digits.target[order]
+
+
+class Share(keras.utils.PyDataset):
+    """This rank's share of each global batch; every rank has as many batches."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, rank: int, ranks: int) -> None:
+        super().__init__()
+        self.images, self.labels = images, labels
+        self.rank, self.ranks = rank, ranks
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.images) // GLOBAL_BATCH
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        shuffled = np.random.default_rng(self.epoch).permutation(len(self.images))
+        batch = shuffled[index * GLOBAL_BATCH : (index + 1) * GLOBAL_BATCH]
+        mine = batch[self.rank :: self.ranks]
+        return self.images[mine], self.labels[mine]
+
+    def on_epoch_end(self) -> None:
+        self.epoch += 1
+
+
+def make_model(optimizer: keras.Optimizer) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    convolution = {"kernel_size": 3, "padding": "same", "activation": "relu"}
+    layers = [
+        *(keras.Input((8, 8, 1)), keras.layers.Conv2D(16, **convolution)),
+        *(keras.layers.Conv2D(32, **convolution), keras.layers.MaxPooling2D()),
+        *(keras.layers.Flatten(), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)),
+    ]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
+    return model
+
+
+def train(model: keras.Model, data: Share, epochs: int, callbacks: list[Any]) -> list[float]:
+    """Train, and return the loss of each epoch."""
+    warmup = hvd.callbacks.LearningRateWarmupCallback(LEARNING_RATE, warmup_epochs=2)
+    verbose = 2 if hvd.rank() == 0 else 0
+    return model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup], verbose=verbose).history[
+        "loss"
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="train on handwritten digits with Keras")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--compare", action="store_true", help="rank 0 also trains alone, first")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"))
+    arguments = parser.parse_args()
+    hvd.init()
+    images, labels = load()
+    tests, training = slice(TEST_IMAGES), slice(TEST_IMAGES, None)
+    curves = {}
+    if arguments.compare and hvd.rank() == 0:
+        alone = make_model(keras.optimizers.Adam(LEARNING_RATE))
+        whole = Share(images[training], labels[training], 0, 1)
+        curves["1 rank, alone"] = train(alone, whole, arguments.epochs, [])
+    model = make_model(hvd.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE)))
+    callbacks = [
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ]
+    if hvd.rank() == 0:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        callbacks.append(keras.callbacks.ModelCheckpoint(arguments.output / "digits.keras"))
+    share = Share(images[training], labels[training], hvd.rank(), hvd.size())
+    begin = time.perf_counter()
+    curves[f"{hvd.size()} rank(s), hvdlite"] = train(model, share, arguments.epochs, callbacks)
+    seconds = time.perf_counter() - begin
+    if hvd.rank() == 0:
+        (arguments.output / "keras_loss.json").write_text(json.dumps(curves))
+        accuracy = model.evaluate(images[tests], labels[tests], verbose=0)[1]
+        print(f"test accuracy {accuracy:.1%} with Keras on {keras.backend.backend()}")
+        samples = arguments.epochs * len(share) * GLOBAL_BATCH
+        print(f"{samples / seconds:,.0f} samples/s on {hvd.size()} rank(s)")

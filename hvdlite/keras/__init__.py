@@ -1,0 +1,133 @@
+"""hvdlite for Keras 3, on its TensorFlow and PyTorch backends: `import hvdlite.keras as hvd`.
+
+Example:
+    >>> import keras
+    >>> import hvdlite.keras as hvd
+    >>> hvd.init()
+    >>> model = keras.Sequential([keras.layers.Dense(1)])
+    >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    >>> model.compile(optimizer=optimizer, loss="mse")
+"""
+
+from typing import Any
+
+from hvdlite.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from hvdlite.compression import Compressor
+from hvdlite.errors import (
+    ArgumentError,
+    BootstrapError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    DuplicateNameError,
+    ForkedError,
+    HorovodInternalError,
+    HvdliteError,
+    MismatchError,
+    NotInitializedError,
+    OutOfMemoryError,
+    RankFailedError,
+    ShutdownError,
+    StalledError,
+)
+from hvdlite.keras import callbacks
+from hvdlite.keras.arrays import allgather, allreduce, broadcast, broadcast_variables
+from hvdlite.keras.backend import seam
+from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.keras.saving import load_model
+from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.ops import Average, Max, Min, Product, Sum
+
+__all__ = [
+    "ArgumentError",
+    "Average",
+    "BootstrapError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "DuplicateNameError",
+    "ForkedError",
+    "HorovodInternalError",
+    "HvdliteError",
+    "Max",
+    "Min",
+    "MismatchError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "Product",
+    "RankFailedError",
+    "ShutdownError",
+    "StalledError",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+]
+
+
+def broadcast_global_variables(root_rank: int = 0) -> None:
+    """Refuse: Keras 3 keeps no list of global variables.
+
+    Raises:
+        ArgumentError: always; it says what to use.
+    """
+    raise ArgumentError(
+        "Keras 3 has no global variables; use hvd.callbacks.BroadcastGlobalVariablesCallback"
+        f"({root_rank}) in fit(), or hvd.broadcast_variables(model.weights, root_rank={root_rank}) "
+        "and hvd.broadcast_variables(optimizer.variables, ...)"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Give the `Compression` of the backend, which is known once Keras is asked."""
+    if name == "Compression":
+        return seam().Compression
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,191 @@
+"""Collectives of NumPy arrays and of Keras variables, past the framework of the backend.
+
+For what is small or rare: metrics, scores, the variables at the start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdlite import _core, basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.numbering import next_name
+
+_UINT8 = _core.DTYPES["uint8"]
+
+
+def _array(value: Any) -> Any:
+    """Copy a number, an array, a tensor or a variable into an array of its own."""
+    if not isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
+        value = keras.ops.convert_to_numpy(value)
+    return np.array(value, order="C")
+
+
+def _spec(name: str, source: Any, target: Any = None) -> _core.Tensor:
+    number = ops.dtype_number(source.dtype.name)
+    output = 0 if target is None else target.ctypes.data
+    return _core.Tensor(name, number, source.shape, source.ctypes.data, output)
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+) -> Any:
+    """Reduce a number or an array over all ranks.
+
+    Args:
+        value: a number, an array, a tensor or a variable of the same shape on all ranks.
+        name: identifies the operation on all ranks; numbered without.
+        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value or an argument cannot be used.
+        MismatchError: the ranks' values differ in shape, dtype or op.
+
+    Example:
+        >>> score = hvd.allreduce(model.evaluate(inputs, labels))
+    """
+    op = ops.choose_op(average, op)
+    name = name or next_name("allreduce")
+    array = _array(value)
+    basics.engine().allreduce(
+        name, [_spec(name, array, array)], op, prescale_factor, postscale_factor, keep=array,
+        blocking=True,
+    ).wait()  # fmt: skip
+    return array
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Concatenate the ranks' arrays along the first dimension, which may differ between ranks.
+
+    Args:
+        value: an array, a tensor or a variable of at least one dimension.
+        name: identifies the operation on all ranks; numbered without.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value cannot be sent.
+        MismatchError: the ranks' values differ in dtype or in another dimension.
+
+    Example:
+        >>> every_prediction = hvd.allgather(model.predict(inputs))
+    """
+    name = name or next_name("allgather")
+    array = _array(value)
+    if array.ndim == 0:
+        raise ArgumentError(f"allgather '{name}' of a single number; give it a dimension: [number]")
+    return np.concatenate(_gather(array, name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Return one rank's array on all.
+
+    Args:
+        value: a number, an array, a tensor or a variable of the same shape on all ranks.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; numbered without.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value cannot be sent, or `root_rank` is no rank.
+        MismatchError: the ranks' values differ in shape or dtype.
+
+    Example:
+        >>> seeds = hvd.broadcast(np.random.randint(1000, size=3), root_rank=0)
+    """
+    ops.check_root(root_rank)
+    name = name or next_name("broadcast")
+    array = _array(value)
+    _broadcast({name: array}, root_rank, name)
+    return array
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+    """Overwrite Keras variables with one rank's values.
+
+    Args:
+        variables: the same ones in the same order on all ranks: `model.weights`,
+            `optimizer.variables`. (`model.variables` also has the states of random seeds: after it,
+            dropout drops the same units on every rank.)
+        root_rank: the rank whose values all receive.
+
+    Raises:
+        ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
+        MismatchError: the ranks' variables differ; the message names the first difference.
+
+    Example:
+        >>> hvd.broadcast_variables(model.weights, root_rank=0)
+    """
+    ops.check_root(root_rank)
+    targets = list(variables)
+    name = next_name("broadcast_variables")
+    arrays = {}
+    for index, variable in enumerate(targets):
+        if not hasattr(variable, "assign"):
+            raise ArgumentError(f"a {type(variable).__name__} is no variable")
+        key = str(getattr(variable, "path", getattr(variable, "name", "variable")))
+        arrays[key if key not in arrays else f"{key}.{index}"] = _array(variable)
+    _broadcast(arrays, root_rank, name)
+    for variable, array in zip(targets, arrays.values(), strict=True):
+        variable.assign(array)
+
+
+def _broadcast(arrays: dict[str, Any], root_rank: int, name: str) -> None:
+    """Overwrite arrays; element types that the core does not know travel as bytes."""
+    specs = []
+    for key, array in arrays.items():
+        known = array.dtype.name in _core.DTYPES
+        sent = array if known else array.reshape(-1).view(np.uint8)
+        specs.append(_spec(key, sent, sent))
+    if specs:
+        engine = basics.engine()
+        engine.broadcast(name, specs, root_rank, keep=arrays, blocking=True).wait()
+
+
+def _gather(array: Any, name: str) -> list[Any]:
+    """Return the ranks' arrays, by rank."""
+    handle = basics.engine().allgather(name, _spec(name, array), keep=array, blocking=True)
+    handle.wait()
+    rows = handle.first_dimensions
+    received = np.frombuffer(handle.take_output(), array.dtype)
+    whole = received.reshape(sum(rows), *array.shape[1:])
+    return np.split(whole, np.cumsum(rows)[:-1])
+
+
+def exchange(value: Any, name: str) -> list[Any]:
+    """Return what each rank gave, by rank: something that JSON can hold."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    return [json.loads(block.tobytes()) for block in _gather(text, name)]
+
+
+def describe_by_rank(values: Sequence[Any]) -> str:
+    """Say who has which value: "12 on rank 0, 11 on ranks 1 and 2"."""
+    ranks_of: dict[Any, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(value, []).append(str(rank))
+    parts = []
+    for value, ranks in ranks_of.items():
+        if len(ranks) == 1:
+            parts.append(f"{value} on rank {ranks[0]}")
+        else:
+            parts.append(f"{value} on ranks {', '.join(ranks[:-1])} and {ranks[-1]}")
+    return ", ".join(parts)

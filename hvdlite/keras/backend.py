@@ -1,0 +1,33 @@
+"""The seam: what this package needs of the framework that Keras computes with.
+
+Each adapter that Keras can run on offers a module `keras_seam`; it is imported by name at first
+use, so that nothing here imports a framework that Keras has not imported already.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import keras
+
+from hvdlite.errors import ArgumentError
+
+_BACKENDS = ("tensorflow", "torch")
+
+
+@functools.cache
+def seam() -> Any:
+    """Return the module `keras_seam` of Keras's backend: allreduce_gradients, and Compression.
+
+    Raises:
+        ArgumentError: this backend has none; the message says which have.
+    """
+    backend = keras.backend.backend()
+    if backend not in _BACKENDS:
+        raise ArgumentError(
+            f"hvdlite.keras does not work on Keras's {backend} backend; set KERAS_BACKEND to "
+            f"{' or '.join(_BACKENDS)} before Keras is imported"
+        )
+    return importlib.import_module(f"hvdlite.{backend}.keras_seam")

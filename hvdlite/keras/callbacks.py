@@ -1,0 +1,334 @@
+"""Callbacks for `model.fit` on several ranks.
+
+Example:
+    >>> model.fit(inputs, labels, callbacks=[
+    ...     hvd.callbacks.MetricAverageCallback(),
+    ...     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ... ])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from hvdlite import basics
+from hvdlite.errors import ArgumentError
+from hvdlite.keras.agreement import agree_on_fit
+from hvdlite.keras.arrays import broadcast_variables, exchange
+from hvdlite.keras.learning_rate import LearningRate
+from hvdlite.ops import check_root
+
+Logs = dict[str, Any] | None
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Makes all ranks begin with one rank's weights and optimizer state.
+
+    Before the first batch where every rank's model is built by then, after it otherwise. The states
+    of random seeds stay each rank's own. It also compares the numbers of batches and epochs, where
+    they are known beforehand, and raises on every rank if they differ.
+
+    Example:
+        >>> model.fit(data, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
+        """Choose the rank.
+
+        Args:
+            root_rank: whose values all receive.
+            device: ignored; scripts written for Horovod may pass it.
+            local_variables: ignored.
+        """
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Broadcast if there is something already."""
+        check_root(self.root_rank)
+        self.broadcast_done = False
+        everyone = agree_on_fit(self.params, built=bool(self.model.built))
+        if all(one["built"] for one in everyone):
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Broadcast what the first batch has built."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        model, optimizer = self.model, self.model.optimizer
+        variables = list(model.weights)
+        if optimizer is not None:
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+            variables += optimizer.variables
+        broadcast_variables(variables, self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Replaces each epoch's metrics by those of all ranks together.
+
+    Put it first: callbacks after it (and the history) see the averages. Each rank counts by its
+    samples; what is no mean of samples (an AUC, for example) is averaged so, too.
+
+    Example:
+        >>> model.fit(data, callbacks=[hvd.callbacks.MetricAverageCallback(), early_stopping])
+    """
+
+    def __init__(self, device: str = "") -> None:
+        """Nothing to choose.
+
+        Args:
+            device: ignored; scripts written for Horovod may pass it.
+        """
+        super().__init__()
+        self._weights: dict[str, float] = {}
+        self._in_training = True
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Compare the numbers of batches and epochs; raise if they differ."""
+        agree_on_fit(self.params)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Forget the epoch before."""
+        self._weights = {}
+        self._in_training = True
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Keep the counts of training: validation starts over with the same metrics."""
+        self._keep_counts()
+        self._in_training = False
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        """Keep the counts of validation."""
+        self._keep_counts()
+        self._in_training = False
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Average the logs, in place."""
+        if self._in_training:
+            self._keep_counts()
+        if logs is None:
+            return
+        mine = {
+            key: [float(value), self._weight_of(key)]
+            for key, value in logs.items()
+            if isinstance(value, int | float) or getattr(value, "shape", None) == ()
+        }
+        everyone = exchange(mine, f"#keras.end_of_epoch.{epoch}")
+        for key in sorted({key for one in everyone for key in one}):
+            logs[key] = _average([one[key] for one in everyone if key in one])
+
+    def _keep_counts(self) -> None:
+        prefix = "" if self._in_training else "val_"
+        for metric in _all_metrics(self.model):
+            if hasattr(metric, "total") and hasattr(metric, "count"):
+                count = float(keras.ops.convert_to_numpy(metric.count))
+                self._weights[prefix + metric.name] = count
+
+    def _weight_of(self, key: str) -> float:
+        loss = "val_loss" if key.startswith("val_") else "loss"
+        return self._weights.get(key, self._weights.get(loss, 1.0))
+
+
+def _all_metrics(model: Any) -> Iterator[Any]:
+    for metric in model.metrics:
+        yield metric
+        yield from getattr(metric, "metrics", ())
+
+
+def _average(parts: list[list[float]]) -> float:
+    values = [value for value, _ in parts]
+    total = math.fsum(weight for _, weight in parts)
+    if len(set(values)) == 1 or total == 0:
+        return values[0]
+    return math.fsum(value * weight for value, weight in parts) / total
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Multiplies the learning rate during some epochs.
+
+    Where the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
+
+    Example:
+        >>> rate = 0.01 * hvd.size()
+        >>> decay = hvd.callbacks.LearningRateScheduleCallback(rate, lambda epoch: 0.9**epoch)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float | None,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Choose when and how much.
+
+        Args:
+            initial_lr: the learning rate that is multiplied.
+            multiplier: a number, or a function from the epoch (with a fraction, unless `staircase`)
+                to one.
+            start_epoch: the first epoch in which this callback acts.
+            end_epoch: the first in which it does no more.
+            staircase: set the rate once per epoch, rather than before each batch.
+            momentum_correction: scale the velocities of SGD along with the rate.
+            steps_per_epoch: batches per epoch; needed without `staircase` where Keras does not
+                know them.
+        """
+        super().__init__()
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.staircase = staircase
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            constant = float(multiplier)
+            self.multiplier = lambda epoch: constant
+            self.staircase = True
+        self.current_epoch = 0
+        self._rate: LearningRate | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Look at the optimizer, before `fit` traces it."""
+        super().set_model(model)
+        if model is not None and model.optimizer is not None:
+            self._rate = LearningRate(model, self.initial_lr)
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Find out how many batches make an epoch."""
+        if self.staircase or self.steps_per_epoch is not None:
+            return
+        self.steps_per_epoch = self.params.get("steps")
+        if self.steps_per_epoch is None:
+            raise ArgumentError(
+                f"{type(self).__name__} needs steps_per_epoch: this data does not tell how many "
+                "batches it has"
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Remember the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Set the rate of this batch."""
+        begun = self.current_epoch >= self.start_epoch
+        over = self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        if self._rate is None or not begun or over or (self.staircase and batch > 0):
+            return
+        fraction = 0.0 if self.staircase else batch / (self.steps_per_epoch or 1)
+        multiplier = self.multiplier(self.current_epoch + fraction)
+        self._rate.multiply(multiplier, self.momentum_correction)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Log the rate."""
+        if logs is not None and self._rate is not None:
+            logs["learning_rate"] = self._rate.value()
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from that of one rank to that of all, over the first epochs.
+
+    From `initial_lr / size` linearly to `initial_lr`, as in Goyal et al. 2017, "Accurate, Large
+    Minibatch SGD", section 2.2.
+
+    Example:
+        >>> rate = 0.01 * hvd.size()
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=3)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float | None,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """Choose how long.
+
+        Args:
+            initial_lr: the learning rate after the warm-up, that of all ranks.
+            warmup_epochs: how many epochs it takes.
+            momentum_correction: scale the velocities of SGD along with the rate.
+            steps_per_epoch: batches per epoch, where Keras does not know them.
+            verbose: 1 prints a line when it is over.
+        """
+
+        def multiplier(epoch: float) -> float:
+            # One batch ahead, so that the last batch of the last epoch has the whole rate.
+            done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
+            return (1 + done * (basics.size() - 1)) / basics.size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Log the rate, and say when the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and self._rate is not None and epoch + 1 == self.end_epoch:
+            print(f"epoch {epoch + 1}: warmed up; the learning rate is {self._rate.value():g}")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Saves the model when it is the best so far, on rank 0 only.
+
+    Behind `MetricAverageCallback` the best is that of all ranks together.
+
+    Example:
+        >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_accuracy")
+    """
+
+    def __init__(
+        self,
+        filepath: Any,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        **options: Any,
+    ) -> None:
+        """Choose the file and what "best" means.
+
+        Args:
+            filepath: as for `keras.callbacks.ModelCheckpoint`, as all arguments.
+            monitor: the metric.
+            verbose: 1 prints a line for each file.
+            mode: "min", "max" or "auto".
+            save_freq: "epoch", or a number of batches.
+            options: further ones of `keras.callbacks.ModelCheckpoint`.
+        """
+        options.setdefault("save_best_only", True)
+        super().__init__(
+            filepath, monitor=monitor, verbose=verbose, mode=mode, save_freq=save_freq, **options
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Save after this many batches, on rank 0."""
+        if basics.rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Save after an epoch, on rank 0."""
+        if basics.rank() == 0:
+            super().on_epoch_end(epoch, logs)

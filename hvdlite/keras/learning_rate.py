@@ -1,0 +1,98 @@
+"""Changing the learning rate of an optimizer from batch to batch, whatever decides it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from hvdlite.errors import ArgumentError
+
+Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
+
+
+class _Scaled(Schedule):  # type: ignore[misc]
+    """What is added to the class of a schedule to multiply what it returns.
+
+    As with optimizers, the schedule's `__class__` stays what files name.
+    """
+
+    _wrapped_class: Any
+    _factor: Any
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self._wrapped_class
+
+    def __call__(self, step: Any) -> Any:
+        rate = super().__call__(step)
+        return keras.ops.multiply(rate, keras.ops.cast(self._factor, rate.dtype))
+
+
+@functools.cache
+def _scaled_class(wrapped_class: Any) -> type[_Scaled]:
+    namespace = {"_wrapped_class": wrapped_class, "__module__": wrapped_class.__module__}
+    return type(wrapped_class.__name__, (_Scaled, wrapped_class), namespace)
+
+
+class LearningRate:
+    """The learning rate of a model's optimizer, multiplied."""
+
+    def __init__(self, model: Any, initial_rate: float | None) -> None:
+        """Find out what decides the rate.
+
+        Args:
+            model: compiled.
+            initial_rate: what is multiplied; a `LearningRateSchedule` is multiplied itself.
+
+        Raises:
+            ArgumentError: the rate cannot be changed from outside.
+        """
+        optimizer = model.optimizer
+        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        self._initial_rate = initial_rate
+        decides = getattr(self._optimizer, "_learning_rate", None)
+        self._factor: Any = None
+        if isinstance(decides, Schedule):
+            self._factor = self._factor_of(decides, model)
+        elif not isinstance(decides, keras.Variable):
+            raise ArgumentError(
+                f"the learning rate of this {type(self._optimizer).__name__} is neither a number "
+                "nor a LearningRateSchedule, and cannot be changed by a callback"
+            )
+        elif initial_rate is None:
+            raise ArgumentError("give initial_lr, the learning rate that is multiplied")
+
+    @staticmethod
+    def _factor_of(schedule: Any, model: Any) -> Any:
+        if not isinstance(schedule, _Scaled):
+            factor = keras.Variable(1.0, trainable=False, name="hvdlite_learning_rate_factor")
+            schedule._factor = factor
+            wrapped_class: Any = type(schedule)
+            object.__dict__["__class__"].__set__(schedule, _scaled_class(wrapped_class))
+            model.train_function = None  # It may have been traced without the factor.
+        return schedule._factor
+
+    def multiply(self, multiplier: float, correct_momentum: bool) -> None:
+        """Set the rate to `multiplier` times what it would be.
+
+        Args:
+            multiplier: the factor.
+            correct_momentum: scale the velocities of SGD as the rate changes, since they hold
+                gradients times the old rate (Goyal et al. 2017, section 2.3).
+        """
+        before = self.value()
+        if self._factor is not None:
+            self._factor.assign(multiplier)
+        elif self._initial_rate is not None:
+            self._optimizer.learning_rate = self._initial_rate * multiplier
+        after = self.value()
+        if correct_momentum and before > 0 and after != before:
+            for velocity in getattr(self._optimizer, "momentums", ()):
+                if velocity is not None:
+                    velocity.assign(keras.ops.multiply(velocity, after / before))
+
+    def value(self) -> float:
+        """Return the rate that the next batch gets."""
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))

@@ -1,0 +1,60 @@
+"""What hvdlite.keras asks of the PyTorch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.compression import Compressor
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.ops import allreduce_async_
+
+__all__ = ["Compression", "allreduce_gradients"]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def allreduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    *,
+    op: int,
+    compression: type[Compressor] | Compressor,
+    prescale_factor: float,
+    postscale_factor: float,
+    sparse_as_dense: bool,
+) -> list[Any]:
+    """Reduce gradients over all ranks, in place where they are contiguous.
+
+    Args:
+        gradients: tensors, or None, which stays None.
+        names: their wire names, the same in every step.
+        op: `Average` or `Sum`.
+        compression: what happens on the way.
+        prescale_factor: multiplies what goes in.
+        postscale_factor: multiplies what comes out.
+        sparse_as_dense: makes sparse gradients dense; without it they are an error.
+    """
+    started: list[Any] = []
+    for gradient, name in zip(gradients, names, strict=True):
+        if gradient is None:
+            started.append(None)
+            continue
+        if sparse_as_dense and gradient.layout != torch.strided:
+            gradient = gradient.to_dense()
+        wire, context = compression.compress(gradient)
+        if wire.layout == torch.strided:
+            wire = wire.contiguous()
+        handle = allreduce_async_(
+            wire,
+            name=name,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        started.append((handle, context))
+    return [
+        None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
+    ]

@@ -1,0 +1,162 @@
+"""model.fit reduces every gradient once per step, whatever the optimizer and the way to run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import RankResult, run_world
+from parallel.keras_worlds import (
+    BACKENDS,
+    TIMEOUT,
+    data,
+    dense_model,
+    environment,
+    hvd,
+    keras,
+    mine,
+    on_tensorflow,
+    run_scenarios,
+    same_bits,
+    sent_by,
+    weights_of,
+)
+from parallel.scenarios import check, names_in
+
+STEPS, EPOCHS, BATCH = 3, 2, 4
+
+
+def fit(model: Any, optimizer: Any, **how: Any) -> None:
+    """Fit and check that each of the model's variables was reduced once per step."""
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse", **how)
+    inputs, targets = data(STEPS * BATCH * hvd.size())
+    count = sent_by(
+        lambda: model.fit(
+            mine(inputs), mine(targets), batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0
+        )
+    )
+    assert count == STEPS * EPOCHS * len(model.trainable_variables)
+    assert int(optimizer.iterations) == STEPS * EPOCHS
+    assert same_bits(weights_of(model))
+
+
+def scenario_sgd_with_momentum() -> None:
+    fit(dense_model(), keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def scenario_adam_with_global_clipnorm() -> None:
+    fit(dense_model(), keras.optimizers.Adam(0.01, global_clipnorm=0.1))
+
+
+def scenario_model_that_the_first_batch_builds() -> None:
+    fit(dense_model(built=False), keras.optimizers.AdamW(0.01))
+
+
+def scenario_run_eagerly() -> None:
+    fit(dense_model(), keras.optimizers.SGD(0.1, momentum=0.9), run_eagerly=True)
+
+
+def scenario_steps_per_execution() -> None:
+    if on_tensorflow():  # Keras refuses it on PyTorch.
+        fit(dense_model(), keras.optimizers.Adam(0.01), steps_per_execution=2)
+
+
+def scenario_frozen_layer() -> None:
+    model = dense_model()
+    model.layers[0].trainable = False
+    before = weights_of(model)
+    fit(model, keras.optimizers.SGD(0.1))
+    assert np.array_equal(before[0], weights_of(model)[0])
+    assert not np.array_equal(before[2], weights_of(model)[2])
+
+
+def fit_embedding(**arguments: Any) -> None:
+    keras.utils.set_random_seed(11)
+    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(8, 2)]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+    alone = keras.models.clone_model(model)
+    alone.set_weights(model.get_weights())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), **arguments)
+    model.compile(optimizer=optimizer, loss="mse")
+    alone.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
+    tokens = np.random.default_rng(0).integers(0, 8, (12 * hvd.size(), 3))
+    targets = np.random.default_rng(1).normal(size=(len(tokens), 1)).astype("float32")
+    count = sent_by(
+        lambda: model.fit(mine(tokens), mine(targets), batch_size=4, shuffle=False, verbose=0)
+    )
+    alone.fit(tokens, targets, batch_size=4 * hvd.size(), shuffle=False, verbose=0)
+    if "sparse_as_dense" in arguments or not on_tensorflow():
+        assert count == 3 * len(model.trainable_variables)
+    assert same_bits(weights_of(model))
+    for ours, theirs in zip(weights_of(model), weights_of(alone), strict=True):
+        assert np.allclose(ours, theirs, atol=1e-6)
+
+
+def scenario_embedding() -> None:
+    fit_embedding()
+
+
+def scenario_embedding_made_dense() -> None:
+    fit_embedding(sparse_as_dense=True)
+
+
+def scenario_a_loop_of_ones_own() -> None:
+    """Models trained in turns, with optimizers that know some of the variables each."""
+    model = dense_model()
+    first = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    second = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    first.build(model.trainable_variables)
+    gradients = [
+        keras.ops.full(variable.shape, float(hvd.rank() + 1))
+        for variable in model.trainable_variables
+    ]
+    expected = (hvd.size() + 1) / 2
+    for optimizer, part in ((first, slice(2, 4)), (second, slice(0, 2))):
+        before = weights_of(model)
+        pairs = list(zip(gradients[part], model.trainable_variables[part], strict=True))
+        assert sent_by(lambda pairs=pairs, by=optimizer: by.apply_gradients(pairs)) == 2
+        for was, now in list(zip(before, weights_of(model), strict=True))[part]:
+            assert np.allclose(was - now, 0.1 * expected, atol=1e-6)
+
+
+def scenario_arguments_change_the_sum() -> None:
+    average = (hvd.size() + 1) / 2
+    for arguments, expected in (
+        ({}, average),
+        ({"op": hvd.Sum}, average * hvd.size()),
+        ({"gradient_predivide_factor": 2.0}, average),
+        ({"compression": hvd.Compression.fp16}, average),
+        ({"compression": hvd.Compression.bf16, "op": hvd.Sum}, average * hvd.size()),
+        ({"name": "mine", "device_dense": "/gpu:0", "device_sparse": "", "num_groups": 2}, average),
+    ):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **arguments)
+        variable = keras.Variable(np.zeros((2, 3), "float32"))
+        optimizer.apply([keras.ops.full((2, 3), float(hvd.rank() + 1))], [variable])
+        assert np.allclose(keras.ops.convert_to_numpy(variable), -expected), arguments
+
+
+def scenario_jit_compile() -> None:
+    if not on_tensorflow():
+        # What matters here is what is traced; generating C++ from it takes half a minute.
+        import torch
+
+        torch.compile = functools.partial(torch.compile, backend="eager")
+    fit(dense_model(), keras.optimizers.SGD(0.1, momentum=0.9), jit_compile=True)
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+@pytest.fixture(scope="module", params=[(1, "tensorflow"), *((2, b) for b in BACKENDS)])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    ranks, backend = request.param
+    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_fit(results: list[RankResult], name: str) -> None:
+    check(results, name)
