@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hvdlite import basics
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, MismatchError
 from hvdlite.keras.arrays import describe_by_rank, exchange
+from hvdlite.keras.optimizer import first_wire_name
 from hvdlite.numbering import next_name
 
 _COMPARED = {
@@ -45,3 +46,29 @@ def agree_on_fit(params: dict[str, Any], **facts: Any) -> list[dict[str, Any]]:
                 + advice.format(least=min(known))
             )
     return everyone
+
+
+def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
+    """Wait until every rank's epoch has ended.
+
+    The barrier has the name of the optimizer's first gradient: a rank that goes on meets it there,
+    and the core compares what ranks want under one name.
+
+    Args:
+        optimizer: of the model; nothing happens unless it is distributed.
+        batches: how many this rank's epoch had.
+
+    Raises:
+        ArgumentError: another rank's epoch goes on.
+    """
+    name = first_wire_name(optimizer)
+    if name is None:
+        return
+    try:
+        basics.engine().barrier(name, blocking=True).wait()
+    except MismatchError as error:
+        raise ArgumentError(
+            f"the epoch of rank {basics.rank()} ended after {batches} batches, and another rank's "
+            "goes on, but every step needs every rank; give every rank the same number of samples, "
+            f"or set steps_per_epoch={batches} on all [{error}]"
+        ) from error

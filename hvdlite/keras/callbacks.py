@@ -17,7 +17,7 @@ import keras
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.agreement import agree_on_fit
+from hvdlite.keras.agreement import agree_on_end_of_epoch, agree_on_fit
 from hvdlite.keras.arrays import broadcast_variables, exchange
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.ops import check_root
@@ -75,7 +75,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Replaces each epoch's metrics by those of all ranks together.
 
-    Put it first: callbacks after it (and the history) see the averages. Each rank counts by its
+    Put it first: callbacks after it (and the history) see the averages. It also ends `fit` with an
+    error where a rank's epoch has fewer batches than another's. Each rank counts by its
     samples; what is no mean of samples (an AUC, for example) is averaged so, too.
 
     Example:
@@ -91,6 +92,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._weights: dict[str, float] = {}
         self._in_training = True
+        self._batches = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Compare the numbers of batches and epochs; raise if they differ."""
@@ -100,6 +102,11 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Forget the epoch before."""
         self._weights = {}
         self._in_training = True
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Count the batches."""
+        self._batches = batch + 1
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Keep the counts of training: validation starts over with the same metrics."""
@@ -112,7 +119,8 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._in_training = False
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Average the logs, in place."""
+        """Average the logs, in place; raise if another rank still trains."""
+        agree_on_end_of_epoch(self.model.optimizer, self._batches)
         if self._in_training:
             self._keep_counts()
         if logs is None:

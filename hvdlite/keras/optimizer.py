@@ -43,13 +43,17 @@ class Distribution:
     allreduce: Callable[..., list[Any]]
     accumulator: Accumulator | None = None
 
+    def wire_name(self, index: int) -> str:
+        """Name the gradient of the variable of this index."""
+        return f"{self.prefix}.{index}"
+
     def reduce(self, gradients: Sequence[Any], indices: Sequence[int]) -> list[Any]:
         """Reduce the gradients of the variables of these indices over all ranks."""
         if self.prefix is None:
             self.prefix = f"keras.{next_number('keras.DistributedOptimizer')}"
         return self.allreduce(
             gradients,
-            [f"{self.prefix}.{index}" for index in indices],
+            [self.wire_name(index) for index in indices],
             op=self.op,
             compression=self.compression,
             prescale_factor=self.prescale,
@@ -146,6 +150,14 @@ def _distribute(optimizer: Any, distribution: Distribution) -> None:
 def is_distributed(optimizer: Any) -> bool:
     """Say whether an optimizer applies the gradients of all ranks."""
     return isinstance(optimizer, Distributed) and optimizer._distribution is not None
+
+
+def first_wire_name(optimizer: Any) -> str | None:
+    """Return the name under which ranks meet first in every step; None if it is not distributed."""
+    if not is_distributed(optimizer):
+        return None
+    distribution: Distribution = optimizer._distribution
+    return distribution.wire_name(0)
 
 
 def DistributedOptimizer(
