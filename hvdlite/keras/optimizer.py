@@ -45,12 +45,12 @@ class Distribution:
 
     def wire_name(self, index: int) -> str:
         """Name the gradient of the variable of this index."""
+        if self.prefix is None:
+            self.prefix = f"keras.{next_number('keras.DistributedOptimizer')}"
         return f"{self.prefix}.{index}"
 
     def reduce(self, gradients: Sequence[Any], indices: Sequence[int]) -> list[Any]:
         """Reduce the gradients of the variables of these indices over all ranks."""
-        if self.prefix is None:
-            self.prefix = f"keras.{next_number('keras.DistributedOptimizer')}"
         return self.allreduce(
             gradients,
             [self.wire_name(index) for index in indices],

@@ -66,8 +66,8 @@ def _parts(
 ) -> list[tuple[list[int], str]]:
     """Cut the dense gradients into requests: positions, and the name of each request.
 
-    A group is named after its members, with or without a gradient here: ranks that disagree about
-    which have one meet, and are told so.
+    A group is named after its first member, with or without a gradient here: ranks that disagree
+    about which have one, or about the group, meet and are told so.
     """
     if tf.executing_eagerly() or xla.in_xla_context():
         groups = [range(len(names))]
@@ -76,5 +76,5 @@ def _parts(
     for group in groups:
         positions = [i for i in group if i in dense]
         if positions:
-            parts.append((positions, f"{names[group[0]]}+{len(group) - 1}"))
+            parts.append((positions, names[group[0]]))
     return parts

@@ -85,7 +85,7 @@ def test_rank_that_ran_out_of_batches_is_named(backend: str) -> None:
     assert "give every rank the same number of steps" in message
 
 
-def runs_out_of_unknown_batches() -> dict[str, Any]:
+def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
     start()
     inputs, targets = data(4)
 
@@ -95,17 +95,18 @@ def runs_out_of_unknown_batches() -> dict[str, Any]:
 
     callbacks = [hvd.callbacks.MetricAverageCallback()]
     try:
-        compiled().fit(batches(), shuffle=False, verbose=0, callbacks=callbacks)
+        compiled(run_eagerly=eagerly).fit(batches(), shuffle=False, verbose=0, callbacks=callbacks)
     except Exception as error:
         return {"kind": type(error).__name__, "message": str(error)}
     return {"kind": "none"}
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rank_whose_epoch_ends_early_says_so(backend: str) -> None:
+def test_rank_whose_epoch_ends_early_says_so(backend: str, eagerly: bool) -> None:
     """Where nobody knows the number of batches beforehand, the ranks find out in the middle."""
     first, second = run_world(
-        2, runs_out_of_unknown_batches, timeout=TIMEOUT, env=environment(backend)
+        2, runs_out_of_unknown_batches, eagerly, timeout=TIMEOUT, env=environment(backend)
     )
     assert second.value["kind"] == "ArgumentError"
     assert "the epoch of rank 1 ended after 4 batches" in second.value["message"]
