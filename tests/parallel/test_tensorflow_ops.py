@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,13 +334,14 @@ def test_init_again_after_shutdown() -> None:
     assert result.value == [2.0, 3.0] * 3
 
 
-def test_importing_the_adapter_imports_neither_torch_nor_keras_wrappers() -> None:
+def test_importing_the_adapter_imports_neither_torch_nor_keras_wrappers(tmp_path: Path) -> None:
     code = (
         "import sys, hvdlite.tensorflow; "
         "print([one for one in ('torch', 'hvdlite.keras', 'hvdlite.torch') if one in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
+        cwd=tmp_path,  # which "-c" puts first on the path: the installed package is meant
         env={**base_environment(), **ENVIRONMENT},
         capture_output=True,
         text=True,
