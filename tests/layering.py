@@ -23,6 +23,7 @@ MAX_EXAMPLE_LINES = 110
 CPP_FLOORS = (
     ("base",),
     ("os",),
+    ("trace",),
     ("transport",),
     ("collective", "wire"),
     ("backend",),

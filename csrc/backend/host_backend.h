@@ -34,6 +34,10 @@ class HostBackend : public Backend {
 
   std::string_view name() const override { return "host"; }
   Viability viable() const override { return {}; }
+  void trace_to(Trace& trace) override {
+    trace_ = &trace;
+    staging_.trace_to(trace_, kTraceRow);
+  }
   Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                    Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
@@ -88,6 +92,11 @@ class HostBackend : public Backend {
   // reduction, and stores the result in the outputs and, if not null, at `to`.
   void finish(const Reduction& reduction, Range range, std::byte* to);
 
+  // Completes transfers_.
+  Status exchange_between_hosts(Patience patience, const char* operation);
+  // A part of the collective for the timeline, to the end of the scope.
+  TraceSpan part(const char* name) const { return {trace_, kTraceRow, name}; }
+
   Status gather_local(const Layout& layout, std::span<const std::byte> input,
                       std::span<const std::size_t> bytes, std::span<std::byte> output,
                       Patience patience);
@@ -97,6 +106,7 @@ class HostBackend : public Backend {
   Fabric& fabric_;
   const Config config_;
   Staging staging_;
+  Trace* trace_ = nullptr;            // borrowed
   std::map<int, Layout> layouts_;     // by group id
   PieceList pieces_;                  // of the current all-reduce
   std::vector<const void*> sources_;  // of the current reduction, in order

@@ -94,8 +94,7 @@ Status HostBackend::broadcast_chunk(const Layout& layout, int root,
     } else {
       transfers_.push_back({root, {}, {slot, output.size()}});
     }
-    HVDLITE_RETURN_IF_ERROR(
-        exchange(fabric_.data, *fabric_.waiter, transfers_, patience, kBroadcast));
+    HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(patience, kBroadcast));
     if (self != root) staging_.publish(step);
   } else {
     staging_.publish(step);

@@ -22,6 +22,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   const auto [at, is_new] = book.tallies.try_emplace(request.name);
   Tally& tally = at->second;
   if (is_new) {
+    tally.number = ++tallied_;
     tally.request = request;
     tally.first_rank = rank;
     tally.submitted.resize(book.group.ranks.size());
@@ -36,6 +37,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     return Status(StatusCode::kInternal,
                   "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
+  if (timeline_ != nullptr) timeline_->arrived(tally.number, request, rank, is_new);
   tally.submitted[index] = true;
   --tally.missing;
   if (request.kind == Kind::kAllgather && !tally.first_dimensions.empty() &&
@@ -108,6 +110,7 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
   if (!tally.mismatch.empty()) {
     return respond_error(tally, Status(StatusCode::kMismatch, std::move(tally.mismatch)));
   }
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   Response response;
   const std::string key = tally.request.key();
   if (const auto id = cache_.find(key, tally.request)) {
@@ -126,6 +129,7 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
 }
 
 void Coordinator::respond_error(const Tally& tally, Status error) {
+  if (timeline_ != nullptr) timeline_->answered(tally.number, error);
   Response response;
   response.form = Response::Form::kError;
   response.request.process_set = tally.request.process_set;

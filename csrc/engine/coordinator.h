@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/response_cache.h"
+#include "engine/timeline.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -25,7 +26,8 @@ class Coordinator {
   using TimePoint = std::chrono::steady_clock::time_point;
 
   struct Tally {
-    Request request;  // as the first rank submitted it
+    std::uint64_t number = 0;  // of all tallies
+    Request request;           // as the first rank submitted it
     int first_rank = -1;
     std::vector<bool> submitted;  // by position in the set
     std::size_t missing = 0;
@@ -43,8 +45,9 @@ class Coordinator {
     std::unordered_map<std::string, Tally> tallies;  // by name
   };
 
-  Coordinator(int size, std::size_t cache_capacity)
-      : cache_(cache_capacity), activity_(size), left_(size) {}
+  // `timeline` is borrowed; none in tests.
+  Coordinator(int size, std::size_t cache_capacity, const Timeline* timeline = nullptr)
+      : timeline_(timeline), cache_(cache_capacity), activity_(size), left_(size) {}
 
   void add_set(const Group& group);
   // A rank wants a collective. kInternal when it is no member of the set or asks twice.
@@ -69,12 +72,14 @@ class Coordinator {
   // Where a rank that has left is awaited: the error, else nothing.
   bool fail_if_left(Book& book, const std::string& name, const Tally& tally);
 
+  const Timeline* const timeline_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;  // tallies in all books
+  std::size_t waiting_ = 0;    // tallies in all books
+  std::uint64_t tallied_ = 0;  // tallies so far
 };
 
 }  // namespace hvdlite

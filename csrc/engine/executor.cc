@@ -42,6 +42,7 @@ Status Executor::run(std::vector<Agreed>& round) {
 }
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
+  const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get());
   const Group& group = *sets_.get(batch.process_set);
   Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {

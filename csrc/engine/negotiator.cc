@@ -38,7 +38,8 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 
 }  // namespace
 
-Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters)
+Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters,
+                       const Timeline& timeline)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
       queue_(queue),
@@ -49,7 +50,7 @@ Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue,
       cache_(static_cast<std::size_t>(config.cache_capacity)),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity);
+  coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity, &timeline);
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }

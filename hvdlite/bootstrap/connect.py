@@ -24,6 +24,7 @@ from typing import Any
 
 from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.address import address_of, dial, fresh_unix_address, listen
+from hvdlite.bootstrap.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
 from hvdlite.bootstrap.store import Store, StoreClient, client_handshake
@@ -44,6 +45,7 @@ class Connection:
     Attributes:
         links: per peer (rank, control, data, segment, bell) descriptors, -1 where there is none;
             whoever takes them owns them.
+        clock: of this host against rank 0's.
     """
 
     rank: int = 0
@@ -56,6 +58,18 @@ class Connection:
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
+    clock: ClockOffset = SAME_CLOCK
+
+    def close(self) -> None:
+        """Close the descriptors: nobody takes them."""
+        descriptors = [
+            self.segment_fd,
+            self.bell_fd,
+            *(fd for link in self.links for fd in link[1:]),
+        ]
+        for fd in descriptors:
+            if fd >= 0:
+                os.close(fd)
 
 
 @dataclass
@@ -173,15 +187,35 @@ class _Mesh:
             self._segment = self._create_segment(place.local_size)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._run(listeners, peers, place)
+            own_clock = json.dumps(self._compare_clocks(place)).encode()
             # Nobody starts before everybody is connected: then every socket has its owner.
-            self._client.exchange(f"connected/{self._job.epoch}", b"")
+            clocks = self._client.exchange(f"connected/{self._job.epoch}", own_clock)
         except BaseException:
             self._close()
             raise
         finally:
             for listener in listeners:
                 listener.close()
-        return self._result(place)
+        first = place.host_of.index(place.host_of[self._worker.rank])
+        return self._result(place, ClockOffset(*json.loads(clocks[first])))
+
+    def _compare_clocks(self, place: Place) -> ClockOffset:
+        """Compare clocks over TCP: the first rank of every other host with rank 0."""
+        rank, host_of = self._worker.rank, place.host_of
+        firsts = [host_of.index(host) for host in range(1, max(host_of) + 1)]
+        for peer in firsts if rank == 0 else [0] if rank in firsts else []:
+            connection = self._links[peer].control
+            assert connection is not None
+            connection.settimeout(max(0.1, self._deadline - time.monotonic()))
+            try:
+                if rank != 0:
+                    return measure_offset(connection)
+                answer_readings(connection)
+            except OSError as error:
+                raise BootstrapError(
+                    f"rank {rank} could not compare its clock with rank {peer}'s: {error}"
+                ) from error
+        return SAME_CLOCK
 
     def _own_host(self) -> str:
         """The address that other hosts reach this one at: that of the route to the store."""
@@ -304,7 +338,7 @@ class _Mesh:
             if fd >= 0:
                 os.close(fd)
 
-    def _result(self, place: Place) -> Connection:
+    def _result(self, place: Place, clock: ClockOffset) -> Connection:
         return Connection(
             rank=self._worker.rank,
             size=self._worker.size,
@@ -316,4 +350,5 @@ class _Mesh:
             local_size=place.local_size,
             cross_rank=place.cross_rank,
             cross_size=place.cross_size,
+            clock=clock,
         )

@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hvdlite.errors import BootstrapError
 
@@ -61,6 +62,12 @@ def take_token() -> None:
 def allow_pickle() -> bool:
     """Say whether object collectives may pickle: yes, unless HVDLITE_ALLOW_PICKLE is 0."""
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
+
+
+def timeline_parts() -> Path | None:
+    """Give the folder for parts of timelines that hvdlite-run merges; None without a launcher."""
+    folder = os.environ.get("HVDLITE_TIMELINE_PARTS")
+    return Path(folder) if folder else None
 
 
 def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:

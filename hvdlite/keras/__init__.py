@@ -32,6 +32,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -110,6 +112,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

@@ -8,12 +8,15 @@ import secrets
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hvdlite
+from hvdlite import timeline
 from hvdlite.bootstrap.store import Store
+from hvdlite.errors import ArgumentError
 from hvdlite.launch.console import STDERR, STDOUT, Console
 from hvdlite.launch.local import (
     Job,
@@ -113,6 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="how long hvd.init() waits for all ranks",
     )
     _add_output_flags(parser.add_argument_group("output"))
+    _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     knobs = parser.add_argument_group("knobs", "set for the ranks; docs/knobs.md lists all")
     for knob in KNOB_FLAGS:
         knobs.add_argument(
@@ -140,6 +144,22 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_timeline_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--timeline-filename",
+        "--timeline",
+        dest="timeline",
+        type=Path,
+        metavar="FILE",
+        help="write where the time of every rank goes to one file, for ui.perfetto.dev",
+    )
+    group.add_argument(
+        "--timeline-mark-cycles",
+        action="store_true",
+        help="also mark the rounds of the engine in it",
+    )
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -158,6 +178,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: st
         parser.error(f"say how many ranks to start with -np, for example: {_EXAMPLE}")
     if options.num_proc < 1:
         parser.error(f"-np {options.num_proc}: at least one rank is needed")
+    if options.timeline is not None and not options.timeline.absolute().parent.is_dir():
+        parser.error(f"--timeline-filename {options.timeline}: there is no such folder")
     if not options.command:
         parser.error(f"say what to run, for example: {_EXAMPLE}")
     program = options.command[0]
@@ -179,7 +201,25 @@ def worker_environment(
             whole[knob.variable] = str(value)
     if options.start_timeout is not None:
         whole["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
+    if options.timeline is not None:
+        whole["HVDLITE_TIMELINE"] = str(options.timeline.absolute())
+    if options.timeline_mark_cycles:
+        whole["HVDLITE_TIMELINE_MARK_CYCLES"] = "1"
+    whole["HVDLITE_TIMELINE_PARTS"] = str(timeline_parts(job.job_id))
     return whole
+
+
+def timeline_parts(job_id: bytes) -> Path:
+    """Say where the ranks leave the parts of their timelines; they make the folder."""
+    return Path(tempfile.gettempdir()) / f"hvdlite-timeline-{job_id.hex()}"
+
+
+def _merge_timelines(folder: Path, console: Console) -> None:
+    """Merge the parts that the ranks could not merge themselves: one was killed, for example."""
+    try:
+        timeline.merge_leftovers(folder)
+    except (OSError, ArgumentError) as error:
+        console.say(f"no timeline: {error}; its parts are in {folder}")
 
 
 def _terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
@@ -226,7 +266,10 @@ def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
             return start
 
-        return supervisor.run([starter(slot) for slot in slots])
+        try:
+            return supervisor.run([starter(slot) for slot in slots])
+        finally:
+            _merge_timelines(timeline_parts(job_id), console)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
