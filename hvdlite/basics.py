@@ -25,7 +25,8 @@ from types import TracebackType
 from hvdlite import _core, numbering
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.environment import detect, timeline_parts
-from hvdlite.errors import NotInitializedError
+from hvdlite.errors import HvdliteError, NotInitializedError
+from hvdlite.gathering import gather_bytes
 from hvdlite.recording import Recorder
 
 
@@ -48,6 +49,7 @@ _world: _World | None = None
 _watchers: list[Callable[[_core.Engine | None], None]] = []
 _lock = threading.Lock()
 _hooks_installed = False
+_LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
 
 def init() -> None:
@@ -67,7 +69,7 @@ def init() -> None:
         worker = detect()
         connection = connect(worker, _core.create_segment, _core.agreed_knobs())
         recorder = Recorder(
-            connection.rank, connection.size, connection.clock, worker.job_id, timeline_parts()
+            connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
         )
         engine = _make_engine(connection, recorder)
         _world = _World(
@@ -117,8 +119,8 @@ def shutdown() -> None:
         world, _world = _world, None
         if world is None:
             return
-        world.engine.shutdown()
         _stop_timeline(world)
+        world.engine.shutdown()
         for watcher in _watchers:
             watcher(None)
 
@@ -227,6 +229,8 @@ def start_timeline(path: str | Path, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """End this rank's part of the timeline; does nothing when none is being written.
 
+    Where the ranks span several hosts, every rank calls it: their parts travel to rank 0.
+
     Raises:
         NotInitializedError: `init` was not called.
     """
@@ -237,9 +241,13 @@ def stop_timeline() -> None:
 def _stop_timeline(world: _World) -> None:
     world.engine.stop_trace()
     try:
-        world.recorder.end()
-    except OSError as error:
+        world.recorder.end(
+            lambda data, name: gather_bytes(world.engine, data, name, _LONGEST_GATHERING)
+        )
+    except OSError as error:  # TimeoutError is one.
         print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
+    except HvdliteError:
+        pass  # The world has failed, and says so elsewhere; the part stays where it is.
 
 
 def _install_hooks() -> None:

@@ -7,17 +7,15 @@ others raise instead of waiting for it.
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 from typing import Any
 
-from hvdlite import _core, basics
+from hvdlite import basics
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
 from hvdlite.ops import check_root
-
-_UINT8 = _core.DTYPES["uint8"]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -86,22 +84,9 @@ def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever a user's __reduce__ raises
             failure = error
-    blocks = _gather_bytes(data, name)
+    blocks = gather_bytes(basics.engine(), data, name)
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
-    return blocks
-
-
-def _gather_bytes(data: bytes, name: str) -> list[memoryview]:
-    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-    tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
-    handle = basics.engine().allgather(name, tensor, keep=data, blocking=True)
-    handle.wait()
-    received = handle.take_output()
-    blocks, start = [], 0
-    for length in handle.first_dimensions:
-        blocks.append(received[start : start + length])
-        start += length
     return blocks
 
 

@@ -2,8 +2,10 @@
 
 Words: a *session* lasts from `start_timeline` to `stop_timeline` or `shutdown`. A rank's *part* is
 `rank.N.part` in the session's folder while it is being written, and `rank.N.json` once it is
-complete. The rank that completes the last part of a session merges them. What then is left, because
-a rank was killed or took no part, is merged by hvdlite-run when the job is over, or by hand.
+complete. The rank that completes the last part of a session merges them. Where the ranks span
+several hosts, the parts of other hosts travel to rank 0 through the world itself, if that is still
+well. What then is left, because a rank was killed or took no part, is merged by hvdlite-run when
+the job is over, or by hand.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import contextlib
 import os
 import socket
 import time
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from hvdlite.bootstrap.clock import ClockOffset
 from hvdlite.errors import ArgumentError, ForkedError
 from hvdlite.timeline import Header, merge_session, opening_lines
+
+Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
 
 _sessions = 0  # of this process so far; ranks start them alike
 
@@ -38,19 +45,25 @@ class Recorder:
     """The timelines of one world on this rank, one at a time. Not safe between threads."""
 
     def __init__(
-        self, rank: int, size: int, clock: ClockOffset, job_id: bytes, folder: Path | None
+        self,
+        rank: int,
+        host_of: Sequence[int],
+        clock: ClockOffset,
+        job_id: bytes,
+        folder: Path | None,
     ) -> None:
         """Describe the rank; nothing is written yet.
 
         Args:
             rank: this rank.
-            size: of the world.
+            host_of: by rank, the number of its host.
             clock: this host's against rank 0's.
             job_id: tells the parts of this job from those that another one left.
             folder: where parts go that hvdlite-run looks after; None without it.
         """
         self._rank = rank
-        self._size = size
+        self._size = len(host_of)
+        self._remote = [other for other, host in enumerate(host_of) if host != host_of[0]]
         self._clock = clock
         self._job = job_id.hex()[:8]
         self._folder = folder
@@ -119,30 +132,56 @@ class Recorder:
         part, self._part = self._part, None
         if part is None:
             return
-        part.path(self._rank, complete=False).unlink(missing_ok=True)
-        for folder in (part.folder, part.folder.parent):
-            with contextlib.suppress(OSError):  # Other ranks' parts are in it.
-                folder.rmdir()
+        _remove(part, part.path(self._rank, complete=False))
 
-    def end(self) -> None:
+    def end(self, gather: Gather) -> None:
         """Say that no event follows; merge the session if this was its last part.
 
-        Does nothing when there is none, or in a forked child, whose parent writes it.
+        Does nothing when there is none, or in a forked child, whose parent writes it. Where the
+        ranks span several hosts, every rank calls it: then `gather` takes bytes of this rank and
+        the name of a collective, and returns the bytes of all ranks.
 
         Raises:
             OSError: a file cannot be written.
+            Exception: whatever `gather` raises; the part stays where it is.
         """
         part, self._part = self._part, None
         if part is None or os.getpid() != self._process:
             return
-        part.path(self._rank, complete=False).rename(part.path(self._rank, complete=True))
-        if all(part.path(rank, complete=True).exists() for rank in range(self._size)):
-            claimed = part.folder.with_name(part.folder.name + ".merging")
+        own = part.path(self._rank, complete=True)
+        part.path(self._rank, complete=False).rename(own)
+        if self._remote:
+            self._end_across_hosts(part, own, gather)
+        elif all(part.path(rank, complete=True).exists() for rank in range(self._size)):
             try:
-                part.folder.rename(claimed)
+                claimed = _claim(part.folder)
             except FileNotFoundError:
                 return  # Another rank completed its part at the same time, and was quicker.
             merge_session(claimed)
+
+    def _end_across_hosts(self, part: Part, own: Path, gather: Gather) -> None:
+        sent = zlib.compress(own.read_bytes(), 1) if self._rank in self._remote else b""
+        parts = gather(sent, f"#timeline.{part.folder.name}")
+        if self._rank == 0:
+            # Claimed first: hosts may share the folder, and then remove their own parts from it.
+            claimed = _claim(part.folder)
+            for rank in self._remote:
+                copy = part.path(rank, complete=True).name
+                (claimed / copy).write_bytes(zlib.decompress(parts[rank]))
+            merge_session(claimed)
+        elif self._rank in self._remote:
+            _remove(part, own)
+
+
+def _claim(folder: Path) -> Path:
+    return folder.rename(folder.with_name(folder.name + ".merging"))
+
+
+def _remove(part: Part, file: Path) -> None:
+    file.unlink(missing_ok=True)
+    for folder in (part.folder, part.folder.parent):
+        with contextlib.suppress(OSError):  # Other parts are in it, or it is gone.
+            folder.rmdir()
 
 
 def _open(part: Part) -> int:

@@ -132,6 +132,24 @@ def test_negotiation_shows_who_came_late_on_one_clock(tmp_path: Path) -> None:
     assert merged.ranks[0]["error"] == 0 < merged.ranks[1]["error"]
 
 
+def test_parts_of_other_hosts_travel_to_rank_0(tmp_path: Path) -> None:
+    # Hosts 0 and 1 have a folder each, which the other one does not see.
+    path, hosts = tmp_path / "timeline.json", [0, 0, 1, 1]
+    results = run_world(
+        4,
+        train,
+        1,
+        hosts=hosts,
+        env=lambda rank: {
+            "HVDLITE_TIMELINE": str(path),
+            "HVDLITE_TIMELINE_PARTS": str(tmp_path / f"host{hosts[rank]}"),
+        },
+    )
+    check_tensors(read_merged(path), 4, NAMES, 1)
+    assert os.listdir(tmp_path) == ["timeline.json"]
+    assert all(result.stderr == "" for result in results)
+
+
 def start_and_stop(folder: str) -> None:
     basics.init()
     basics.stop_timeline()  # there is none

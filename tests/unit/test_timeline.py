@@ -123,7 +123,7 @@ def test_quickest_round_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_timeline_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HVDLITE_TIMELINE_PARTS", raising=False)
-    recorder = Recorder(0, 2, ClockOffset(0, 0), b"job", timeline_parts())
+    recorder = Recorder(0, [0, 0], ClockOffset(0, 0), b"job", timeline_parts())
     assert recorder.begin_by_knob("") == recorder.begin_by_knob("DYNAMIC") == -1
     os.close(recorder.begin(tmp_path / "out.json"))
     with pytest.raises(ArgumentError, match="already"):
