@@ -21,7 +21,7 @@ BACKENDS = ("tensorflow", "torch")
 TIMEOUT = 100.0
 
 
-class _Later:
+class Later:
     """A module that is imported when something of it is asked for."""
 
     def __init__(self, name: str) -> None:
@@ -31,8 +31,8 @@ class _Later:
         return getattr(importlib.import_module(self._name), attribute)
 
 
-keras: Any = _Later("keras")
-hvd: Any = _Later("hvdlite.keras")
+keras: Any = Later("keras")
+hvd: Any = Later("hvdlite.keras")
 
 
 def environment(backend: str) -> dict[str, str]:
