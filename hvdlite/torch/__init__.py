@@ -71,6 +71,7 @@ from hvdlite.torch.ops import (
     grouped_allreduce_async_,
 )
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "ArgumentError",
@@ -96,6 +97,7 @@ __all__ = [
     "ShutdownError",
     "StalledError",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
