@@ -55,7 +55,7 @@ from hvdlite.errors import (
 from hvdlite.keras import callbacks
 from hvdlite.keras.arrays import allgather, allreduce, broadcast, broadcast_variables
 from hvdlite.keras.backend import seam
-from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Average, Max, Min, Product, Sum
@@ -78,6 +78,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OutOfMemoryError",
+    "PartialDistributedOptimizer",
     "Product",
     "RankFailedError",
     "ShutdownError",
