@@ -1,5 +1,7 @@
 """hvdlite for Keras 3, on its TensorFlow and PyTorch backends: `import hvdlite.keras as hvd`.
 
+The optimizer and the callbacks also take models of Keras 2, the package `tf_keras`.
+
 Example:
     >>> import keras
     >>> import hvdlite.keras as hvd
@@ -55,7 +57,7 @@ from hvdlite.errors import (
 from hvdlite.keras import callbacks
 from hvdlite.keras.arrays import allgather, allreduce, broadcast, broadcast_variables
 from hvdlite.keras.backend import seam
-from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Average, Max, Min, Product, Sum
@@ -78,6 +80,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OutOfMemoryError",
+    "PartialDistributedOptimizer",
     "Product",
     "RankFailedError",
     "ShutdownError",

@@ -73,6 +73,7 @@ from hvdlite.torch.ops import (
     grouped_allreduce_async_,
 )
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "ArgumentError",
@@ -98,6 +99,7 @@ __all__ = [
     "ShutdownError",
     "StalledError",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
