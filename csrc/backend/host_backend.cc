@@ -199,6 +199,7 @@ Status HostBackend::exchange_between_hosts(Patience patience, const char* operat
 }
 
 void HostBackend::copy_in(const Reduction& reduction, Range range, std::byte* to) const {
+  if (range.count() == 0) return;
   const TraceSpan traced = part("pack");
   pieces_.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
                               std::uint64_t at, std::uint64_t count) {
