@@ -62,7 +62,6 @@ from hvdlite.tensorflow.gradient_tape import (
     PartialDistributedGradientTape,
 )
 from hvdlite.tensorflow.ops import (
-    allgather,
     allreduce,
     barrier,
     broadcast,
@@ -73,6 +72,13 @@ from hvdlite.tensorflow.ops import (
     local_size_op,
     rank_op,
     size_op,
+)
+from hvdlite.tensorflow.rows import (
+    allgather,
+    alltoall,
+    grouped_allgather,
+    grouped_reducescatter,
+    reducescatter,
 )
 
 __all__ = [
@@ -105,6 +111,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_global_variables",
@@ -119,7 +126,9 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -133,6 +142,7 @@ __all__ = [
     "nccl_built",
     "rank",
     "rank_op",
+    "reducescatter",
     "rocm_built",
     "shutdown",
     "size",
