@@ -26,7 +26,7 @@ def gather_bytes(
     """
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
-    handle = engine.allgather(name, tensor, keep=data, blocking=True)
+    handle = engine.allgather(name, [tensor], keep=data, blocking=True)
     handle.wait(timeout)
     received = handle.take_output()
     blocks, start = [], 0

@@ -38,12 +38,13 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
   if (tensor.dims.size() > kMaxDimensions) {
     return invalid(request, "a tensor has at most 32 dimensions");
   }
-  if (request.kind == Kind::kAllgather && tensor.dims.empty()) {
-    return invalid(request,
-                   "a tensor without dimensions has no first one to gather along; "
-                   "reshape it to [1]");
+  const bool scatters = request.kind == Kind::kReducescatter;
+  const bool has_rows =
+      scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall;
+  if (has_rows && tensor.dims.empty()) {
+    return invalid(request, "a tensor without dimensions has no rows; reshape it to [1]");
   }
-  return request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
+  return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
       sets_(size_),
-      executor_(*backend_, sets_, config_, queue_, counters_, timeline_) {
+      executor_(rank_, *backend_, sets_, config_, queue_, counters_, timeline_) {
   backend_->trace_to(*trace_);
   if (size_ == 1) return;
   negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_, timeline_);
@@ -91,6 +92,12 @@ Status Engine::check(const Entry& entry) const {
   for (const TensorShape& tensor : request.tensors) {
     HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
   }
+  if (size_ == 1 && request.kind == Kind::kAlltoall) {
+    // With more ranks the coordinator looks, so that all of them hear of it.
+    if (const auto text = describe_bad_splits(rank_, request, 1)) {
+      return Status(StatusCode::kInvalidArgument, *text, rank_);
+    }
+  }
   return Status();
 }
 
@@ -119,12 +126,8 @@ Status Engine::execute_alone(const EntryPtr& entry) {
   MutexLock alone(alone_mutex_);
   HVDLITE_RETURN_IF_ERROR(queue_.push(entry));
   (void)queue_.take();
-  Agreed agreed{entry, {}};
-  if (entry->request.kind == Kind::kAllgather) {
-    agreed.first_dimensions.push_back(entry->request.tensors[0].dims[0]);
-  }
   std::vector<Agreed> round;
-  round.push_back(std::move(agreed));
+  round.push_back({entry, rows_given(entry->request, 1)});
   timeline_.agreed(round);
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors

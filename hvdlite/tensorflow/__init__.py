@@ -64,7 +64,6 @@ from hvdlite.tensorflow.gradient_tape import (
     PartialDistributedGradientTape,
 )
 from hvdlite.tensorflow.ops import (
-    allgather,
     allreduce,
     barrier,
     broadcast,
@@ -75,6 +74,13 @@ from hvdlite.tensorflow.ops import (
     local_size_op,
     rank_op,
     size_op,
+)
+from hvdlite.tensorflow.rows import (
+    allgather,
+    alltoall,
+    grouped_allgather,
+    grouped_reducescatter,
+    reducescatter,
 )
 
 __all__ = [
@@ -107,6 +113,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_global_variables",
@@ -121,7 +128,9 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -135,6 +144,7 @@ __all__ = [
     "nccl_built",
     "rank",
     "rank_op",
+    "reducescatter",
     "rocm_built",
     "shutdown",
     "size",

@@ -288,10 +288,11 @@ def test_killed_rank_leaves_a_readable_file(tmp_path: Path) -> None:
     tests = str(Path(__file__).resolve().parents[1])
     program = KILLED.format(path=[tests])
     job = ("-np", "3", "--timeline-filename", str(path), sys.executable, "-c", program)
-    result = run_launcher(*job)
+    (tmp_path / "empty").mkdir()  # nothing there that the ranks could import
+    result = run_launcher(*job, cwd=tmp_path / "empty")
     assert result.returncode == 128 + signal.SIGKILL
     assert "rank 1 (host" in result.stderr
-    assert os.listdir(tmp_path) == ["timeline.json"]
+    assert sorted(os.listdir(tmp_path)) == ["empty", "timeline.json"]
     merged = read_merged(path)
     assert [rank["complete"] for rank in merged.ranks] == [True, False, True]
     for name in NAMES:
