@@ -57,6 +57,7 @@ def job_environment(slot: Slot, job: Job) -> dict[str, str]:
         "CROSS_SIZE": slot.cross_size,
     }
     environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
+    environment["HVDLITE_NODE"] = str(slot.host)
     environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
     environment.update(
         HVDLITE_RENDEZVOUS=job.rendezvous,
