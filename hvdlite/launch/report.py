@@ -1,7 +1,7 @@
 """Choose the failure that ended a job, and put it in words; pure.
 
 Example:
-    >>> from hvdlite.launch.local import Ending
+    >>> from hvdlite.launch.ending import Ending
     >>> ranks = [
     ...     Failure(0, 11, Ending(1, False), 5.00, b"hvdlite.errors.RankFailedError: rank 2 ..."),
     ...     Failure(2, 13, Ending(3, False), 5.02, b"ValueError: boom"),
@@ -16,7 +16,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdlite.launch.local import Ending
+from hvdlite.launch.ending import Ending
 
 # How long after the first failure another one may still be the cause of it.
 CAUSE_WINDOW = 0.5

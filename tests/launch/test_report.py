@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hvdlite.launch.local import Ending
+from hvdlite.launch.ending import Ending
 from hvdlite.launch.report import Failure, describe, last_lines, root_failure
 
 CONSEQUENCE = b"""Traceback (most recent call last):
