@@ -110,13 +110,19 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         token=variables.secret(_TOKEN, token, _TOKEN_BYTES),
         job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), _JOB_ID_BYTES),
         epoch=variables.number("HVDLITE_EPOCH", 0),
-        start_timeout=variables.seconds("HVDLITE_START_TIMEOUT", 60.0),
+        start_timeout=_start_timeout(variables),
     )
 
 
 def _interfaces(variables: Variables) -> tuple[str, ...]:
-    names = (variables.get("HVDLITE_NETWORK_INTERFACES") or "").split(",")
+    own, horovods = "HVDLITE_NETWORK_INTERFACES", "HOROVOD_GLOO_IFACE"
+    names = (variables.get(own) or variables.get(horovods) or "").split(",")
     return tuple(name.strip() for name in names if name.strip())
+
+
+def _start_timeout(variables: Variables) -> float:
+    own, horovods = "HVDLITE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"
+    return variables.seconds(own if own in variables else horovods, 60.0)
 
 
 def _from_seat(variables: Variables, seat: Seat) -> WorkerEnvironment:
@@ -135,7 +141,7 @@ def _from_seat(variables: Variables, seat: Seat) -> WorkerEnvironment:
         interfaces=_interfaces(variables),
         launcher=seat.launcher,
         serves_store=seat.rank == 0 and seat.size > 1,
-        start_timeout=variables.seconds("HVDLITE_START_TIMEOUT", 60.0),
+        start_timeout=_start_timeout(variables),
     )
     if seat.size == 1:
         return worker

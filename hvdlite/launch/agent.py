@@ -22,6 +22,7 @@ from typing import Any
 import hvdlite
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import StoreClient
+from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.console import STDERR, STDOUT
 from hvdlite.launch.ending import Ending
@@ -266,6 +267,8 @@ def main() -> int:
     if part is None:
         return 1
     environment = environment_here(os.environ, part["environment"])
+    if part["compat"]:
+        environment = on_path(environment)
     try:
         _check(part, environment)
     except OSError as error:

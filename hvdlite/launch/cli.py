@@ -94,6 +94,7 @@ def describe_job(
         output_folder=options.output_filename,
         timestamps=options.prefix_output_with_timestamp,
         verbose=options.verbose,
+        compat=options.compat,
     )
 
 

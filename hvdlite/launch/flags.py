@@ -134,6 +134,11 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="say what works on this machine and why the rest does not, with measured speeds",
     )
+    parser.add_argument(
+        "--compat",
+        action="store_true",
+        help="let `import horovod` find hvdlite, for scripts written for Horovod",
+    )
     parser.add_argument("--verbose", action="store_true", help="say what is started")
     parser.add_argument(
         "--start-timeout",

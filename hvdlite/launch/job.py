@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hvdlite.bootstrap.address import interface_address, interface_addresses
 from hvdlite.bootstrap.store import Store
+from hvdlite.compat import on_path
 from hvdlite.launch.console import Console
 from hvdlite.launch.hosts import Host, is_here, spread
 from hvdlite.launch.inbox import SignalInbox
@@ -31,6 +32,7 @@ class Description:
     Attributes:
         environment: of every rank: the user's, with what flags set.
         hosts: filled in order; none means this machine alone.
+        compat: whether `import horovod` finds hvdlite.
         interfaces: network interfaces by which the hosts reach each other; by route when empty.
         stdin: what every rank reads; then it also has a pipe for a result.
     """
@@ -44,6 +46,7 @@ class Description:
     output_folder: Path | None = None
     timestamps: bool = False
     verbose: bool = False
+    compat: bool = False
     stdin: bytes | None = field(default=None, repr=False)
 
 
@@ -84,7 +87,13 @@ class _Run:
             with Store.start(what.ranks, self._token, self._job_id, 0, address) as store:
                 job = Job(self._job_id, self._token, store.address)
                 self._start_remote(remotes, job, threads)
-                supervisor = Supervisor(self._console, self._inbox, self._job_id, what.timestamps)
+                supervisor = Supervisor(
+                    self._console,
+                    self._inbox,
+                    self._job_id,
+                    timestamps=what.timestamps,
+                    reports=what.stdin is None,  # `hvdlite.run` raises instead.
+                )
                 supervisor.run(self._starters(supervisor, remotes, job, threads))
                 status = supervisor.conclude()
                 return Outcome(status, supervisor.root, supervisor.results)
@@ -140,6 +149,7 @@ class _Run:
                 "folder": str(Path.cwd()),
                 "command": list(self._what.command),
                 "environment": self._shared(threads[slots[0].host]),
+                "compat": self._what.compat,
                 "ranks": {slot.rank: self._own(slot, job) for slot in slots},
                 "slots": {slot.rank: slot_numbers(slot) for slot in slots},
             }
@@ -158,6 +168,8 @@ class _Run:
             remote = workers.get(slot.rank)
             if remote is None:
                 environment = {**self._shared(threads[slot.host]), **self._own(slot, job)}
+                if what.compat:
+                    environment = on_path(environment)
                 worker = start_worker(slot, what.command, environment, stdin=what.stdin)
                 supervisor.add(worker, files)
             else:
@@ -237,6 +249,5 @@ def run_job(what: Description) -> Outcome:
         OSError: a rank could not be started here.
         KeyboardInterrupt: a signal came before the ranks were started.
     """
-    console = Console()
-    with SignalInbox() as inbox:
+    with Console() as console, SignalInbox() as inbox:
         return _Run(what, console, inbox).run()

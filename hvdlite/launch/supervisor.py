@@ -32,13 +32,19 @@ class Supervisor(JobLoop[AnyRank]):
     """Runs one job from its first worker to its last. Used by one thread."""
 
     def __init__(
-        self, console: Console, inbox: SignalInbox, job_id: bytes, timestamps: bool = False
+        self,
+        console: Console,
+        inbox: SignalInbox,
+        job_id: bytes,
+        timestamps: bool = False,
+        reports: bool = True,
     ) -> None:
         """Borrow the console and the inbox; no worker is watched yet."""
         super().__init__(job_id)
         self._console = console
         self._inbox = inbox
         self._pump = OutputPump(console, self.selector, timestamps)
+        self._reports = reports
         self._failures: list[Failure] = []
         self._oom_kills = oom_kills()
         self.on(inbox.fd, self._take_signals)
@@ -93,15 +99,17 @@ class Supervisor(JobLoop[AnyRank]):
     def conclude(self) -> int:
         """Show the report, wait for the console, and say what to exit with."""
         status = self._stop.status if self._stop is not None else None
-        if status is None and self._failures:
-            root = self.root
-            assert root is not None
-            status = root.ending.code
-            killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-            host = next(worker.host for worker in self._workers if worker.rank == root.rank)
-            self._console.write(STDERR, describe(root, host, killed).encode())
+        if status is None and self.root is not None:
+            status = self.root.ending.code
+            if self._reports:
+                self._console.write(STDERR, self._report(self.root).encode())
         self._wait_for_console()
         return status or 0
+
+    def _report(self, root: Failure) -> str:
+        killed = root.ending.oom_killed or oom_kills() > self._oom_kills
+        host = next(worker.host for worker in self._workers if worker.rank == root.rank)
+        return describe(root, host, killed)
 
     @property
     def root(self) -> Failure | None:
