@@ -135,6 +135,9 @@ class _Run:
         """Build what is the same for every rank of a host."""
         given = self._what.environment
         shared = {**given, **thread_caps(given, threads)}
+        # Horovod's switch for what is a time here; the core knows one name of Horovod's per knob.
+        if given.get("HOROVOD_STALL_CHECK_DISABLE", "0").lower() in ("1", "true"):
+            shared.setdefault("HVDLITE_STALL_WARNING", "0")
         if self._what.interfaces:
             names = ",".join(self._what.interfaces)
             shared["HVDLITE_NETWORK_INTERFACES"] = names

@@ -8,7 +8,7 @@ full, so that a slow console slows the ranks of other hosts down, too.
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -254,7 +254,8 @@ class RemoteHost:
             return self._closed
         if self._thread.ident is not None:
             self._thread.join(_LONGEST_GOODBYE)
-        self._closed = self._closed_well
+        with self._sending:  # Nobody writes to a descriptor that may be another one's soon.
+            self._closed = self._closed_well
         for pipe in (self._ssh.stdin, self._ssh.stdout):
             if pipe is not None and not self._thread.is_alive():
                 pipe.close()
@@ -296,18 +297,19 @@ class RemoteHosts:
 
     def _wait_for(self, there: Callable[[RemoteHost], bool], what: str) -> None:
         deadline = time.monotonic() + self._options.connect_seconds + 5
-        while waiting := [host for host in self.hosts if not there(host)]:
-            left = deadline - time.monotonic()
-            descriptors = [self._interrupted_fd, *(host.fileno() for host in waiting)]
-            ready, _, _ = select.select(descriptors, [], [], max(0.0, left))
-            if not ready:
-                names = ", ".join(host.name for host in waiting)
-                raise LaunchError(f"host {names} has not {what} in time")
-            if self._interrupted_fd in ready:
-                raise KeyboardInterrupt
-            for host in waiting:
-                if host.fileno() in ready:
-                    host.receive()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._interrupted_fd, selectors.EVENT_READ, None)
+            for host in self.hosts:
+                selector.register(host.fileno(), selectors.EVENT_READ, host)
+            while waiting := [host for host in self.hosts if not there(host)]:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    names = ", ".join(host.name for host in waiting)
+                    raise LaunchError(f"host {names} has not {what} in time")
+                for key, _ in ready:
+                    if key.data is None:
+                        raise KeyboardInterrupt
+                    key.data.receive()
 
     def _stay_alive(self) -> None:
         while not self._stopping.wait(_ALIVE_SECONDS):

@@ -110,6 +110,12 @@ def test_knobs_of_horovod_are_honoured() -> None:
     assert "'4096'" in line and "'3'" in line
 
 
+def test_switch_of_the_stall_check_is_honoured() -> None:
+    code = "import os; print(os.environ.get('HVDLITE_STALL_WARNING'))"
+    assert run(code, np=1, HOROVOD_STALL_CHECK_DISABLE="1") == ["0"]
+    assert run(code, np=1, HOROVOD_STALL_CHECK_DISABLE="0") == ["None"]
+
+
 def test_start_timeout_of_horovod_is_honoured() -> None:
     code = (
         "import os, time\nif os.environ['HOROVOD_RANK'] == '1': time.sleep(60)\n"
