@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hvdlite.bootstrap.seat import Seat, find_seat
+from hvdlite.bootstrap.seat import Seat, checked, find_seat
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
@@ -80,7 +80,10 @@ def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """
     variables = Variables(os.environ if environment is None else environment)
     if "HVDLITE_RANK" in variables or "HVDLITE_SIZE" in variables:
-        return _from_hvdlite_run(variables)
+        by_hand = "HVDLITE_JOB_ID" not in variables and variables.number("HVDLITE_SIZE") > 1
+        return (
+            _from_seat(variables, _by_hand(variables)) if by_hand else _from_hvdlite_run(variables)
+        )
     seat = find_seat(variables)
     if seat is not None:
         return _from_seat(variables, seat)
@@ -112,6 +115,22 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         epoch=variables.number("HVDLITE_EPOCH", 0),
         start_timeout=_start_timeout(variables),
     )
+
+
+def _by_hand(variables: Variables) -> Seat:
+    """Take what somebody's own script set; rank 0 then serves the store that hvdlite-run would."""
+    variables.text("HVDLITE_RENDEZVOUS")
+    seat = Seat(
+        launcher="a script of your own",
+        names=("HVDLITE_RANK", "HVDLITE_SIZE"),
+        rank=variables.number("HVDLITE_RANK"),
+        size=variables.number("HVDLITE_SIZE"),
+        job="",
+        local_rank=variables.optional_number("HVDLITE_LOCAL_RANK"),
+        local_size=variables.optional_number("HVDLITE_LOCAL_SIZE"),
+        node=variables.optional_number("HVDLITE_NODE"),
+    )
+    return checked(seat)
 
 
 def _interfaces(variables: Variables) -> tuple[str, ...]:

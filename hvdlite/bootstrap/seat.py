@@ -61,13 +61,21 @@ def find_seat(variables: Variables) -> Seat | None:
     """
     for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
         seat = recognise(variables)
-        if seat is None:
-            continue
-        if seat.size < 1 or seat.rank >= seat.size:
-            rank, size = seat.names
-            raise BootstrapError(f"{rank}={seat.rank} and {size}={seat.size} contradict each other")
-        return seat
+        if seat is not None:
+            return checked(seat)
     return None
+
+
+def checked(seat: Seat) -> Seat:
+    """Return a seat that can be.
+
+    Raises:
+        BootstrapError: rank and size contradict each other.
+    """
+    if seat.size < 1 or seat.rank >= seat.size:
+        rank, size = seat.names
+        raise BootstrapError(f"{rank}={seat.rank} and {size}={seat.size} contradict each other")
+    return seat
 
 
 _Recogniser = Callable[[Variables], "Seat | None"]

@@ -94,6 +94,20 @@ _NEEDLESS = (
         ),
         "the levels of an all-reduce follow from the hosts",
     ),
+    _Needless(("--autotune", "--no-autotune"), "nothing is tuned in this version"),
+    _Needless(
+        (
+            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+        ),
+        "nothing is tuned in this version",
+        True,
+    ),
+    _Needless(("--timeline-filename",), "there are no timelines in this version", True),
+    _Needless(
+        ("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
+        "there are no timelines in this version",
+    ),
     _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
     _Needless(("--mpi-args", "--binding-args"), "there is no MPI", True),
     _Needless(("--thread-affinity", "--num-nccl-streams"), "the engine chooses by itself", True),

@@ -97,6 +97,29 @@ def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
     assert "which no other host can reach; set HVDLITE_RENDEZVOUS" in said
 
 
+def test_a_script_of_ones_own() -> None:
+    """Plain variables, and rank 0 where the others are told to meet."""
+    address = f"127.0.0.1:{20000 + secrets.randbelow(10000)}"
+    token = secrets.token_hex(32)
+    ranks = [
+        subprocess.Popen(
+            PROGRAM,
+            env=environment(
+                HVDLITE_RANK=str(rank),
+                HVDLITE_SIZE="3",
+                HVDLITE_RENDEZVOUS=address,
+                HVDLITE_TOKEN=token,
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    status = max(rank.returncode for rank in ranks)
+    assert_one_host(subprocess.CompletedProcess([], status, "".join(outputs), ""), 3)
+
+
 def test_open_mpi_5() -> None:
     assert_one_host(run(*OPEN_MPI, "-n", "3"), 3)
 

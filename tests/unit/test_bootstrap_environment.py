@@ -123,6 +123,18 @@ def test_nearest_launcher_is_recognised(
     assert found == place
 
 
+def test_ranks_started_by_hand_meet_where_they_are_told() -> None:
+    by_hand = {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "node1:5", **SECRET}
+    first, second = detect(by_hand), detect({**by_hand, "HVDLITE_RANK": "1"})
+    assert first.serves_store and not second.serves_store
+    assert first.rendezvous == second.rendezvous == "node1:5"
+    assert first.job_id == second.job_id and first.token == bytes.fromhex("ab" * 32)
+    with pytest.raises(BootstrapError, match="HVDLITE_TOKEN"):
+        detect({**by_hand, "HVDLITE_TOKEN": ""})
+    with pytest.raises(BootstrapError, match="HVDLITE_RANK=2 and HVDLITE_SIZE=2"):
+        detect({**by_hand, "HVDLITE_RANK": "2"})
+
+
 @pytest.mark.parametrize("missing", ["SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
 def test_batch_script_is_no_task_of_slurm(missing: str) -> None:
     variables = {name: value for name, value in SLURM.items() if name != missing}
