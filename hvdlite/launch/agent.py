@@ -76,7 +76,9 @@ class Link:
         return len(self._out)
 
     def send(self, data: bytes) -> None:
-        """Queue a frame and write what can be written."""
+        """Queue a frame and write what can be written; drop it when nobody reads any more."""
+        if self.gone:
+            return
         self._out += data
         self.flush()
 
@@ -184,13 +186,11 @@ class Agent(JobLoop[Worker]):
                 self.selector.unregister(_STDOUT)
 
     def _obey(self) -> None:
+        """Stop: the launcher always means all ranks, so the first word for one is enough."""
         for command in self._link.receive():
             if command.kind != Kind.SIGNAL:
                 continue
             number = int(command.data())
-            for worker in self._workers:
-                if worker.rank == command.rank:
-                    worker.signal_group(number)
             if self._stop is None or self._stop.status is None:
                 self.stop_now(128 + number)
             if number == signal.SIGKILL and self._stop is not None:

@@ -170,7 +170,9 @@ class JobLoop(Generic[AnyWorker]):
             self._kill()
 
     def _signal(self, number: int) -> None:
-        for worker in self._workers:
+        # The way to other hosts is longer, and the first ranks are mostly the launcher's own. With
+        # the last told first, fewer ranks see others go before they are told themselves.
+        for worker in reversed(self._workers):
             worker.signal_group(number)
 
     def _kill(self) -> None:

@@ -84,9 +84,11 @@ class RemoteWorker:
 
     def reap(self) -> str | None:
         """End the connection to the host; say so if the agent did not confirm the end."""
-        for pipe in (*self.take_pipes().values(), self.pidfd):
+        for pipe in self.take_pipes().values():
             os.close(pipe)
-        if self._remote.close():
+        confirmed = self._remote.close()
+        os.close(self.pidfd)
+        if confirmed:
             return None
         return (
             f"rank {self.rank} on {self.host} may still run: the connection is lost; it ends when "
@@ -104,13 +106,15 @@ class RemoteWorker:
 
     def end(self, ending: Ending) -> None:
         """Note the end, and wake the supervisor. (The host's thread.)"""
-        if self.ending is not None:
-            return
+        if self.ending is None:
+            self.ending = ending
+            os.eventfd_write(self.pidfd, 1)
+
+    def close_output(self) -> None:
+        """Nothing more comes, from what the rank left running neither. (The host's thread.)"""
         for pipe in self._write.values():
             os.close(pipe)
         self._write = {}
-        self.ending = ending
-        os.eventfd_write(self.pidfd, 1)
 
 
 class RemoteHost:
@@ -227,6 +231,7 @@ class RemoteHost:
                 self._take(message)
         for worker in self.workers.values():
             worker.end(Ending(_LOST, by_signal=False, why=self._why_lost()))
+            worker.close_output()
         self.over = True
 
     def _take(self, message: Frame) -> None:
