@@ -283,8 +283,10 @@ def main() -> int:
     except OSError as error:
         return _refuse(link, str(error))
     link.send(frame(Kind.DONE))
-    while link.waiting and not link.gone:
+    # The rest of the output may have to wait for a slow console, but not for a dead link.
+    while link.waiting and not link.gone and time.monotonic() - link.heard_at < SILENCE:
         link.wait(1.0)
+        link.receive()
     return 0
 
 

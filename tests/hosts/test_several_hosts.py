@@ -288,6 +288,19 @@ def test_link_that_goes_down_ends_both_sides(
     assert seconds_until_gone(bed, 40.0) <= 35.0
 
 
+def test_link_that_goes_down_under_talking_ranks(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Nothing but output crosses the link, and what is on its way fills every buffer."""
+    code = "import time\nprint('ready')\nwhile True: print('x' * 20_000); time.sleep(0.01)"
+    launcher = start(code)
+    bed.set_link(2, up=False)
+    status, _, stderr, _ = finish(launcher, 40)
+    assert status == 255
+    assert "(host node3, pid" in stderr and "lost the connection to its host" in stderr
+    assert seconds_until_gone(bed, 50.0) <= 40.0
+
+
 def test_slow_link_changes_nothing_but_time(bed: Bed) -> None:
     bed.limit_rate(1, "20mbit")
     check_sums(bed)
