@@ -1,8 +1,9 @@
 """The launcher's loop: show what the ranks say, and end the job as one.
 
-Timeline of a failure: the first rank that ends badly starts a window (`CAUSE_WINDOW`) in which the
-others may still show that they caused it, or raise what hvdlite told them about it; then SIGTERM to
-all, SIGKILL after the grace, and the report last of all. A signal to the launcher skips the window.
+Timeline of a failure: the first rank that ends badly starts a window (`Failure.window`) in which
+the others may still show that they caused it, or raise what hvdlite told them about it; then
+SIGTERM to all, SIGKILL after the grace, and the report last of all. A signal to the launcher skips
+the window.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hvdlite.launch.local import Worker
 from hvdlite.launch.loop import GRACE, JobLoop, Stop
 from hvdlite.launch.output import OutputPump
 from hvdlite.launch.remote import RemoteWorker
-from hvdlite.launch.report import CAUSE_WINDOW, Failure, describe, root_failure
+from hvdlite.launch.report import Failure, describe, root_failure
 from hvdlite.launch.resources import oom_kills
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
@@ -73,9 +74,13 @@ class Supervisor(JobLoop[AnyRank]):
             return
         now = time.monotonic()
         stderr = self._pump.last_words(worker.rank)
-        self._failures.append(Failure(worker.rank, worker.pid, ending, now, stderr))
+        failure = Failure(worker.rank, worker.pid, ending, now, stderr)
+        self._failures.append(failure)
+        at = now + failure.window
         if self._stop is None:
-            self._stop = Stop(now + CAUSE_WINDOW, now + CAUSE_WINDOW + GRACE)
+            self._stop = Stop(at, at + GRACE)
+        elif self._stop.status is None and at < self._stop.terminate_at:
+            self._stop.terminate_at, self._stop.kill_at = at, at + GRACE
 
     def complain(self, text: str) -> None:
         """Say that something could not be ended."""

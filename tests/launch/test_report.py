@@ -29,7 +29,7 @@ def test_consequence_does_not_hide_its_slower_cause() -> None:
 
 
 def test_cause_after_the_window_is_another_story() -> None:
-    assert root_failure([failed(0, 5.0, CONSEQUENCE), failed(2, 5.6, BOOM)]).rank == 0
+    assert root_failure([failed(0, 5.0, CONSEQUENCE), failed(2, 6.6, BOOM)]).rank == 0
 
 
 def test_rank_killed_by_a_signal_is_a_cause_whatever_it_printed() -> None:
