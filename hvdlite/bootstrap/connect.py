@@ -23,12 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.address import address_of, dial, fresh_unix_address, listen
+from hvdlite.bootstrap.address import (
+    address_of,
+    dial,
+    fresh_unix_address,
+    interface_address,
+    listen,
+)
 from hvdlite.bootstrap.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
 from hvdlite.bootstrap.store import Store, StoreClient, client_handshake
-from hvdlite.bootstrap.topology import Place, place_ranks
+from hvdlite.bootstrap.topology import Place, Said, place_ranks
 from hvdlite.errors import BootstrapError
 
 _LOOPBACK = "127.0.0.1"
@@ -124,14 +130,28 @@ def connect(
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
-            store = Store.start(
-                worker.size, worker.token, worker.job_id, worker.epoch, worker.rendezvous
-            )
-            stack.enter_context(store)
+            stack.enter_context(_serve_store(worker, worker.rendezvous))
         client = StoreClient(worker.rendezvous, job, worker.rank, worker.start_timeout)
         stack.enter_context(client)
         mesh = _Mesh(worker, Job(worker.token, worker.job_id, epoch), client, create_segment)
         return mesh.connect(agreed or {})
+
+
+def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
+    """Serve the store in rank 0, where the launcher has none."""
+    remedy = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
+    try:
+        store = Store.start(worker.size, worker.token, worker.job_id, worker.epoch, address)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BootstrapError(f"rank 0 cannot listen at {address}: {reason}; {remedy}") from error
+    # As where /etc/hosts maps a host's own name to 127.0.1.1.
+    if store.address.startswith("127.") and worker.local_size not in (None, worker.size):
+        store.close()
+        raise BootstrapError(
+            f"rank 0 would serve at {address}, which no other host can reach; {remedy}"
+        )
+    return store
 
 
 def host_identity(override: str | None) -> str:
@@ -183,7 +203,11 @@ class _Mesh:
         try:
             peers = self._exchange_addresses(listeners, agreed)
             _check_agreed([peer["agreed"] for peer in peers])
-            place = place_ranks([peer["host"] for peer in peers], self._worker.rank)
+            place = place_ranks(
+                [peer["host"] for peer in peers],
+                self._worker.rank,
+                [Said(*peer["said"]) for peer in peers],
+            )
             self._segment = self._create_segment(place.local_size)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._run(listeners, peers, place)
@@ -218,14 +242,20 @@ class _Mesh:
         return SAME_CLOCK
 
     def _own_host(self) -> str:
-        """The address that other hosts reach this one at: that of the route to the store."""
+        """The address that other hosts reach this one at: by default, of the route to the store."""
+        if self._worker.interfaces:
+            return interface_address(self._worker.interfaces)
         return self._client.local_host or _LOOPBACK
 
     def _exchange_addresses(
         self, listeners: list[socket.socket], agreed: Mapping[str, str]
     ) -> list[dict[str, Any]]:
+        worker = self._worker
+        # A rank that plays another host knows better than its launcher where it is.
+        said = (worker.local_rank, worker.local_size, worker.node)
         own = {
-            "host": host_identity(self._worker.host_id),
+            "host": host_identity(worker.host_id),
+            "said": said if worker.host_id is None else (),
             "unix": address_of(listeners[0]),
             "tcp": address_of(listeners[1]),
             "agreed": dict(agreed),
