@@ -2,11 +2,11 @@
 // self_backend (one rank), fake_backend (tests). One conformance suite tests them all.
 //
 // Every member of the group calls the same function with the same arguments but for the addresses
-// (and scales), in the same order: negotiation has seen to that.
-// Thread: the engine's runner. Calls block until the result is in place, as long as the peers make
-// progress: kTimeout comes when one of them makes none for `patience`.
-// Errors: kRankFailed or kTimeout name the peer and are final for the backend; kOutOfMemory is not.
-// User memory is written only with results: on error, outputs may hold parts of a result.
+// (and scales, and what alltoall says of its own parts), in the same order: negotiation has seen to
+// that. Thread: the engine's runner. Calls block until the result is in place, as long as the peers
+// make progress: kTimeout comes when one of them makes none for `patience`. Errors: kRankFailed or
+// kTimeout name the peer and are final for the backend; kOutOfMemory is not. User memory is written
+// only with results: on error, outputs may hold parts of a result.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +49,18 @@ class Backend {
   // root's input is read. Both have the same length on every rank.
   virtual Status broadcast(const Group& group, int root, std::span<const std::byte> input,
                            std::span<std::byte> output, Patience patience) = 0;
+  // Reduces the piece's input as allreduce does, bit for bit, and gives each member its block of
+  // the result: counts[i] elements, possibly 0, go to group.ranks[i], blocks in that order. The
+  // input has piece.count elements, the sum of `counts`; the output has this member's count and
+  // does not overlap the input.
+  virtual Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
+                               std::span<const std::uint64_t> counts, Patience patience) = 0;
+  // Sends the i-th part of `input` (send_bytes[i] long, parts in order) to group.ranks[i], and
+  // places the part from group.ranks[i] (receive_bytes[i] long) as i-th part of `output`. Members
+  // agree pairwise: what one sends is what the other receives. The two do not overlap.
+  virtual Status alltoall(const Group& group, std::span<const std::byte> input,
+                          std::span<const std::size_t> send_bytes, std::span<std::byte> output,
+                          std::span<const std::size_t> receive_bytes, Patience patience) = 0;
   // Returns when every member has called it.
   virtual Status barrier(const Group& group, Patience patience) = 0;
 };

@@ -22,6 +22,20 @@ class FakeBackend : public SelfBackend {
                      std::string(name_of(dtype)) + " by " + std::string(name_of(op)));
     return failure_.ok() ? SelfBackend::allreduce(group, dtype, op, pieces, patience) : failure_;
   }
+  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
+                       std::span<const std::uint64_t> counts, Patience patience) override {
+    calls_.push_back("reducescatter of " + std::to_string(piece.count) + " " +
+                     std::string(name_of(dtype)) + " by " + std::string(name_of(op)));
+    if (!failure_.ok()) return failure_;
+    return SelfBackend::reducescatter(group, dtype, op, piece, counts, patience);
+  }
+  Status alltoall(const Group& group, std::span<const std::byte> input,
+                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
+                  std::span<const std::size_t> receive_bytes, Patience patience) override {
+    calls_.push_back("alltoall of " + std::to_string(input.size()) + " bytes");
+    if (!failure_.ok()) return failure_;
+    return SelfBackend::alltoall(group, input, send_bytes, output, receive_bytes, patience);
+  }
   Status barrier(const Group&, Patience) override {
     calls_.push_back("barrier");
     return failure_;

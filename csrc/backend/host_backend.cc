@@ -45,6 +45,17 @@ std::uint64_t HostBackend::chunk_bytes(const Layout& layout) const {
                                    kCutBytes, staging_.slot_bytes());
 }
 
+Result<std::uint64_t> HostBackend::share_bytes(const Layout& layout, std::size_t parts) const {
+  const std::uint64_t room = std::max(chunk_bytes(layout), parts * kCutBytes);
+  if (room > staging_.slot_bytes()) {
+    return Status(StatusCode::kInternal,
+                  "staging slots of " + std::to_string(staging_.slot_bytes()) +
+                      " bytes are too small for " + std::to_string(parts) +
+                      " parts; raise HVDLITE_SHM_CHUNK or HVDLITE_TCP_CHUNK");
+  }
+  return room / parts / kCutBytes * kCutBytes;
+}
+
 Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
   pieces_.assign(pieces, dtype);
@@ -80,22 +91,13 @@ Status HostBackend::reduce_chunks(const Reduction& reduction) {
   const std::uint64_t per_chunk = chunk_bytes(reduction.layout) / reduction.element_bytes;
   const std::uint64_t chunks = chunk_count(pieces_.elements(), per_chunk);
   const auto range = [&](std::uint64_t k) { return chunk_at(pieces_.elements(), per_chunk, k); };
-  const auto begin = [&] {
-    return staging_.begin(reduction.layout.locals, reduction.patience, kAllreduce);
-  };
-  Step step = begin();
-  HVDLITE_RETURN_IF_ERROR(publish_chunk(reduction, step, range(0)));
-  for (std::uint64_t k = 0; k < chunks; ++k) {
-    Step next;
-    if (k + 1 < chunks) {
-      next = begin();
-      HVDLITE_RETURN_IF_ERROR(publish_chunk(reduction, next, range(k + 1)));
-    }
-    HVDLITE_RETURN_IF_ERROR(reduce_slice(reduction, step, range(k)));
-    HVDLITE_RETURN_IF_ERROR(take_results(reduction, step, range(k)));
-    step = next;
-  }
-  return Status();
+  return pipeline(
+      reduction.layout, reduction.patience, kAllreduce, chunks,
+      [&](const Step& step, std::uint64_t k) { return publish_chunk(reduction, step, range(k)); },
+      [&](const Step& step, std::uint64_t k) -> Status {
+        HVDLITE_RETURN_IF_ERROR(reduce_slice(reduction, step, range(k)));
+        return take_results(reduction, step, range(k));
+      });
 }
 
 Status HostBackend::publish_chunk(const Reduction& reduction, const Step& step, Range chunk) {

@@ -11,8 +11,13 @@
 // everybody publishes everything and sums everything for itself, with the same order and so the
 // same bits.
 //
-// Between hosts an allgather is a sequence of broadcasts, one per member.
-// Thread: the engine's runner. Allocates only while its buffers still grow.
+// Reduce-scatter, per step: (1) every local publishes the next part of every member's block, (2)
+// each sums its own part over the locals, and the parts of those members of other hosts that it
+// *serves*, (3) sends them those, gets the sums of the other hosts for its own part, and ends its
+// sum in ascending host order. So the order of accumulation is the all-reduce's. Alltoall goes
+// through the slots within a host, and in one exchange of everybody with everybody between hosts.
+// Between hosts an allgather is a sequence of broadcasts, one per member. Thread: the engine's
+// runner. Allocates only while its buffers still grow.
 #pragma once
 
 #include <map>
@@ -41,6 +46,11 @@ class HostBackend : public Backend {
                    Patience patience) override;
   Status broadcast(const Group& group, int root, std::span<const std::byte> input,
                    std::span<std::byte> output, Patience patience) override;
+  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
+                       std::span<const std::uint64_t> counts, Patience patience) override;
+  Status alltoall(const Group& group, std::span<const std::byte> input,
+                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
+                  std::span<const std::size_t> receive_bytes, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
 
  private:
@@ -66,6 +76,28 @@ class HostBackend : public Backend {
     Patience patience;
   };
 
+  // One reduce-scatter under way.
+  struct Scatter {
+    struct Served {
+      std::size_t member = 0;  // position in the group
+      int rank = -1;
+      bool own_host = false;  // only this rank itself
+    };
+    const Reduction& reduction;
+    const Piece& piece;
+    std::span<const std::uint64_t> counts;
+    std::uint64_t share = 1;            // elements of every block that one step stages
+    std::vector<std::uint64_t> begins;  // of the blocks in the input
+    std::vector<Served> served;         // whose parts this rank sums: its own first
+
+    Range part(std::size_t member, std::uint64_t step) const {
+      return chunk_at(counts[member], share, step);
+    }
+    std::uint64_t slot_offset(std::size_t member) const {
+      return member * share * reduction.element_bytes;
+    }
+  };
+
   // A driver need not stage the slice that it reduces itself.
   bool reads_own_slice_in_place(const Layout& layout) const {
     return layout.driver() && !layout.spans_hosts() && !pieces_.prescaled();
@@ -73,6 +105,14 @@ class HostBackend : public Backend {
 
   const Layout& layout_of(const Group& group);
   std::uint64_t chunk_bytes(const Layout& layout) const;
+  // Bytes of a step that each of `parts` equal parts of it gets, cut at cache lines. kInternal, on
+  // every rank alike, where the slots are too small for so many.
+  Result<std::uint64_t> share_bytes(const Layout& layout, std::size_t parts) const;
+  // Steps 0 to `steps`, each published (publish(step, k)) before the one before it is taken
+  // (take(step, k)): while others work on step k, this rank already publishes k + 1.
+  template <typename Publish, typename Take>
+  Status pipeline(const Layout& layout, Patience patience, const char* operation,
+                  std::uint64_t steps, Publish publish, Take take);
 
   Status reduce_small(const Reduction& reduction);
   Status reduce_chunks(const Reduction& reduction);
@@ -88,6 +128,21 @@ class HostBackend : public Backend {
   // reduction, and stores the result in the outputs and, if not null, at `to`.
   void finish(const Reduction& reduction, Range range, std::byte* to);
 
+  Scatter make_scatter(const Reduction& reduction, const Group& group, const Piece& piece,
+                       std::span<const std::uint64_t> counts, std::uint64_t share) const;
+  Status publish_parts(const Scatter& scatter, const Step& step, std::uint64_t k);
+  Status reduce_parts(const Scatter& scatter, const Step& step, std::uint64_t k);
+  Status end_part(const Scatter& scatter, std::uint64_t k);
+  void add_incoming(int rank, std::span<std::byte> bytes);
+
+  template <typename Byte>
+  struct Parts;  // what an alltoall sends, or receives
+  using Outgoing = Parts<const std::byte>;
+  using Incoming = Parts<std::byte>;
+  Status swap_local(const Layout& layout, const Outgoing& outgoing, const Incoming& incoming,
+                    Patience patience);
+  Status swap_remote(const Layout& layout, const Outgoing& outgoing, const Incoming& incoming,
+                     Patience patience);
   Status gather_local(const Layout& layout, std::span<const std::byte> input,
                       std::span<const std::size_t> bytes, std::span<std::byte> output,
                       Patience patience);
@@ -103,6 +158,25 @@ class HostBackend : public Backend {
   std::vector<const void*> shifted_;  // the same, at a piece within the range
   std::vector<Transfer> transfers_;
   std::vector<std::byte> received_;  // parts of other hosts
+  std::vector<std::byte> partials_;  // a reduce-scatter's sums over this host, by member served
 };
+
+template <typename Publish, typename Take>
+Status HostBackend::pipeline(const Layout& layout, Patience patience, const char* operation,
+                             std::uint64_t steps, Publish publish, Take take) {
+  const auto begin = [&] { return staging_.begin(layout.locals, patience, operation); };
+  Step step = begin();
+  HVDLITE_RETURN_IF_ERROR(publish(step, 0));
+  for (std::uint64_t k = 0; k < steps; ++k) {
+    Step next;
+    if (k + 1 < steps) {
+      next = begin();
+      HVDLITE_RETURN_IF_ERROR(publish(next, k + 1));
+    }
+    HVDLITE_RETURN_IF_ERROR(take(step, k));
+    step = next;
+  }
+  return Status();
+}
 
 }  // namespace hvdlite

@@ -34,4 +34,17 @@ Status SelfBackend::broadcast(const Group&, int, std::span<const std::byte> inpu
   return Status();
 }
 
+Status SelfBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
+                                  const Piece& piece, std::span<const std::uint64_t>,
+                                  Patience patience) {
+  return SelfBackend::allreduce(group, dtype, op, {&piece, 1}, patience);
+}
+
+Status SelfBackend::alltoall(const Group&, std::span<const std::byte> input,
+                             std::span<const std::size_t>, std::span<std::byte> output,
+                             std::span<const std::size_t>, Patience) {
+  copy(input, output);
+  return Status();
+}
+
 }  // namespace hvdlite

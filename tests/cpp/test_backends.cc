@@ -1,109 +1,15 @@
 // One conformance suite for data planes: the same checks over every backend and every shape of
 // world.
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <thread>
 #include <vector>
 
-#include "backend/fake_backend.h"
-#include "backend/host_backend.h"
-#include "backend/self_backend.h"
-#include "base/half.h"
+#include "backend_worlds.h"
 #include "check.h"
-#include "engine/process_set.h"
 
 using namespace hvdlite;
+using namespace hvdlite::testing;
 using namespace std::chrono_literals;
-
-namespace {
-
-constexpr Patience kPatience = 20s;
-using Hosts = std::vector<int>;
-using Body = std::function<void(int rank, Backend& backend, const Group& world)>;
-
-Config small_config() {
-  Config config;
-  config.shm_chunk = 4096;  // so that small tests take many chunks
-  config.tcp_chunk = 8192;
-  config.shm_small = 512;
-  return config;
-}
-
-// Runs the body on a thread per rank, each with a host backend.
-void run_hosts(const Hosts& hosts, const Body& body) {
-  const Config config = small_config();
-  auto fabrics = make_inproc_world(hosts, config);
-  CHECK_OK(fabrics.status());
-  const ProcessSets sets(static_cast<int>(hosts.size()));
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      HostBackend backend(*fabrics.value()[rank], config);
-      body(static_cast<int>(rank), backend, *sets.get(0));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-// Every backend, and every shape of world that the host backend treats differently.
-void for_every_world(const std::function<void(int size, int rank, Backend&, const Group&)>& body) {
-  SelfBackend self;
-  const ProcessSets alone(1);
-  body(1, 0, self, *alone.get(0));
-  std::vector<std::string> calls;
-  const Status fine;
-  FakeBackend fake(calls, fine);
-  body(1, 0, fake, *alone.get(0));
-  const std::vector<Hosts> worlds = {
-      {0},          {0, 0},       {0, 0, 0},    {0, 0, 0, 0, 0, 0, 0, 0}, {0, 1}, {0, 1, 2},
-      {0, 0, 1, 1}, {0, 1, 1, 0}, {0, 0, 0, 1}, {0, 1, 0, 2, 1, 0}};
-  for (const Hosts& hosts : worlds) {
-    run_hosts(hosts, [&](int rank, Backend& backend, const Group& world) {
-      body(static_cast<int>(hosts.size()), rank, backend, world);
-    });
-  }
-}
-
-double value_of(int rank, std::size_t i) { return static_cast<double>((rank * 7 + i) % 11) - 3; }
-
-double expected(ReduceOp op, int size, std::size_t i) {
-  double total = value_of(0, i);
-  for (int rank = 1; rank < size; ++rank) {
-    const double value = value_of(rank, i);
-    if (op == ReduceOp::kMin) total = std::min(total, value);
-    if (op == ReduceOp::kMax) total = std::max(total, value);
-    if (op == ReduceOp::kSum) total += value;
-  }
-  return total;
-}
-
-void store(DataType dtype, std::byte* at, double value) {
-  const auto put = [&](auto typed) { std::memcpy(at, &typed, sizeof typed); };
-  switch (dtype) {
-    case DataType::kFloat16:
-      return put(to_float16(static_cast<float>(value)).bits);
-    case DataType::kBfloat16:
-      return put(to_bfloat16(static_cast<float>(value)).bits);
-    case DataType::kFloat32:
-      return put(static_cast<float>(value));
-    case DataType::kFloat64:
-      return put(value);
-    default:
-      break;
-  }
-  const auto whole = static_cast<std::int64_t>(value);
-  std::memcpy(at, &whole, size_of(dtype));  // little-endian: the low bytes
-}
-
-std::vector<std::byte> make_tensor(DataType dtype, std::size_t count,
-                                   const std::function<double(std::size_t)>& value) {
-  std::vector<std::byte> bytes(count * size_of(dtype));
-  for (std::size_t i = 0; i < count; ++i) store(dtype, bytes.data() + i * size_of(dtype), value(i));
-  return bytes;
-}
-
-}  // namespace
 
 TEST(backends_reduce_every_dtype_op_and_length) {
   for_every_world([](int size, int rank, Backend& backend, const Group& world) {
@@ -259,11 +165,20 @@ TEST(backends_notice_a_lost_rank_in_every_collective) {
   using Call = std::function<Status(Backend&, const Group&)>;
   std::vector<std::byte> data(9000);
   std::vector<std::byte> gathered(27000);
+  std::vector<std::byte> swapped(27000);
   const std::vector<std::size_t> bytes(3, data.size());
+  const std::vector<std::uint64_t> counts(3, data.size());
   const std::vector<Call> calls = {
       [&](Backend& b, const Group& g) { return b.barrier(g, kPatience); },
       [&](Backend& b, const Group& g) { return b.broadcast(g, 1, data, data, kPatience); },
-      [&](Backend& b, const Group& g) { return b.allgather(g, data, bytes, gathered, kPatience); }};
+      [&](Backend& b, const Group& g) { return b.allgather(g, data, bytes, gathered, kPatience); },
+      [&](Backend& b, const Group& g) {
+        const Piece piece{gathered.data(), data.data(), gathered.size()};
+        return b.reducescatter(g, DataType::kUint8, ReduceOp::kSum, piece, counts, kPatience);
+      },
+      [&](Backend& b, const Group& g) {
+        return b.alltoall(g, gathered, bytes, swapped, bytes, kPatience);
+      }};
   const ProcessSets sets(3);
   for (const Hosts& hosts : {Hosts{0, 0, 0}, Hosts{0, 1, 1}}) {
     for (const Call& call : calls) {
