@@ -28,7 +28,8 @@ Status start(CudaApi& api) {
   }
   if (api.driver_version(&api.version) != kCudaSuccess || api.version < kOldestCudaDriver) {
     return unusable("the NVIDIA driver speaks CUDA " + cuda_version_text(api.version) + ", but " +
-                    cuda_version_text(kOldestCudaDriver) + " or newer is needed; update the driver");
+                    cuda_version_text(kOldestCudaDriver) +
+                    " or newer is needed; update the driver");
   }
   if (api.device_count(&api.devices) != kCudaSuccess || api.devices < 1) {
     return unusable("the NVIDIA driver works, but shows no device (CUDA_VISIBLE_DEVICES?)");
@@ -54,8 +55,7 @@ std::string CudaApi::describe(int error) const {
 
 Status CudaApi::check(int error, const std::string& what) const {
   if (error == kCudaSuccess) return Status();
-  const auto code =
-      error == kCudaOutOfMemory ? StatusCode::kOutOfMemory : StatusCode::kInternal;
+  const auto code = error == kCudaOutOfMemory ? StatusCode::kOutOfMemory : StatusCode::kInternal;
   return Status(code, what + ": " + describe(error));
 }
 

@@ -83,10 +83,10 @@ struct CudaApi {
   HVDLITE_CUDA_SYMBOLS(HVDLITE_CUDA_FIELD)
 #undef HVDLITE_CUDA_FIELD
 
-  std::string path;     // of the library
-  int version = 0;      // of CUDA as the driver speaks it: 12040 is 12.4
-  int devices = 0;      // that this process may use; at least 1
-  Dylib library;        // keeps the functions alive
+  std::string path;  // of the library
+  int version = 0;   // of CUDA as the driver speaks it: 12040 is 12.4
+  int devices = 0;   // that this process may use; at least 1
+  Dylib library;     // keeps the functions alive
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(int error) const;

@@ -46,8 +46,7 @@ Status CudaDevice::start() {
   int greatest = 0;
   // Communication goes before computation where both want the device's processors.
   (void)api_->priority_range(&least, &greatest);
-  return check(api_->stream_create(&stream_, kCudaStreamNonBlocking, greatest),
-               "making a stream");
+  return check(api_->stream_create(&stream_, kCudaStreamNonBlocking, greatest), "making a stream");
 }
 
 CudaDevice::~CudaDevice() {

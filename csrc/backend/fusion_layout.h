@@ -1,8 +1,8 @@
 // Where the tensors of a batch lie in a fusion buffer: pure arithmetic, the same on every rank.
 //
 // Every tensor begins at a multiple of 16 bytes, so that copies move 16 bytes at a time; what lies
-// between is reduced like the rest and means nothing. What does not fit into the buffer continues in
-// another *round*, which uses the buffer anew.
+// between is reduced like the rest and means nothing. What does not fit into the buffer continues
+// in another *round*, which uses the buffer anew.
 #pragma once
 
 #include <algorithm>

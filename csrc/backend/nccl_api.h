@@ -101,10 +101,10 @@ struct NcclApi {
   const char* (*error_string)(NcclResult error) = nullptr;
   const char* (*last_error)(NcclComm comm) = nullptr;
 
-  std::string path;     // of the library
-  std::string origin;   // how it was found: "loaded by the framework already"...
-  int version = 0;      // 22809 is 2.28.9
-  Dylib library;        // keeps the functions alive
+  std::string path;    // of the library
+  std::string origin;  // how it was found: "loaded by the framework already"...
+  int version = 0;     // 22809 is 2.28.9
+  Dylib library;       // keeps the functions alive
 
   bool can_register() const {
     return memory_allocate != nullptr && memory_free != nullptr && comm_register != nullptr &&

@@ -20,9 +20,11 @@ bool is_accepted(NcclResult result) {
 
 }  // namespace
 
-Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::join(
-    std::shared_ptr<const NcclApi> api, std::shared_ptr<CudaDevice> device, Place place,
-    const NcclUniqueId& id, Patience patience) {
+Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::join(std::shared_ptr<const NcclApi> api,
+                                                                 std::shared_ptr<CudaDevice> device,
+                                                                 Place place,
+                                                                 const NcclUniqueId& id,
+                                                                 Patience patience) {
   std::unique_ptr<NcclCommunicator> made(
       new NcclCommunicator(std::move(api), std::move(device), place));
   const CudaDevice::Current current(*made->device_);
@@ -66,8 +68,8 @@ Status NcclCommunicator::await(NcclResult result, const char* operation, Patienc
   const Deadline deadline = Deadline::after(patience);
   Status status;
   do {
-    status = place_.fabric.waiter->wait(ready, failed,
-                                        deadline.earlier(Deadline::after(kPollInterval)));
+    status =
+        place_.fabric.waiter->wait(ready, failed, deadline.earlier(Deadline::after(kPollInterval)));
   } while (status.code() == StatusCode::kTimeout && !deadline.passed());
   if (status.code() == StatusCode::kTimeout) {
     return Status(StatusCode::kTimeout, "NCCL made no progress in " + std::string(operation) +
@@ -83,8 +85,8 @@ Status NcclCommunicator::failure(NcclResult result, const std::string& operation
   if (result == NcclResult::kRemoteError || result == NcclResult::kSystemError) {
     Status lost;
     const auto found = [&] { return !(lost = lost_member(operation)).ok(); };
-    (void)place_.fabric.waiter->wait(found, [] { return Status(); },
-                                     Deadline::after(kLastWordsTime));
+    (void)place_.fabric.waiter->wait(
+        found, [] { return Status(); }, Deadline::after(kLastWordsTime));
     if (!lost.ok()) return lost;
   }
   const char* last = api_->last_error(comm_);

@@ -33,6 +33,8 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   NcclComm get() const { return comm_; }
+  int index() const { return place_.group.index_of(place_.fabric.topology.rank); }
+  int size() const { return static_cast<int>(place_.group.ranks.size()); }
   const NcclApi& api() const { return *api_; }
 
   // Gives what `calls` calls to NCCL as one group; returns when it is on the stream. `operation`

@@ -34,6 +34,12 @@
     "Up to this size an all-reduce in shared memory takes one synchronisation instead of two")     \
   X(std::int64_t, tcp_chunk, 4 << 20, "bytes", "",                                                 \
     "Chunk of the pipeline when the ranks span several hosts")                                     \
+  X(std::string, nccl_library, "", "path", "",                                                     \
+    "libnccl.so.2 to use where the framework has loaded none; empty looks in wheels and the system") \
+  X(std::string, cuda_library, "", "path", "",                                                     \
+    "libcuda.so.1 to use; empty leaves it to the system's loader")                                 \
+  X(std::int64_t, require_nccl, 0, "", "",                                                         \
+    "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 
