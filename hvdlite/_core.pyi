@@ -24,6 +24,12 @@ def create_segment(local_size: int) -> int:
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 
+def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
+    """Say what of GPUs works here: rows of subject, whether it works, and what was found or why not.
+
+    Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
+    """
+
 @final
 class Tensor:
     """One tensor of a collective: where it lies and what it is. It holds no memory alive."""

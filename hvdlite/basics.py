@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from hvdlite import _core, numbering
+from hvdlite import _core, gpu, numbering
 from hvdlite.bootstrap.connect import connect
 from hvdlite.bootstrap.environment import detect
 from hvdlite.errors import NotInitializedError
@@ -196,8 +196,8 @@ def _describe(
 
 
 def nccl_built() -> bool:
-    """Say whether NCCL can be used: not in this version."""
-    return False
+    """Say whether GPU tensors would travel by NCCL here; `hvdlite-run --doctor` says why not."""
+    return gpu.works("NCCL") and gpu.works("CUDA driver")
 
 
 def mpi_built() -> bool:
@@ -226,8 +226,8 @@ def mpi_threads_supported() -> bool:
 
 
 def cuda_built() -> bool:
-    """Say whether CUDA tensors can be reduced: not in this version."""
-    return False
+    """Say whether CUDA tensors can be reduced here: there is a driver and a device."""
+    return gpu.works("CUDA driver")
 
 
 def rocm_built() -> bool:
