@@ -62,10 +62,17 @@ class Handle:
 
     @property
     def first_dimensions(self) -> list[int]:
-        """First dimension that each rank of the set gave (allgather, after completion)."""
+        """Rows that make up the outputs, after completion.
 
-    def take_output(self) -> memoryview:
-        """Hand over the bytes that an allgather received, once (writable, owns its memory)."""
+        Of an allgather tensor by tensor, of an alltoall: what each rank of the set gave, in order.
+        Of a reducescatter: what this rank has, by tensor.
+        """
+
+    def take_output(self, index: int = 0) -> memoryview:
+        """Hand over the bytes that were received, once (writable, owns its memory).
+
+        For an allgather, a reducescatter or an alltoall; `index` is the tensor's.
+        """
 
 @final
 class Engine:
@@ -119,14 +126,50 @@ class Engine:
     def allgather(
         self,
         name: str,
-        tensor: Tensor,
+        tensors: Sequence[Tensor],
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
     ) -> Handle:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
-        The tensor's output address is not used: see `Handle.take_output`.
+        The tensors' output addresses are not used: see `Handle.take_output`.
+        """
+
+    def reducescatter(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        op: int,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        keep: Any = None,
+        blocking: bool = False,
+    ) -> Handle:
+        """Submit tensors to be reduced, of which each rank gets a part of the rows (ndim >= 1).
+
+        Where the rows do not divide, the first ranks get one more. The tensors' output addresses
+        are not used: see `Handle.take_output`.
+        """
+
+    def alltoall(
+        self,
+        name: str,
+        tensor: Tensor,
+        splits: Sequence[int] = (),
+        process_set: int = 0,
+        keep: Any = None,
+        blocking: bool = False,
+    ) -> Handle:
+        """Submit a tensor whose rows go to different ranks (ndim >= 1; other dimensions agree).
+
+        Args:
+            splits: how many rows go to each rank of the set; empty: the same number to each. Wrong
+                ones are an error on every rank.
+
+        The tensor's output address is not used: see `Handle.take_output`. What each rank sent is in
+        `Handle.first_dimensions`.
         """
 
     def broadcast(

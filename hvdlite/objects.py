@@ -95,7 +95,7 @@ def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
 def _gather_bytes(data: bytes, name: str) -> list[memoryview]:
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
-    handle = basics.engine().allgather(name, tensor, keep=data, blocking=True)
+    handle = basics.engine().allgather(name, [tensor], keep=data, blocking=True)
     handle.wait()
     received = handle.take_output()
     blocks, start = [], 0

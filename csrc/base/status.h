@@ -12,7 +12,7 @@ namespace hvdlite {
 // Keep in step with hvdlite/errors.py: the binding raises the class of the same code.
 enum class StatusCode : std::uint8_t {
   kOk = 0,
-  kInvalidArgument,  // the caller's mistake on this rank alone; the engine stays usable
+  kInvalidArgument,  // a caller's mistake, here or on failed_rank; the engine stays usable
   kMismatch,         // ranks disagree about a tensor; the engine stays usable
   kDuplicateName,    // the name is already in flight on this rank; the engine stays usable
   kOutOfMemory,      // no memory for this operation; the engine stays usable

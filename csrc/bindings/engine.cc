@@ -49,7 +49,7 @@ class HandleObject {
   std::vector<std::int64_t> first_dimensions() const {
     return entry_->completion->first_dimensions;
   }
-  py::object take_output();
+  py::object take_output(std::size_t index);
 
  private:
   std::shared_ptr<EngineHolder> holder_;
@@ -118,15 +118,19 @@ void HandleObject::wait(std::optional<double> timeout) {
   raise_if_error(entry_->completion->status());
 }
 
-// The bytes of an allgather, as a Python buffer that owns them.
+// Bytes that were received, as a Python buffer that owns them.
 struct OutputBuffer {
   Completion::Output output;
 };
 
-py::object HandleObject::take_output() {
+py::object HandleObject::take_output(std::size_t index) {
   if (!done()) raise_status(Status(StatusCode::kInvalidArgument, "wait() for the handle first"));
+  std::vector<Completion::Output>& outputs = entry_->completion->outputs;
+  if (index >= outputs.size()) {
+    raise_status(Status(StatusCode::kInvalidArgument, "no output " + std::to_string(index)));
+  }
   auto buffer = std::make_unique<OutputBuffer>();
-  buffer->output = std::move(entry_->completion->output);
+  buffer->output = std::move(outputs[index]);
   return py::memoryview(py::cast(std::move(buffer)));
 }
 
@@ -153,26 +157,53 @@ HandlePtr submit(const HolderPtr& self, EntryPtr entry, py::object keep, bool bl
   return std::make_unique<HandleObject>(self, std::move(entry), std::move(keep), blocking);
 }
 
+EntryPtr make_reduction(Kind kind, std::string name, std::uint32_t process_set,
+                        const std::vector<const TensorArgument*>& tensors, int op, double prescale,
+                        double postscale) {
+  if (!is_valid_op(op)) {
+    raise_status(Status(StatusCode::kInvalidArgument, "op " + std::to_string(op) + " is unknown"));
+  }
+  EntryPtr entry = make_entry(kind, std::move(name), process_set, tensors);
+  entry->request.op = static_cast<ReduceOp>(op);
+  entry->request.prescale = prescale;
+  entry->request.postscale = postscale;
+  return entry;
+}
+
 HandlePtr allreduce(const HolderPtr& self, std::string name,
                     const std::vector<const TensorArgument*>& tensors, int op, double prescale,
                     double postscale, std::optional<double> weight, std::uint32_t process_set,
                     py::object keep, bool blocking) {
-  if (!is_valid_op(op)) {
-    raise_status(Status(StatusCode::kInvalidArgument, "op " + std::to_string(op) + " is unknown"));
-  }
-  EntryPtr entry = make_entry(Kind::kAllreduce, std::move(name), process_set, tensors);
-  entry->request.op = static_cast<ReduceOp>(op);
-  entry->request.prescale = prescale;
-  entry->request.postscale = postscale;
+  EntryPtr entry = make_reduction(Kind::kAllreduce, std::move(name), process_set, tensors, op,
+                                  prescale, postscale);
   entry->request.weighted = weight.has_value();
   entry->weight = weight.value_or(1.0);
   return submit(self, std::move(entry), std::move(keep), blocking);
 }
 
-HandlePtr allgather(const HolderPtr& self, std::string name, const TensorArgument& tensor,
-                    std::uint32_t process_set, py::object keep, bool blocking) {
-  return submit(self, make_entry(Kind::kAllgather, std::move(name), process_set, {&tensor}),
+HandlePtr allgather(const HolderPtr& self, std::string name,
+                    const std::vector<const TensorArgument*>& tensors, std::uint32_t process_set,
+                    py::object keep, bool blocking) {
+  return submit(self, make_entry(Kind::kAllgather, std::move(name), process_set, tensors),
                 std::move(keep), blocking);
+}
+
+HandlePtr reducescatter(const HolderPtr& self, std::string name,
+                        const std::vector<const TensorArgument*>& tensors, int op, double prescale,
+                        double postscale, std::uint32_t process_set, py::object keep,
+                        bool blocking) {
+  return submit(self,
+                make_reduction(Kind::kReducescatter, std::move(name), process_set, tensors, op,
+                               prescale, postscale),
+                std::move(keep), blocking);
+}
+
+HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
+                   std::vector<std::int64_t> splits, std::uint32_t process_set, py::object keep,
+                   bool blocking) {
+  EntryPtr entry = make_entry(Kind::kAlltoall, std::move(name), process_set, {&tensor});
+  entry->request.splits = std::move(splits);
+  return submit(self, std::move(entry), std::move(keep), blocking);
 }
 
 HandlePtr broadcast(const HolderPtr& self, std::string name,
@@ -276,7 +307,7 @@ void register_handle(py::module_& module) {
       .def("done", &HandleObject::done)
       .def("wait", &HandleObject::wait, py::arg("timeout") = py::none())
       .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
-      .def("take_output", &HandleObject::take_output);
+      .def("take_output", &HandleObject::take_output, py::arg("index") = 0);
 }
 
 }  // namespace
@@ -297,7 +328,12 @@ void register_engine(py::module_& module) {
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
            process_set, keep, blocking)
-      .def("allgather", &allgather, py::arg("name"), py::arg("tensor"), process_set, keep, blocking)
+      .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
+           blocking)
+      .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking)
+      .def("alltoall", &alltoall, py::arg("name"), py::arg("tensor"),
+           py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking)
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)

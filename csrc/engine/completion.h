@@ -1,8 +1,8 @@
 // The end of one collective: the only crossing from the engine to whoever waits for it.
 //
-// The engine finishes it once, from its runner; any number of threads wait. What an allgather
-// received travels out with it. Neither side ever holds the other's lock here: what then() was
-// given runs after the lock is released.
+// The engine finishes it once, from its runner; any number of threads wait. What an allgather, an
+// alltoall or a reducescatter received travels out with it. Neither side ever holds the other's
+// lock here: what then() was given runs after the lock is released.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace hvdlite {
 
 class Completion {
  public:
-  // Bytes that the engine allocated for a result whose size no rank knew before.
+  // Bytes that the engine allocated for a result whose size the submitter did not know.
   struct Output {
     std::unique_ptr<std::byte[]> data;
     std::size_t bytes = 0;
@@ -60,9 +60,11 @@ class Completion {
 
   // After done() only: no lock is needed, nothing changes any more.
   const Status& status() const { return status_; }
-  // Allgather: first dimension by position in the process set. Written before finish().
+  // What was received, written before finish(). The first dimensions say of which rows an output is
+  // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
+  // the process set; of a reducescatter those of this rank, by tensor.
   std::vector<std::int64_t> first_dimensions;
-  Output output;
+  std::vector<Output> outputs;  // by tensor
 
  private:
   Mutex mutex_;

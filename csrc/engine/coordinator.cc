@@ -3,6 +3,18 @@
 #include <utility>
 
 namespace hvdlite {
+namespace {
+
+// From the rows that each member gives, one after the other, to those that come from each member.
+std::vector<std::int64_t> transposed(const std::vector<std::vector<std::int64_t>>& rows) {
+  std::vector<std::int64_t> result;
+  for (std::size_t i = 0; i < rows[0].size(); ++i) {
+    for (const auto& member : rows) result.push_back(member[i]);
+  }
+  return result;
+}
+
+}  // namespace
 
 void Coordinator::add_set(const Group& group) {
   books_[static_cast<std::uint32_t>(group.id)].group = group;
@@ -27,10 +39,8 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     tally.submitted.resize(book.group.ranks.size());
     tally.missing = book.group.ranks.size();
     tally.since = tally.warned = now;
-    if (request.kind == Kind::kAllgather) tally.first_dimensions.resize(book.group.ranks.size());
+    tally.rows.resize(book.group.ranks.size());
     ++waiting_;
-  } else if (tally.mismatch.empty()) {
-    tally.mismatch = describe_mismatch(tally.first_rank, tally.request, rank, request).value_or("");
   }
   if (tally.submitted[index]) {
     return Status(StatusCode::kInternal,
@@ -38,10 +48,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   tally.submitted[index] = true;
   --tally.missing;
-  if (request.kind == Kind::kAllgather && !tally.first_dimensions.empty() &&
-      !request.tensors.empty() && !request.tensors[0].dims.empty()) {
-    tally.first_dimensions[index] = request.tensors[0].dims[0];
-  }
+  if (tally.refusal.ok()) compare(tally, rank, static_cast<std::size_t>(index), request);
   const std::string name = request.name;
   if (tally.missing == 0 || fail_if_left(book, name, tally)) {
     auto node = book.tallies.extract(at);
@@ -49,6 +56,21 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     if (node.mapped().missing == 0) respond(book, name, std::move(node.mapped()));
   }
   return Status();
+}
+
+void Coordinator::compare(Tally& tally, int rank, std::size_t index, const Request& request) {
+  const std::size_t members = tally.rows.size();
+  if (auto text = describe_mismatch(tally.first_rank, tally.request, rank, request)) {
+    tally.refusal = Status(StatusCode::kMismatch, std::move(*text));
+    return;
+  }
+  if (request.kind == Kind::kAlltoall) {
+    if (auto text = describe_bad_splits(rank, request, members)) {
+      tally.refusal = Status(StatusCode::kInvalidArgument, std::move(*text), rank);
+      return;
+    }
+  }
+  tally.rows[index] = rows_given(request, members);
 }
 
 Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now) {
@@ -105,9 +127,7 @@ void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
 }
 
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
-  if (!tally.mismatch.empty()) {
-    return respond_error(tally, Status(StatusCode::kMismatch, std::move(tally.mismatch)));
-  }
+  if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
   Response response;
   const std::string key = tally.request.key();
   if (const auto id = cache_.find(key, tally.request)) {
@@ -120,7 +140,8 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
     if (tally.request.cacheable()) response.cache_id = cache_.assign(key);
     cache_.remember(response.cache_id, key, tally.request);
     response.request = std::move(tally.request);
-    response.first_dimensions = std::move(tally.first_dimensions);
+    response.request.splits.clear();  // one member's; all have their part of the rows
+    response.first_dimensions = transposed(tally.rows);
   }
   responses_.push_back(std::move(response));
 }

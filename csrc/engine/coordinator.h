@@ -29,8 +29,8 @@ class Coordinator {
     int first_rank = -1;
     std::vector<bool> submitted;  // by position in the set
     std::size_t missing = 0;
-    std::vector<std::int64_t> first_dimensions;  // allgather only
-    std::string mismatch;                        // the first disagreement, or ""
+    std::vector<std::vector<std::int64_t>> rows;  // rows_given, by position in the set
+    Status refusal;                               // the first disagreement, or bad splits
     TimePoint since;
     TimePoint warned;  // of the last stall warning
   };
@@ -65,6 +65,8 @@ class Coordinator {
 
  private:
   void respond(Book& book, const std::string& name, Tally tally);
+  // Notes what is wrong with one member's request, else the rows that it gives.
+  static void compare(Tally& tally, int rank, std::size_t index, const Request& request);
   void respond_error(const Tally& tally, Status error);
   // Where a rank that has left is awaited: the error, else nothing.
   bool fail_if_left(Book& book, const std::string& name, const Tally& tally);

@@ -21,6 +21,7 @@ EntryPtr make_entry(const HvdliteCall& call) {
   request.postscale = call.postscale;
   request.weighted = !std::isnan(call.weight);
   request.name = call.name;
+  request.splits.assign(call.splits, call.splits + call.split_count);
   entry->weight = request.weighted ? call.weight : 1.0;
   for (std::int32_t i = 0; i < call.count; ++i) {
     const HvdliteTensor& tensor = call.tensors[i];
@@ -38,17 +39,25 @@ void report(const HvdliteCall& call, const Status& status, const Completion* com
   result.code = static_cast<std::int32_t>(status.code());
   result.failed_rank = status.failed_rank();
   result.message = status.message().c_str();
-  if (completion != nullptr) {
+  std::vector<HvdliteOutput> outputs;
+  if (completion != nullptr && !completion->outputs.empty()) {
+    for (const auto& output : completion->outputs) {
+      outputs.push_back({output.data.get(), output.bytes});
+    }
     result.first_dimensions = completion->first_dimensions.data();
-    result.ranks = static_cast<std::int32_t>(completion->first_dimensions.size());
-    result.output = completion->output.data.get();
-    result.output_bytes = completion->output.bytes;
+    result.parts = static_cast<std::int32_t>(completion->first_dimensions.size() / outputs.size());
+    result.count = static_cast<std::int32_t>(outputs.size());
+    result.outputs = outputs.data();
   }
   call.done(call.context, &result);
 }
 
 Status check(const HvdliteCall& call) {
   HVDLITE_RETURN_IF_ERROR(check_not_forked());
+  if (call.kind < 0 || call.kind > static_cast<int>(kLastKind)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "kind " + std::to_string(call.kind) + " is unknown");
+  }
   if (!is_valid_op(call.op)) {
     return Status(StatusCode::kInvalidArgument, "op " + std::to_string(call.op) + " is unknown");
   }

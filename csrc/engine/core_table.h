@@ -12,11 +12,12 @@ namespace hvdlite {
 
 class Engine;
 
-inline constexpr std::uint32_t kCoreTableVersion = 1;
+inline constexpr std::uint32_t kCoreTableVersion = 2;
 
 extern "C" {
 
-// One tensor; `name` is for messages. `output` is unused by an allgather.
+// One tensor; `name` is for messages. `output` is unused where the result comes with
+// HvdliteResult: allgather, alltoall, reducescatter.
 struct HvdliteTensor {
   const char* name;
   std::int32_t dtype;  // DataType
@@ -26,16 +27,22 @@ struct HvdliteTensor {
   void* output;
 };
 
+struct HvdliteOutput {
+  const void* data;
+  std::uint64_t bytes;
+};
+
 // How a collective ended. Valid during the call of `done` only.
 struct HvdliteResult {
   std::int32_t code;  // StatusCode: 0 is success
   std::int32_t failed_rank;
   const char* message;
-  // Allgather: first dimension of each rank of the set, and the rows that they gave.
+  // What was received, by tensor: see Completion. The output of tensor i has the rows of
+  // first_dimensions[i * parts] to [(i + 1) * parts], added up.
   const std::int64_t* first_dimensions;
-  std::int32_t ranks;
-  const void* output;
-  std::uint64_t output_bytes;
+  std::int32_t parts;  // of each output: members of the set; 1 for a reducescatter
+  std::int32_t count;  // outputs; 0 for collectives that write to HvdliteTensor::output
+  const HvdliteOutput* outputs;
 };
 
 // One collective. What it points to is copied by submit(), except for the tensors' memory, which
@@ -51,6 +58,8 @@ struct HvdliteCall {
   const char* name;
   std::int32_t count;
   const HvdliteTensor* tensors;
+  std::int32_t split_count;  // alltoall; 0: the same number of rows to each member
+  const std::int64_t* splits;
   // Called exactly once: by submit() itself when the call is refused or the world has one rank,
   // otherwise by the engine's runner, which it must not block.
   void (*done)(void* context, const HvdliteResult* result);

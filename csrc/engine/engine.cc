@@ -38,12 +38,14 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
   if (tensor.dims.size() > kMaxDimensions) {
     return invalid(request, "a tensor has at most 32 dimensions");
   }
-  if (request.kind == Kind::kAllgather && tensor.dims.empty()) {
-    return invalid(request,
-                   "a tensor without dimensions has no first one to gather along; "
-                   "reshape it to [1]");
+  const bool scatters = request.kind == Kind::kReducescatter;
+  if (tensor.dims.empty() &&
+      (scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall)) {
+    return invalid(request, std::string("a tensor without dimensions has no first one to ") +
+                                (request.kind == Kind::kAllgather ? "gather" : "split") +
+                                " along; reshape it to [1]");
   }
-  return request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
+  return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
 }
 
 }  // namespace
@@ -55,7 +57,7 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
       sets_(size_),
-      executor_(*backend_, sets_, config_, queue_, counters_) {
+      executor_(rank_, *backend_, sets_, config_, queue_, counters_) {
   if (size_ == 1) return;
   negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_);
   negotiator_->add_set(*sets_.get(0));
@@ -88,6 +90,12 @@ Status Engine::check(const Entry& entry) const {
   for (const TensorShape& tensor : request.tensors) {
     HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
   }
+  if (size_ == 1 && request.kind == Kind::kAlltoall) {
+    // With more ranks the coordinator looks, so that all of them hear of it.
+    if (const auto text = describe_bad_splits(rank_, request, 1)) {
+      return Status(StatusCode::kInvalidArgument, *text, rank_);
+    }
+  }
   return Status();
 }
 
@@ -115,12 +123,8 @@ Status Engine::execute_alone(const EntryPtr& entry) {
   MutexLock alone(alone_mutex_);
   HVDLITE_RETURN_IF_ERROR(queue_.push(entry));
   (void)queue_.take();
-  Agreed agreed{entry, {}};
-  if (entry->request.kind == Kind::kAllgather) {
-    agreed.first_dimensions.push_back(entry->request.tensors[0].dims[0]);
-  }
   std::vector<Agreed> round;
-  round.push_back(std::move(agreed));
+  round.push_back({entry, rows_given(entry->request, 1)});
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors
   return Status();

@@ -14,7 +14,7 @@ struct Entry {
   Request request;
   std::string key;                  // request.key(), made once
   std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
-  std::vector<void*> outputs;       // by tensor; unused by allgather
+  std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
   double weight = 1.0;              // this rank's, for weighted averages
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };
@@ -23,7 +23,7 @@ using EntryPtr = std::shared_ptr<Entry>;
 // An entry that every member of its process set has submitted.
 struct Agreed {
   EntryPtr entry;
-  std::vector<std::int64_t> first_dimensions;  // allgather: by position in the set
+  std::vector<std::int64_t> first_dimensions;  // as in Response
 };
 
 // "allreduce 'layer1.weight'", for messages.

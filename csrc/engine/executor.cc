@@ -10,13 +10,50 @@ std::span<const std::byte> bytes_of(const void* data, std::uint64_t count) {
   return {static_cast<const std::byte*>(data), count};
 }
 
-// What rank `from` gave to an allgather, in bytes: its first dimension times the rest of the shape.
-std::uint64_t block_bytes(const TensorShape& tensor, std::int64_t first_dimension) {
-  std::uint64_t bytes = size_of(tensor.dtype) * static_cast<std::uint64_t>(first_dimension);
+// Elements of one row: the shape without its first dimension.
+std::uint64_t row_elements(const TensorShape& tensor) {
+  std::uint64_t elements = 1;
   for (std::size_t i = 1; i < tensor.dims.size(); ++i) {
-    bytes *= static_cast<std::uint64_t>(tensor.dims[i]);
+    elements *= static_cast<std::uint64_t>(tensor.dims[i]);
+  }
+  return elements;
+}
+
+std::vector<std::size_t> bytes_of_rows(const TensorShape& tensor,
+                                       std::span<const std::int64_t> rows) {
+  std::vector<std::size_t> bytes;
+  for (const std::int64_t count : rows) {
+    bytes.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor) *
+                    size_of(tensor.dtype));
   }
   return bytes;
+}
+
+std::size_t sum(std::span<const std::size_t> bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
+}
+
+// The members' rows of a reducescatter: the first ones get one more where it does not divide.
+std::vector<std::int64_t> scattered_rows(std::int64_t rows, std::size_t members) {
+  const auto parts = static_cast<std::int64_t>(members);
+  std::vector<std::int64_t> result;
+  for (std::int64_t i = 0; i < parts; ++i) result.push_back(rows / parts + (i < rows % parts));
+  return result;
+}
+
+// Makes room for the entry's next result; null where there is none.
+std::byte* add_output(const Entry& entry, std::size_t bytes) {
+  Completion::Output& output = entry.completion->outputs.emplace_back();
+  output.data.reset(new (std::nothrow) std::byte[bytes]);
+  output.bytes = bytes;
+  return output.data.get();
+}
+
+// The peers are in the collective already: without this rank it cannot end well for anybody.
+Status no_memory(const Entry& entry, std::size_t bytes) {
+  return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
+                                           std::to_string(bytes) +
+                                           " bytes of its result on this rank");
 }
 
 }  // namespace
@@ -43,7 +80,7 @@ Status Executor::run(std::vector<Agreed>& round) {
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
   const Group& group = *sets_.get(batch.process_set);
-  Agreed& first = round[batch.tensors[0].agreed];
+  const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {
     case Kind::kAllreduce:
       return allreduce(batch, round, group);
@@ -53,6 +90,10 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
       return broadcast(first, group);
     case Kind::kBarrier:
       return backend_.barrier(group, patience());
+    case Kind::kAlltoall:
+      return alltoall(first, group);
+    case Kind::kReducescatter:
+      return reducescatter(first, group);
   }
   return Status(StatusCode::kInternal, "a collective of unknown kind");
 }
@@ -89,24 +130,56 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
   return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, patience());
 }
 
-Status Executor::allgather(Agreed& agreed, const Group& group) {
+Status Executor::allgather(const Agreed& agreed, const Group& group) {
+  const Entry& entry = *agreed.entry;
+  const std::span<const std::int64_t> rows(agreed.first_dimensions);
+  const std::size_t members = group.ranks.size();
+  entry.completion->first_dimensions = agreed.first_dimensions;
+  for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
+    const TensorShape& tensor = entry.request.tensors[i];
+    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * members, members));
+    const std::size_t total = sum(bytes);
+    std::byte* output = add_output(entry, total);
+    if (output == nullptr) return no_memory(entry, total);
+    HVDLITE_RETURN_IF_ERROR(backend_.allgather(group, bytes_of(entry.inputs[i], tensor.bytes()),
+                                               bytes, {output, total}, patience()));
+  }
+  return Status();
+}
+
+Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
+  const Entry& entry = *agreed.entry;
+  const Request& request = entry.request;
+  const auto self = static_cast<std::size_t>(group.index_of(rank_));
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorShape& tensor = request.tensors[i];
+    const auto rows = scattered_rows(tensor.dims[0], group.ranks.size());
+    std::vector<std::uint64_t> counts;
+    for (const std::int64_t count : rows) {
+      counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));
+    }
+    const std::size_t bytes = counts[self] * size_of(tensor.dtype);
+    std::byte* output = add_output(entry, bytes);
+    if (output == nullptr) return no_memory(entry, bytes);
+    entry.completion->first_dimensions.push_back(rows[self]);
+    const Piece piece{entry.inputs[i], output, tensor.count(), request.prescale, request.postscale};
+    HVDLITE_RETURN_IF_ERROR(
+        backend_.reducescatter(group, tensor.dtype, request.op, piece, counts, patience()));
+  }
+  return Status();
+}
+
+Status Executor::alltoall(const Agreed& agreed, const Group& group) {
   const Entry& entry = *agreed.entry;
   const TensorShape& tensor = entry.request.tensors[0];
-  std::vector<std::size_t> bytes;
-  for (const std::int64_t dim : agreed.first_dimensions) bytes.push_back(block_bytes(tensor, dim));
-  const std::size_t total = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
-  Completion::Output& output = entry.completion->output;
-  output.data.reset(new (std::nothrow) std::byte[total]);
-  if (output.data == nullptr) {
-    // The peers are in the collective already: without this rank it cannot end well for anybody.
-    return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
-                                             std::to_string(total) +
-                                             " bytes of its result on this rank");
-  }
-  output.bytes = total;
+  const auto sent = bytes_of_rows(tensor, rows_given(entry.request, group.ranks.size()));
+  const auto received = bytes_of_rows(tensor, agreed.first_dimensions);
+  const std::size_t total = sum(received);
   entry.completion->first_dimensions = agreed.first_dimensions;
-  return backend_.allgather(group, bytes_of(entry.inputs[0], tensor.bytes()), bytes,
-                            {output.data.get(), total}, patience());
+  std::byte* output = add_output(entry, total);
+  if (output == nullptr) return no_memory(entry, total);
+  return backend_.alltoall(group, bytes_of(entry.inputs[0], tensor.bytes()), sent, {output, total},
+                           received, patience());
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {

@@ -3,6 +3,7 @@
 // A weighted average is two all-reduces: the weights of the batch's tensors (a few float64 numbers,
 // summed like any other), then the tensors, each scaled on the way in by this rank's share of the
 // sum. A rank of weight 0 contributes zeros, whatever its tensors hold.
+// What an allgather, an alltoall or a reducescatter receives goes to memory that is allocated here.
 // Runner only.
 #pragma once
 
@@ -21,9 +22,14 @@ namespace hvdlite {
 class Executor {
  public:
   // All borrowed from the engine.
-  Executor(Backend& backend, const ProcessSets& sets, const Config& config, TensorQueue& queue,
-           Counters& counters)
-      : backend_(backend), sets_(sets), config_(config), queue_(queue), counters_(counters) {}
+  Executor(int rank, Backend& backend, const ProcessSets& sets, const Config& config,
+           TensorQueue& queue, Counters& counters)
+      : rank_(rank),
+        backend_(backend),
+        sets_(sets),
+        config_(config),
+        queue_(queue),
+        counters_(counters) {}
 
   // Executes the batches of one round and finishes its entries, each once all its tensors are done.
   // A failed status is final for the backend; entries that are not finished yet stay with the
@@ -34,13 +40,16 @@ class Executor {
   Status run_batch(const Batch& batch, std::vector<Agreed>& round);
   Status allreduce(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
   Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
-  Status allgather(Agreed& agreed, const Group& group);
+  Status allgather(const Agreed& agreed, const Group& group);
+  Status reducescatter(const Agreed& agreed, const Group& group);
+  Status alltoall(const Agreed& agreed, const Group& group);
   Status broadcast(const Agreed& agreed, const Group& group);
   Patience patience() const {
     return std::chrono::duration_cast<Patience>(
         std::chrono::duration<double>(config_.collective_timeout));
   }
 
+  const int rank_;
   Backend& backend_;
   const ProcessSets& sets_;
   const Config& config_;

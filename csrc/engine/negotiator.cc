@@ -1,5 +1,6 @@
 #include "engine/negotiator.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -24,14 +25,30 @@ Status garbage(const Frame& frame) {
                 frame.from);
 }
 
+// The member's part of a response: of an alltoall only the rows that it receives itself.
+Response addressed_part(const Response& response, const Group& group, std::size_t index) {
+  if (response.request.kind != Kind::kAlltoall) return response;
+  Response part;
+  part.form = response.form;
+  part.cache_id = response.cache_id;
+  part.request = response.request;
+  part.error = response.error;
+  if (response.form != Response::Form::kFull) return part;
+  const std::size_t members = group.ranks.size();
+  const auto begin =
+      response.first_dimensions.begin() + static_cast<std::ptrdiff_t>(index * members);
+  part.first_dimensions.assign(begin, begin + static_cast<std::ptrdiff_t>(members));
+  return part;
+}
+
 // The responses of `all` that concern `rank`.
 std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
                                    const Coordinator& coordinator) {
   std::vector<Response> own;
   for (const Response& response : all) {
-    if (coordinator.group(response.request.process_set).index_of(rank) >= 0) {
-      own.push_back(response);
-    }
+    const Group& group = coordinator.group(response.request.process_set);
+    const int index = group.index_of(rank);
+    if (index >= 0) own.push_back(addressed_part(response, group, static_cast<std::size_t>(index)));
   }
   return own;
 }
@@ -78,7 +95,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
       message.cached.push_back(*id);
     } else {
       message.requests.push_back(entry->request);
-      tensors += entry->request.tensors.size() + 1;
+      tensors += entry->request.tensors.size() + entry->request.splits.size() + 1;
     }
     if (tensors >= kTensorsPerFrame) send();
   }
@@ -203,11 +220,14 @@ void Negotiator::listen_for_causes() {
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
   const std::vector<Response> responses = coordinator_->take_responses();
   if (responses.empty()) return Status();
-  const bool world_only = coordinator_->books().size() == 1;
-  const Bytes frame = world_only ? encode_respond(responses) : Bytes();
+  const bool same_for_all = coordinator_->books().size() == 1 &&
+                            std::none_of(responses.begin(), responses.end(), [](const auto& one) {
+                              return one.request.kind == Kind::kAlltoall;
+                            });
+  const Bytes frame = same_for_all ? encode_respond(responses) : Bytes();
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
-    if (world_only) {
+    if (same_for_all) {
       control_.send(rank, frame);
     } else if (const auto own = addressed_to(rank, responses, *coordinator_); !own.empty()) {
       control_.send(rank, encode_respond(own));
@@ -219,7 +239,7 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   const auto flushed = [&] { return control_.flush(); };
   const auto never_fails = [] { return Status(); };
   HVDLITE_RETURN_IF_ERROR(waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_)));
-  return accept(world_only ? responses : addressed_to(rank_, responses, *coordinator_), rounds);
+  return accept(same_for_all ? responses : addressed_to(rank_, responses, *coordinator_), rounds);
 }
 
 Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Round>& rounds) {

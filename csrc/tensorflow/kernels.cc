@@ -117,8 +117,12 @@ void register_kernels() {
                  &compute<&Pending::allreduce>);
   register_async(kBroadcastOp, true, &create_node<Attributes::kRoot, true>,
                  &compute<&Pending::broadcast>);
-  register_async(kAllgatherOp, true, &create_node<Attributes::kNone, false>,
+  register_async(kAllgatherOp, true, &create_node<Attributes::kNone, true>,
                  &compute<&Pending::allgather>);
+  register_async(kReducescatterOp, false, &create_node<Attributes::kOp, true>,
+                 &compute<&Pending::reducescatter>);
+  register_async(kAlltoallOp, true, &create_node<Attributes::kNone, false>,
+                 &compute<&Pending::alltoall>);
   const OwnedStatus status = new_status();
   TF_KernelBuilder* query =
       TF_NewKernelBuilder(kQueryOp, "CPU", &create_query, &compute_query, &destroy_query);

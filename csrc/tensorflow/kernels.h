@@ -9,6 +9,8 @@ namespace hvdlite::tensorflow {
 inline constexpr const char* kAllreduceOp = "HvdliteAllreduce";
 inline constexpr const char* kAllgatherOp = "HvdliteAllgather";
 inline constexpr const char* kBroadcastOp = "HvdliteBroadcast";
+inline constexpr const char* kReducescatterOp = "HvdliteReducescatter";
+inline constexpr const char* kAlltoallOp = "HvdliteAlltoall";
 inline constexpr const char* kQueryOp = "HvdliteQuery";
 
 // Once, while tf.load_op_library opens the library.

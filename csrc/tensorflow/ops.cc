@@ -34,23 +34,37 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// [?, rest of the input...] and [?].
-void gathered_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+// [?, rest of the input...] for one input and its output.
+void any_rows(TF_ShapeInferenceContext* context, int index, TF_Status* status) {
   const Shape input = new_shape();
   const Shape output = new_shape();
   const Shape first(TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)),
                     &TF_DeleteShapeHandle);
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-  TF_ShapeInferenceContextGetInput(context, 0, input.get(), status);
+  TF_ShapeInferenceContextGetInput(context, index, input.get(), status);
   if (TF_GetCode(status) != TF_OK) return;
-  TF_ShapeInferenceContextSetOutput(context, 1, first.get(), status);
   if (TF_ShapeInferenceContextRankKnown(context, input.get()) == 0) return;
   TF_ShapeInferenceContextSubshape(context, input.get(), 1, INT64_MAX, output.get(), status);
   if (TF_GetCode(status) != TF_OK) return;
   TF_ShapeInferenceContextConcatenateShapes(context, first.get(), output.get(), output.get(),
                                             status);
   if (TF_GetCode(status) != TF_OK) return;
-  TF_ShapeInferenceContextSetOutput(context, 0, output.get(), status);
+  TF_ShapeInferenceContextSetOutput(context, index, output.get(), status);
+}
+
+// As many rows as the run will bring, in every output of a list; further outputs are unknown.
+void received_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+  const auto tensors = static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - 1;
+  for (int i = 0; i < tensors && TF_GetCode(status) == TF_OK; ++i) any_rows(context, i, status);
+}
+
+// The rows, and [?].
+void alltoall_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape vector(TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)),
+                     &TF_DeleteShapeHandle);
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+  TF_ShapeInferenceContextSetOutput(context, 1, vector.get(), status);
+  if (TF_GetCode(status) == TF_OK) any_rows(context, 0, status);
 }
 
 void scalar_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -58,9 +72,10 @@ void scalar_shape(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, scalar.get(), status);
 }
 
-TF_OpDefinitionBuilder* begin(const char* name, bool list) {
+TF_OpDefinitionBuilder* begin(const char* name, bool list, const char* second_input = nullptr) {
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddInput(op, list ? "tensors: N * T" : "tensor: T");
+  if (second_input != nullptr) TF_OpDefinitionBuilderAddInput(op, second_input);
   TF_OpDefinitionBuilderAddInput(op, "terms: double");
   TF_OpDefinitionBuilderAddOutput(op, list ? "outputs: N * T" : "output: T");
   if (list) TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
@@ -88,10 +103,20 @@ void register_ops() {
   TF_OpDefinitionBuilderAddAttr(op, "root: int = 0");
   finish(op, kBroadcastOp, &same_shapes);
 
-  op = begin(kAllgatherOp, /*list=*/false);
-  TF_OpDefinitionBuilderAddOutput(op, "sizes: int64");
+  op = begin(kAllgatherOp, /*list=*/true);
+  TF_OpDefinitionBuilderAddOutput(op, "sizes: int64");  // [N, ranks]
   TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
-  finish(op, kAllgatherOp, &gathered_shapes);
+  finish(op, kAllgatherOp, &received_shapes);
+
+  op = begin(kReducescatterOp, /*list=*/true);
+  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kReducible).c_str());
+  TF_OpDefinitionBuilderAddAttr(op, "op: int = 0");
+  finish(op, kReducescatterOp, &received_shapes);
+
+  op = begin(kAlltoallOp, /*list=*/false, "splits: int64");
+  TF_OpDefinitionBuilderAddOutput(op, "received_splits: int64");  // [ranks]
+  TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kAny).c_str());
+  finish(op, kAlltoallOp, &alltoall_shapes);
 
   op = TF_NewOpDefinitionBuilder(kQueryOp);
   TF_OpDefinitionBuilderAddInput(op, "terms: double");

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "base/status.h"
 #include "tensorflow/attachment.h"
@@ -124,17 +125,34 @@ bool Pending::take_tensors() {
   return false;
 }
 
-bool Pending::take_input_for_gather() {
+bool Pending::take_inputs(int count) {
   const OwnedStatus status = new_status();
-  OwnedTensor input = input_of(context_, 0, status.get());
-  if (input == nullptr) {
-    fail(TF_GetCode(status.get()), TF_Message(status.get()));
+  dims_.reserve(static_cast<std::size_t>(count));  // tensors_ points into it
+  for (int i = 0; i < count; ++i) {
+    OwnedTensor input = input_of(context_, i, status.get());
+    if (input == nullptr) {
+      fail(TF_GetCode(status.get()), TF_Message(status.get()));
+      return false;
+    }
+    dtype_ = TF_TensorType(input.get());
+    dims_.push_back(dims_of(input.get()));
+    add_tensor(i, TF_TensorData(input.get()), nullptr);
+    held_.push_back(std::move(input));
+  }
+  return true;
+}
+
+bool Pending::take_splits() {
+  const OwnedStatus status = new_status();
+  const OwnedTensor splits = input_of(context_, 1, status.get());
+  if (splits == nullptr || TF_NumDims(splits.get()) != 1) {
+    fail(TF_INVALID_ARGUMENT, "splits are a vector");
     return false;
   }
-  dtype_ = TF_TensorType(input.get());
-  dims_.push_back(dims_of(input.get()));
-  add_tensor(0, TF_TensorData(input.get()), nullptr);
-  held_.push_back(std::move(input));
+  splits_.resize(static_cast<std::size_t>(TF_Dim(splits.get(), 0)));
+  if (!splits_.empty()) {
+    std::memcpy(splits_.data(), TF_TensorData(splits.get()), splits_.size() * sizeof(std::int64_t));
+  }
   return true;
 }
 
@@ -149,21 +167,35 @@ void Pending::broadcast(std::unique_ptr<Pending> self) {
 }
 
 void Pending::allgather(std::unique_ptr<Pending> self) {
-  const bool ready = self->read_terms() && self->take_input_for_gather();
+  const bool ready = self->read_terms() && self->take_inputs(TF_NumInputs(self->context_) - 1);
   ready ? submit(std::move(self), Kind::kAllgather) : finish(std::move(self));
 }
 
+void Pending::reducescatter(std::unique_ptr<Pending> self) {
+  const bool ready = self->read_terms() && self->take_inputs(TF_NumInputs(self->context_) - 1);
+  ready ? submit(std::move(self), Kind::kReducescatter) : finish(std::move(self));
+}
+
+void Pending::alltoall(std::unique_ptr<Pending> self) {
+  const bool ready = self->read_terms() && self->take_inputs(1) && self->take_splits();
+  ready ? submit(std::move(self), Kind::kAlltoall) : finish(std::move(self));
+}
+
 void Pending::submit(std::unique_ptr<Pending> self, Kind kind) {
+  const bool scales = kind == Kind::kAllreduce || kind == Kind::kReducescatter;
+  self->kind_ = kind;
   HvdliteCall call{};
   call.kind = static_cast<std::int32_t>(kind);
   call.op = self->node_.op;
   call.root = kind == Kind::kBroadcast ? self->node_.root : -1;
-  call.prescale = kind == Kind::kAllreduce ? self->prescale_ : 1.0;
-  call.postscale = kind == Kind::kAllreduce ? self->postscale_ : 1.0;
+  call.prescale = scales ? self->prescale_ : 1.0;
+  call.postscale = scales ? self->postscale_ : 1.0;
   call.weight = kind == Kind::kAllreduce ? self->weight_ : std::nan("");
   call.name = self->name_.c_str();
   call.count = static_cast<std::int32_t>(self->tensors_.size());
   call.tensors = self->tensors_.data();
+  call.split_count = static_cast<std::int32_t>(self->splits_.size());
+  call.splits = self->splits_.data();
   call.done = &Pending::on_result;
   call.context = self.release();  // on_result takes it back
   tensorflow::submit(call);
@@ -173,31 +205,45 @@ void Pending::on_result(void* self, const HvdliteResult* result) {
   std::unique_ptr<Pending> pending(static_cast<Pending*>(self));
   if (result->code != 0) {
     pending->fail(code_of(*result), result->message);
-  } else if (result->ranks > 0) {
-    pending->write_gathered(*result);
+  } else if (result->count > 0) {
+    pending->write_received(*result);
   }
   finish(std::move(pending));
 }
 
-void Pending::write_gathered(const HvdliteResult& result) {
+void Pending::write_received(const HvdliteResult& result) {
+  for (int i = 0; i < result.count; ++i) {
+    if (!write_rows(result, i)) return;
+  }
+  if (kind_ == Kind::kReducescatter) return;
   const OwnedStatus status = new_status();
-  std::vector<std::int64_t> dims = dims_[0];
-  dims[0] = 0;
-  for (int i = 0; i < result.ranks; ++i) dims[0] += result.first_dimensions[i];
-  const OwnedTensor output(TF_AllocateOutput(context_, 0, dtype_, dims.data(),
-                                             static_cast<int>(dims.size()), result.output_bytes,
+  const std::int64_t dims[] = {result.count, result.parts};
+  const bool table = kind_ == Kind::kAllgather;
+  const std::size_t bytes = sizeof(std::int64_t) * static_cast<std::size_t>(dims[0] * dims[1]);
+  const OwnedTensor sizes(TF_AllocateOutput(context_, result.count, TF_INT64,
+                                            table ? dims : dims + 1, table ? 2 : 1, bytes,
+                                            status.get()));
+  if (sizes == nullptr) return fail(TF_GetCode(status.get()), TF_Message(status.get()));
+  std::memcpy(TF_TensorData(sizes.get()), result.first_dimensions, bytes);
+}
+
+bool Pending::write_rows(const HvdliteResult& result, int index) {
+  const OwnedStatus status = new_status();
+  std::vector<std::int64_t> dims = dims_[static_cast<std::size_t>(index)];
+  const std::int64_t* rows = result.first_dimensions + std::ptrdiff_t{index} * result.parts;
+  dims[0] = std::accumulate(rows, rows + result.parts, std::int64_t{0});
+  const HvdliteOutput& received = result.outputs[index];
+  const OwnedTensor output(TF_AllocateOutput(context_, index, dtype_, dims.data(),
+                                             static_cast<int>(dims.size()), received.bytes,
                                              status.get()));
-  const std::int64_t ranks = result.ranks;
-  const std::size_t size_bytes = sizeof(std::int64_t) * static_cast<std::size_t>(ranks);
-  const OwnedTensor sizes(
-      TF_AllocateOutput(context_, 1, TF_INT64, &ranks, 1, size_bytes, status.get()));
-  if (output == nullptr || sizes == nullptr) {
-    return fail(TF_GetCode(status.get()), TF_Message(status.get()));
+  if (output == nullptr) {
+    fail(TF_GetCode(status.get()), TF_Message(status.get()));
+    return false;
   }
-  if (result.output_bytes > 0) {
-    std::memcpy(TF_TensorData(output.get()), result.output, result.output_bytes);
+  if (received.bytes > 0) {
+    std::memcpy(TF_TensorData(output.get()), received.data, received.bytes);
   }
-  std::memcpy(TF_TensorData(sizes.get()), result.first_dimensions, size_bytes);
+  return true;
 }
 
 void Pending::fail(TF_Code code, const std::string& message) {

@@ -47,15 +47,19 @@ class Pending {
   static void allreduce(std::unique_ptr<Pending> self);
   static void broadcast(std::unique_ptr<Pending> self);
   static void allgather(std::unique_ptr<Pending> self);
+  static void reducescatter(std::unique_ptr<Pending> self);
+  static void alltoall(std::unique_ptr<Pending> self);
 
  private:
   bool read_terms();  // the last input
   bool take_tensors();
-  bool take_input_for_gather();
+  bool take_inputs(int count);  // for results that the core allocates
+  bool take_splits();
   void add_tensor(int index, const void* input, void* output);
   static void submit(std::unique_ptr<Pending> self, Kind kind);
   static void on_result(void* self, const HvdliteResult* result);
-  void write_gathered(const HvdliteResult& result);
+  void write_received(const HvdliteResult& result);
+  bool write_rows(const HvdliteResult& result, int index);
   void fail(TF_Code code, const std::string& message);
   static void finish(std::unique_ptr<Pending> self);
 
@@ -66,9 +70,11 @@ class Pending {
   double prescale_ = 1;
   double postscale_ = 1;
   double weight_ = 0;
+  Kind kind_ = Kind::kAllreduce;
   TF_DataType dtype_ = TF_FLOAT;
   std::vector<std::vector<std::int64_t>> dims_;
   std::vector<HvdliteTensor> tensors_;
+  std::vector<std::int64_t> splits_;
   std::vector<OwnedTensor> held_;
 };
 

@@ -1,14 +1,13 @@
 #include "wire/message.h"
 
 #include <algorithm>
-#include <sstream>
 
 namespace hvdlite {
 namespace {
 
 constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
 constexpr std::size_t kMinTensorBytes = 4;    // dtype, ndim, an empty name
-constexpr std::size_t kMinRequestBytes = 33;  // fixed fields, an empty name, no tensor
+constexpr std::size_t kMinRequestBytes = 37;  // fixed fields, an empty name, no tensor
 constexpr std::uint32_t kMaxCacheWords = 1 << 16;
 
 Writer begin(FrameType type) {
@@ -47,6 +46,16 @@ void get_bits(Reader& reader, std::vector<std::uint32_t>& ids) {
   }
 }
 
+void put_numbers(Writer& writer, const std::vector<std::int64_t>& numbers) {
+  writer.put(static_cast<std::uint32_t>(numbers.size()));
+  for (const std::int64_t number : numbers) writer.put(number);
+}
+
+void get_numbers(Reader& reader, std::vector<std::int64_t>& numbers) {
+  numbers.resize(reader.get_count(sizeof(std::int64_t)));
+  for (std::int64_t& number : numbers) number = reader.get<std::int64_t>();
+}
+
 void put_request(Writer& writer, const Request& request) {
   writer.put(request.kind);
   writer.put(request.op);
@@ -63,6 +72,7 @@ void put_request(Writer& writer, const Request& request) {
     writer.put_text(tensor.name);
     for (const std::int64_t dim : tensor.dims) writer.put(dim);
   }
+  put_numbers(writer, request.splits);
 }
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
@@ -86,7 +96,7 @@ void get_tensor(Reader& reader, TensorShape& tensor) {
 void get_request(Reader& reader, Request& request) {
   const auto kind = reader.get<std::uint8_t>();
   const auto op = reader.get<std::uint8_t>();
-  if (kind > static_cast<int>(Kind::kBarrier) || !is_valid_op(op)) return reader.reject();
+  if (kind > static_cast<int>(kLastKind) || !is_valid_op(op)) return reader.reject();
   request.kind = static_cast<Kind>(kind);
   request.op = static_cast<ReduceOp>(op);
   request.weighted = reader.get<std::uint8_t>() != 0;
@@ -100,6 +110,7 @@ void get_request(Reader& reader, Request& request) {
     get_tensor(reader, tensor);
     if (reader.bad()) return;
   }
+  get_numbers(reader, request.splits);
 }
 
 void put_status(Writer& writer, const Status& status) {
@@ -126,8 +137,7 @@ void put_response(Writer& writer, const Response& response) {
   writer.put(response.cache_id);
   if (response.form == Response::Form::kCached) return;
   put_request(writer, response.request);
-  writer.put(static_cast<std::uint32_t>(response.first_dimensions.size()));
-  for (const std::int64_t dim : response.first_dimensions) writer.put(dim);
+  put_numbers(writer, response.first_dimensions);
 }
 
 void get_response(Reader& reader, Response& response) {
@@ -144,75 +154,19 @@ void get_response(Reader& reader, Response& response) {
   response.cache_id = reader.get<std::uint32_t>();
   if (response.form == Response::Form::kCached) return;
   get_request(reader, response.request);
-  response.first_dimensions.resize(reader.get_count(sizeof(std::int64_t)));
-  for (std::int64_t& dim : response.first_dimensions) {
-    dim = reader.get<std::int64_t>();
+  get_numbers(reader, response.first_dimensions);
+  for (const std::int64_t dim : response.first_dimensions) {
     if (dim < 0) reader.reject();
   }
 }
 
 bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }
 
-std::string text_of(const std::vector<std::int64_t>& dims) {
-  std::ostringstream text;
-  text << '[';
-  for (std::size_t i = 0; i < dims.size(); ++i) text << (i == 0 ? "" : ", ") << dims[i];
-  text << ']';
-  return text.str();
-}
-
-template <typename T>
-std::string text_of(const T& value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
-// The first field that differs, in words.
-struct Difference {
-  std::string field, a, b;
-};
-
-std::optional<Difference> difference(const TensorShape& a, const TensorShape& b, Kind kind) {
-  if (a.dtype != b.dtype) {
-    return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
-  }
-  // Ranks give different first dimensions to an allgather.
-  const std::size_t skip = kind == Kind::kAllgather && !a.dims.empty() && !b.dims.empty() ? 1 : 0;
-  if (a.dims.size() != b.dims.size() ||
-      !std::equal(a.dims.begin() + skip, a.dims.end(), b.dims.begin() + skip)) {
-    return Difference{"shape", text_of(a.dims), text_of(b.dims)};
-  }
-  return std::nullopt;
-}
-
-std::optional<Difference> difference(const Request& a, const Request& b) {
-  if (a.kind != b.kind) {
-    return Difference{"operation", std::string(name_of(a.kind)), std::string(name_of(b.kind))};
-  }
-  if (a.op != b.op) {
-    return Difference{"reduce op", std::string(name_of(a.op)), std::string(name_of(b.op))};
-  }
-  if (a.root != b.root) return Difference{"root rank", text_of(a.root), text_of(b.root)};
-  if (a.weighted != b.weighted) {
-    return Difference{"weight", a.weighted ? "one" : "none", b.weighted ? "one" : "none"};
-  }
-  if (a.prescale != b.prescale) {
-    return Difference{"prescale factor", text_of(a.prescale), text_of(b.prescale)};
-  }
-  if (a.postscale != b.postscale) {
-    return Difference{"postscale factor", text_of(a.postscale), text_of(b.postscale)};
-  }
-  if (a.tensors.size() != b.tensors.size()) {
-    return Difference{"number of tensors", text_of(a.tensors.size()), text_of(b.tensors.size())};
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::string_view name_of(Kind kind) {
-  constexpr std::string_view kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  constexpr std::string_view kNames[] = {"allreduce", "allgather", "broadcast",
+                                         "barrier",   "alltoall",  "reducescatter"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -220,20 +174,6 @@ std::uint64_t TensorShape::count() const {
   std::uint64_t elements = 1;
   for (const std::int64_t dim : dims) elements *= static_cast<std::uint64_t>(dim);
   return elements;
-}
-
-std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
-                                             const Request& b) {
-  std::string name = a.name;
-  std::optional<Difference> found = difference(a, b);
-  for (std::size_t i = 0; !found && i < a.tensors.size(); ++i) {
-    found = difference(a.tensors[i], b.tensors[i], a.kind);
-    if (found && !a.tensors[i].name.empty()) name = a.tensors[i].name;
-  }
-  if (!found) return std::nullopt;
-  return std::string(name_of(a.kind)) + " '" + name + "': ranks disagree about the " +
-         found->field + ": rank " + std::to_string(rank_a) + " has " + found->a + ", rank " +
-         std::to_string(rank_b) + " has " + found->b;
 }
 
 Bytes encode_submit(const Submit& submit) {

@@ -5,7 +5,7 @@
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
-//              count:u32 tensor[count]
+//              count:u32 tensor[count] count:u32 split:i64[count]
 //   tensor   = dtype:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
@@ -37,7 +37,15 @@ inline constexpr std::uint32_t kNotCached = UINT32_MAX;
 
 enum class FrameType : std::uint8_t { kSubmit = 1, kRespond = 2, kAbort = 3, kGoodbye = 4 };
 
-enum class Kind : std::uint8_t { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 3 };
+enum class Kind : std::uint8_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kBarrier = 3,
+  kAlltoall = 4,
+  kReducescatter = 5,
+};
+inline constexpr Kind kLastKind = Kind::kReducescatter;
 std::string_view name_of(Kind kind);
 
 struct TensorShape {
@@ -61,13 +69,18 @@ struct Request {
   double postscale = 1.0;
   std::string name;
   std::vector<TensorShape> tensors;
+  // Alltoall: how many rows go to each member; empty: the same number to each. As this rank says,
+  // checked by describe_bad_splits.
+  std::vector<std::int64_t> splits;
 
   bool operator==(const Request&) const = default;
   // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
   std::string key() const { return std::to_string(process_set) + ":" + name; }
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
-  // An allgather's first dimension may change with every call.
-  bool cacheable() const { return kind != Kind::kAllgather && !name.starts_with('#'); }
+  // An allgather's first dimensions and an alltoall's splits may change with every call.
+  bool cacheable() const {
+    return kind != Kind::kAllgather && kind != Kind::kAlltoall && !name.starts_with('#');
+  }
 };
 
 struct Submit {
@@ -78,16 +91,27 @@ struct Submit {
 struct Response {
   enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2 };
   Form form = Form::kCached;
-  std::uint32_t cache_id = kNotCached;         // kCached: which; kFull: remember it as this, if any
-  Request request;                             // kFull; kError: process_set and name only
-  std::vector<std::int64_t> first_dimensions;  // kFull allgather: by position in the set
-  Status error;                                // kError
+  std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
+  Request request;                      // kFull; kError: process_set and name only
+  // kFull, the rows that come from each member, by position in the set: of an allgather tensor by
+  // tensor; of an alltoall what this member receives (as the coordinator decides it, what every
+  // member receives, member by member).
+  std::vector<std::int64_t> first_dimensions;
+  Status error;  // kError
 };
 
 // Where two ranks' requests of the same name differ: a message that names the tensor, both ranks
 // and both values; nothing when they agree.
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
                                              const Request& b);
+
+// What is wrong with an alltoall's splits in a process set of so many members: a message that names
+// tensor, rank and values; nothing when they can be used.
+std::optional<std::string> describe_bad_splits(int rank, const Request& request,
+                                               std::size_t members);
+// The rows that a member gives: of an allgather by tensor, of an alltoall (whose splits are good)
+// by receiving member; nothing for other kinds.
+std::vector<std::int64_t> rows_given(const Request& request, std::size_t members);
 
 Bytes encode_submit(const Submit& submit);
 Bytes encode_respond(const std::vector<Response>& responses);

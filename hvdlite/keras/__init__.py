@@ -51,7 +51,13 @@ from hvdlite.errors import (
     StalledError,
 )
 from hvdlite.keras import callbacks
-from hvdlite.keras.arrays import allgather, allreduce, broadcast, broadcast_variables
+from hvdlite.keras.arrays import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_variables,
+    reducescatter,
+)
 from hvdlite.keras.backend import seam
 from hvdlite.keras.optimizer import DistributedOptimizer
 from hvdlite.keras.saving import load_model
@@ -107,6 +113,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "reducescatter",
     "rocm_built",
     "shutdown",
     "size",

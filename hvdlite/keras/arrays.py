@@ -94,6 +94,38 @@ def allgather(value: Any, name: str | None = None) -> Any:
     return np.concatenate(_gather(array, name))
 
 
+def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) -> Any:
+    """Reduce an array over all ranks, and keep this rank's share along the first dimension.
+
+    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more.
+
+    Args:
+        value: an array, a tensor or a variable of at least one dimension, of the same shape on all
+            ranks.
+        name: identifies the operation on all ranks; numbered without.
+        op: `Average`, `Sum`, `Min`, `Max` or `Product`.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value or an argument cannot be used.
+        MismatchError: the ranks' values differ in shape, dtype or op.
+
+    Example:
+        >>> my_rows = hvd.reducescatter(np.ones((5, 3)), op=hvd.Sum)
+    """
+    op = ops.choose_op(None, op)
+    name = name or next_name("reducescatter")
+    array = _array(value)
+    handle = basics.engine().reducescatter(
+        name, [_spec(name, array)], op, keep=array, blocking=True
+    )
+    handle.wait()
+    received = np.frombuffer(handle.take_output(), array.dtype)
+    return received.reshape(*handle.first_dimensions, *array.shape[1:])
+
+
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Return one rank's array on all.
 
@@ -163,7 +195,7 @@ def _broadcast(arrays: dict[str, Any], root_rank: int, name: str) -> None:
 
 def _gather(array: Any, name: str) -> list[Any]:
     """Return the ranks' arrays, by rank."""
-    handle = basics.engine().allgather(name, _spec(name, array), keep=array, blocking=True)
+    handle = basics.engine().allgather(name, [_spec(name, array)], keep=array, blocking=True)
     handle.wait()
     rows = handle.first_dimensions
     received = np.frombuffer(handle.take_output(), array.dtype)

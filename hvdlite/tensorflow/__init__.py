@@ -59,7 +59,6 @@ from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
 from hvdlite.tensorflow.gradient_tape import DistributedGradientTape
 from hvdlite.tensorflow.ops import (
-    allgather,
     allreduce,
     barrier,
     broadcast,
@@ -70,6 +69,13 @@ from hvdlite.tensorflow.ops import (
     local_size_op,
     rank_op,
     size_op,
+)
+from hvdlite.tensorflow.rows import (
+    allgather,
+    alltoall,
+    grouped_allgather,
+    grouped_reducescatter,
+    reducescatter,
 )
 
 __all__ = [
@@ -100,6 +106,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_global_variables",
@@ -114,7 +121,9 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
     "grouped_allreduce",
+    "grouped_reducescatter",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -128,6 +137,7 @@ __all__ = [
     "nccl_built",
     "rank",
     "rank_op",
+    "reducescatter",
     "rocm_built",
     "shutdown",
     "size",

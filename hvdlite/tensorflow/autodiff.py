@@ -14,6 +14,7 @@ import tensorflow as tf
 from hvdlite import ops
 from hvdlite.tensorflow.names import derived_name
 from hvdlite.tensorflow.requests import allreduce_with, check_differentiable, query
+from hvdlite.tensorflow.row_requests import allgather_with, alltoall_with
 
 
 def _name_of(operation: Any) -> str:
@@ -36,14 +37,45 @@ def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 
 
 @tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
-def _gradients_of_allgather(operation: Any, gradient: Any, _: Any) -> list[Any]:
+def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Sum the ranks' gradients and take the rows that this rank gave."""
-    (total,) = _reduce(operation, (gradient,), ops.Sum)
-    sizes, rank = operation.outputs[1], query("rank")
-    start = tf.reduce_sum(sizes[:rank])
-    own = total[start : start + sizes[rank]]
-    own.set_shape(operation.inputs[0].shape)
-    return [own, None]
+    totals = _reduce(operation, gradients[:-1], ops.Sum)  # the last one is of the sizes
+    rank = query("rank")
+    results = []
+    for index, total in enumerate(totals):
+        sizes = operation.outputs[-1][index]
+        start = tf.reduce_sum(sizes[:rank])
+        own = total[start : start + sizes[rank]]
+        own.set_shape(operation.inputs[index].shape)
+        results.append(own)
+    return [*results, None]
+
+
+@tf.RegisterGradient("HvdliteReducescatter")  # type: ignore[untyped-decorator]
+def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
+    """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
+    op = int(operation.get_attr("op"))
+    check_differentiable(_name_of(operation), op, "reducescatter")
+    last = operation.inputs[-1]
+    factor = last[1] * last[2]
+    if op == ops.Average:
+        factor /= tf.cast(query("size"), tf.float64)
+    name = derived_name(f"{_name_of(operation)}.gradient")
+    names = [f"{name}.{index}" for index in range(len(gradients))]
+    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+    results = allgather_with(last, scaled, name, names)
+    for result, tensor in zip(results, operation.inputs, strict=False):
+        result.set_shape(tensor.shape)
+    return [*results, None]
+
+
+@tf.RegisterGradient("HvdliteAlltoall")  # type: ignore[untyped-decorator]
+def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
+    """Send the gradients of the rows back to where the rows came from."""
+    name = derived_name(f"{_name_of(operation)}.gradient")
+    back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], name)
+    back.set_shape(operation.inputs[0].shape)
+    return [back, None, None]
 
 
 @tf.RegisterGradient("HvdliteBroadcast")  # type: ignore[untyped-decorator]

@@ -1,8 +1,8 @@
-"""The collectives on TensorFlow tensors, eagerly and in `tf.function`.
+"""The collectives on TensorFlow tensors that keep their shape; `rows` has the others.
 
-All are differentiable. `name` identifies the operation on all ranks: without it eager calls are
-numbered, and every rank makes them in the same order; in a function, calls are counted while it is
-traced.
+They work eagerly and in `tf.function`, and are differentiable. `name` identifies the operation on
+all ranks: without it eager calls are numbered, and every rank makes them in the same order; in a
+function, calls are counted while it is traced.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hvdlite.tensorflow import autodiff, requests, xla
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.names import WireName, wire_name
 from hvdlite.tensorflow.requests import Reduction, check
+from hvdlite.tensorflow.row_requests import allgather
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
 __all__ = [
-    "allgather",
     "allreduce",
     "autodiff",  # imported for what it registers
     "barrier",
@@ -158,35 +158,13 @@ def allreduce_slices(
     elif reduction.op == neutral.Average:
         factor /= tf.cast(requests.query("size"), tf.float64)
     sent, context = compression.compress(values * tf.cast(factor, values.dtype))
-    gathered, _ = requests.allgather(sent, wire.plus("values"))
-    indices, _ = requests.allgather(tf.convert_to_tensor(slices.indices), wire.plus("indices"))
+    values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
+    (gathered,) = allgather([sent], values_wire, [values_wire.text])
+    indices = tf.convert_to_tensor(slices.indices)
+    (indices,) = allgather([indices], indices_wire, [indices_wire.text])
     return tf.IndexedSlices(
         compression.decompress(gathered, context), indices, dense_shape=slices.dense_shape
     )
-
-
-@traced_as_it_is
-def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
-    """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
-
-    Args:
-        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
-            agree.
-        name: identifies the operation on all ranks; numbered without.
-
-    Returns:
-        A new tensor, the same on every rank.
-
-    Raises:
-        ArgumentError: the tensor cannot be used; the message says what to do.
-        tf.errors.AbortedError: the ranks' tensors differ in dtype or in another dimension, or the
-            world is over.
-
-    Example:
-        >>> every_prediction = hvd.allgather(predictions)
-    """
-    wire = wire_name("allgather", name)
-    return requests.allgather(check(tensor, wire.text), wire)[0]
 
 
 @traced_as_it_is

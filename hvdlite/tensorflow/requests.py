@@ -69,12 +69,13 @@ def by_dtype(tensors: Sequence[tf.Tensor]) -> dict[tf.DType, list[int]]:
     return positions
 
 
-def _per_dtype(
+def per_dtype(
     tensors: Sequence[tf.Tensor],
     wire: WireName,
     names: Sequence[str],
     call: Callable[[list[tf.Tensor], WireName, list[str]], Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
+    """Call once for each dtype, with the tensors of that dtype; return all results in order."""
     groups = by_dtype(tensors)
     results: list[Any] = [None] * len(tensors)
     for dtype, positions in groups.items():
@@ -140,7 +141,7 @@ def _allreduce(
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         return allreduce_with(last, part, wire.text, names, reduction.op)
 
-    return _per_dtype(tensors, wire, names, call)
+    return per_dtype(tensors, wire, names, call)
 
 
 def allreduce_with(
@@ -207,7 +208,7 @@ def _allreduce_in_xla(
     return results
 
 
-def check_differentiable(name: str, op: int) -> None:
+def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
     """Refuse the gradient of what has none.
 
     Raises:
@@ -215,31 +216,26 @@ def check_differentiable(name: str, op: int) -> None:
     """
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
-            f"allreduce '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
+            f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
             "use hvd.Average or hvd.Sum, or tf.stop_gradient() on what goes in"
         )
 
 
-def _refuse_xla(verb: str, name: str) -> None:
+def refuse_xla(verb: str, name: str) -> None:
+    """Refuse what XLA cannot compile, where it will.
+
+    Raises:
+        ArgumentError: XLA compiles what is traced now.
+    """
     if xla.in_xla_context():
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
-
-
-def allgather(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gather a checked tensor; return the rows of all ranks, and how many each gave (int64)."""
-    _refuse_xla("allgather", wire.text)
-    if tensor.shape.rank == 0:
-        raise ArgumentError(f"allgather '{wire.text}' of a scalar; use tf.reshape(tensor, [1])")
-    output, sizes = raw_ops().hvdlite_allgather(tensor, terms(wire.number), tensor_name=wire.text)
-    take_turns(wire.text, [output])
-    return output, sizes
 
 
 def broadcast(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], root_rank: int
 ) -> list[tf.Tensor]:
     """Return the root's tensors; those of one dtype travel together."""
-    _refuse_xla("broadcast", wire.text)
+    refuse_xla("broadcast", wire.text)
     last = terms(wire.number)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
@@ -248,7 +244,7 @@ def broadcast(
         )
         return outputs
 
-    outputs = _per_dtype(tensors, wire, names, call)
+    outputs = per_dtype(tensors, wire, names, call)
     take_turns(wire.text, outputs)
     return outputs
 

@@ -54,8 +54,6 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.handle import Handle, poll, synchronize
 from hvdlite.torch.ops import (
-    allgather,
-    allgather_async,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -71,6 +69,18 @@ from hvdlite.torch.ops import (
     grouped_allreduce_async_,
 )
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.rows import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
 
 __all__ = [
     "ArgumentError",
@@ -103,6 +113,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -118,10 +130,14 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -133,6 +149,8 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
     "rocm_built",
     "shutdown",
     "size",

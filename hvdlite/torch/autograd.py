@@ -14,7 +14,13 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.submit import Reduction, start_allreduce
+from hvdlite.torch.submit import (
+    Reduction,
+    start_allgather,
+    start_allreduce,
+    start_alltoall,
+    take_received,
+)
 from hvdlite.torch.tensors import note_written, spec
 
 _SUM = Reduction(ops.Sum)
@@ -48,6 +54,32 @@ def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tenso
     return tie(Reduced, tensor, output, name, reduction)
 
 
+def gather(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Concatenate the ranks' tensors along the first dimension, and wait; differentiable."""
+    source = tensor.detach().contiguous()
+    handle = start_allgather(name, [spec(name, source, None)], keep=source, blocking=True)
+    handle.wait()
+    (received,) = take_received(handle, [source])
+    return tie(Gathered, tensor, received.tensor, name, received.rows)
+
+
+def exchange(tensor: torch.Tensor, name: str, splits: Sequence[int]) -> torch.Tensor:
+    """Send rows to each rank and return those that come back, and wait; differentiable."""
+    source = tensor.detach().contiguous()
+    handle = start_alltoall(name, spec(name, source, None), splits, keep=source, blocking=True)
+    handle.wait()
+    (received,) = take_received(handle, [source])
+    return tie(Exchanged, tensor, received.tensor, name, received.rows)
+
+
+def _check_differentiable(verb: str, name: str, op: int) -> None:
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
+            "use hvd.Average or hvd.Sum, or detach() what goes in"
+        )
+
+
 def _forward(ctx: Any, tensor: torch.Tensor, result: Sequence[torch.Tensor]) -> torch.Tensor:
     if result[0] is tensor:
         ctx.mark_dirty(tensor)
@@ -73,11 +105,7 @@ class Reduced(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Reduce the gradients in the same way; in a weighted average each rank takes its share."""
         name, reduction = f"{ctx.name}.backward", ctx.reduction
-        if reduction.op not in (ops.Average, ops.Sum):
-            raise ArgumentError(
-                f"allreduce '{ctx.name}' with op=hvd.{ops.op_name(reduction.op)} has no gradient; "
-                "use hvd.Average or hvd.Sum, or detach() what goes in"
-            )
+        _check_differentiable("allreduce", ctx.name, reduction.op)
         if reduction.weight is not None:
             weight = torch.tensor(reduction.weight, dtype=torch.float64)
             total = float(reduce(weight, f"{name}.weight", _SUM))
@@ -108,6 +136,54 @@ class Gathered(torch.autograd.Function):  # type: ignore[misc]
         rank = basics.rank()
         start = sum(ctx.first_dimensions[:rank])
         return total[start : start + ctx.first_dimensions[rank]], None, None, None
+
+
+class Scattered(torch.autograd.Function):  # type: ignore[misc]
+    """Ties the result of a reducescatter."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        result: Sequence[torch.Tensor],
+        name: str,
+        reduction: Reduction,
+    ) -> torch.Tensor:
+        """Return the result."""
+        ctx.name, ctx.reduction = name, reduction
+        return _forward(ctx, tensor, result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
+        reduction = ctx.reduction
+        _check_differentiable("reducescatter", ctx.name, reduction.op)
+        factor = reduction.prescale * reduction.postscale
+        if reduction.op == ops.Average:
+            factor /= basics.size()
+        return gather(gradient * factor, f"{ctx.name}.backward"), None, None, None
+
+
+class Exchanged(torch.autograd.Function):  # type: ignore[misc]
+    """Ties the result of an alltoall."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        result: Sequence[torch.Tensor],
+        name: str,
+        received_splits: Sequence[int],
+    ) -> torch.Tensor:
+        """Return the result."""
+        ctx.name, ctx.received_splits = name, received_splits
+        return _forward(ctx, tensor, result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Send the gradients of the rows back to where the rows came from."""
+        back = exchange(gradient, f"{ctx.name}.backward", ctx.received_splits)
+        return back, None, None, None
 
 
 class Broadcast(torch.autograd.Function):  # type: ignore[misc]

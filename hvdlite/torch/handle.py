@@ -37,6 +37,10 @@ class Handle:
         """Return a handle of the same collective whose result is `change(result)`."""
         return Handle(self._core, lambda _: change(self.wait()))
 
+    def first(self) -> Handle:
+        """Return a handle of the same collective whose result is the first one of its list."""
+        return self.then(lambda results: results[0])
+
 
 def poll(handle: Handle) -> bool:
     """Say whether an asynchronous collective has completed; `synchronize` then returns at once.

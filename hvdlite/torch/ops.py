@@ -1,4 +1,4 @@
-"""The collectives on torch tensors.
+"""The collectives on torch tensors that keep their shape; `rows` has the others.
 
 Each comes in up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument, and
 `verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
@@ -16,17 +16,11 @@ import torch
 from hvdlite import _core, basics
 from hvdlite import ops as neutral
 from hvdlite.numbering import next_name
-from hvdlite.torch.autograd import Broadcast, Gathered, Reduced, tie
+from hvdlite.torch.autograd import Broadcast, Reduced, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
-from hvdlite.torch.submit import (
-    Reduction,
-    start_allgather,
-    start_allreduce,
-    start_broadcast,
-    take_gathered,
-)
-from hvdlite.torch.tensors import check, check_in_place, spec
+from hvdlite.torch.submit import Reduction, start_allreduce, start_broadcast
+from hvdlite.torch.tensors import check, check_in_place, names_of, spec
 
 
 def _reduction(
@@ -34,10 +28,6 @@ def _reduction(
 ) -> Reduction:
     op = neutral.choose_op(average, op)
     return Reduction(op, prescale, postscale, None if weight is None else float(weight))
-
-
-def _names(name: str, count: int) -> list[str]:
-    return [f"{name}.{i}" for i in range(count)]
 
 
 def _start_reducing(
@@ -70,11 +60,6 @@ def _start_reducing(
         ]
 
     return Handle(core, finish)
-
-
-def _first(handle: Handle) -> Handle:
-    """Turn the handle of a list of one result into the handle of that result."""
-    return handle.then(lambda results: results[0])
 
 
 def allreduce(
@@ -139,7 +124,7 @@ def allreduce_async(
     """
     name = name or next_name("allreduce")
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
-    return _first(_start_reducing([tensor], [name], name, reduction, in_place=False))
+    return _start_reducing([tensor], [name], name, reduction, in_place=False).first()
 
 
 def allreduce_(
@@ -183,7 +168,7 @@ def allreduce_async_(
     """
     name = name or next_name("allreduce")
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
-    return _first(_start_reducing([tensor], [name], name, reduction, in_place=True))
+    return _start_reducing([tensor], [name], name, reduction, in_place=True).first()
 
 
 def grouped_allreduce(
@@ -204,7 +189,7 @@ def grouped_allreduce(
     """
     name = name or next_name("grouped_allreduce")
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
-    names = _names(name, len(tensors))
+    names = names_of(name, len(tensors))
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
     packed = [compression.compress(tensor) for tensor in tensors]
@@ -234,7 +219,7 @@ def grouped_allreduce_async(
     """
     name = name or next_name("grouped_allreduce")
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
-    return _start_reducing(tensors, _names(name, len(tensors)), name, reduction, in_place=False)
+    return _start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=False)
 
 
 def grouped_allreduce_(
@@ -254,7 +239,7 @@ def grouped_allreduce_(
     """
     name = name or next_name("grouped_allreduce")
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
-    names = _names(name, len(tensors))
+    names = names_of(name, len(tensors))
     handle = _start_reducing(tensors, names, name, reduction, in_place=True, blocking=True)
     results: list[torch.Tensor] = handle.wait()
     return results
@@ -278,52 +263,7 @@ def grouped_allreduce_async_(
     """
     name = name or next_name("grouped_allreduce")
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
-    return _start_reducing(tensors, _names(name, len(tensors)), name, reduction, in_place=True)
-
-
-def _start_gathering(tensor: torch.Tensor, name: str, blocking: bool) -> Handle:
-    check(tensor, name)
-    source = tensor.detach().contiguous()
-    core = start_allgather(name, source, blocking)
-
-    def finish(core: _core.Handle) -> torch.Tensor:
-        output = take_gathered(core, source)
-        return tie(Gathered, tensor, output, name, core.first_dimensions)
-
-    return Handle(core, finish)
-
-
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
-
-    Args:
-        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
-            agree.
-        name: identifies the operation on all ranks; numbered without.
-
-    Returns:
-        A new tensor, the same on every rank.
-
-    Raises:
-        ArgumentError: the tensor cannot be used; the message says what to do.
-        MismatchError: the ranks' tensors differ in dtype or in another dimension.
-
-    Example:
-        >>> every_prediction = hvd.allgather(predictions)
-    """
-    name = name or next_name("allgather")
-    result: torch.Tensor = _start_gathering(tensor, name, blocking=True).wait()
-    return result
-
-
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
-    """Start an `allgather`.
-
-    Example:
-        >>> handle = hvd.allgather_async(predictions)
-        >>> every_prediction = hvd.synchronize(handle)
-    """
-    return _start_gathering(tensor, name or next_name("allgather"), blocking=False)
+    return _start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=True)
 
 
 def _start_broadcasting(

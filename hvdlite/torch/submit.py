@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 
 from hvdlite import _core, basics
-from hvdlite.torch.tensors import spec
 
 
 class Reduction(NamedTuple):
@@ -37,18 +36,61 @@ def start_allreduce(
     )
 
 
-def start_allgather(name: str, tensor: torch.Tensor, blocking: bool) -> _core.Handle:
-    """Submit a tensor to be concatenated along its first dimension."""
-    return basics.engine().allgather(name, spec(name, tensor, None), keep=tensor, blocking=blocking)
+def start_allgather(
+    name: str, specs: Sequence[_core.Tensor], keep: object, blocking: bool
+) -> _core.Handle:
+    """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
+    return basics.engine().allgather(name, specs, keep=keep, blocking=blocking)
 
 
-def take_gathered(handle: _core.Handle, like: torch.Tensor) -> torch.Tensor:
-    """Make a tensor over the memory that a completed allgather received; nothing is copied."""
-    data = handle.take_output()
-    shape = [sum(handle.first_dimensions), *like.shape[1:]]
-    if len(data) == 0:
-        return torch.empty(shape, dtype=like.dtype)
-    return torch.frombuffer(data, dtype=like.dtype).view(shape)
+def start_reducescatter(
+    name: str,
+    specs: Sequence[_core.Tensor],
+    reduction: Reduction,
+    keep: object,
+    blocking: bool,
+) -> _core.Handle:
+    """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
+    op, prescale, postscale, _ = reduction
+    return basics.engine().reducescatter(
+        name, specs, op, prescale, postscale, keep=keep, blocking=blocking
+    )
+
+
+def start_alltoall(
+    name: str, tensor: _core.Tensor, splits: Sequence[int], keep: object, blocking: bool
+) -> _core.Handle:
+    """Submit a tensor whose rows go to different ranks; see `take_received`."""
+    return basics.engine().alltoall(name, tensor, splits, keep=keep, blocking=blocking)
+
+
+class Received(NamedTuple):
+    """What a completed collective brought for one tensor."""
+
+    tensor: torch.Tensor
+    rows: list[int]  # of which parts the tensor consists
+
+
+def take_received(handle: _core.Handle, sources: Sequence[torch.Tensor]) -> list[Received]:
+    """Make tensors over the memory that a completed collective received; nothing is copied.
+
+    Args:
+        handle: of an allgather, a reducescatter or an alltoall.
+        sources: the tensors that were submitted.
+    """
+    dimensions = handle.first_dimensions
+    parts = len(dimensions) // max(len(sources), 1)
+    received = []
+    for index, source in enumerate(sources):
+        rows = dimensions[index * parts : (index + 1) * parts]
+        data = handle.take_output(index)
+        shape = [sum(rows), *source.shape[1:]]
+        if len(data) == 0:
+            received.append(Received(torch.empty(shape, dtype=source.dtype), rows))
+        else:
+            tensor = torch.frombuffer(data, dtype=source.dtype).view(shape)
+            received.append(Received(tensor, rows))
+    return received
 
 
 def start_broadcast(

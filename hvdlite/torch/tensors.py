@@ -65,6 +65,11 @@ def spec(name: str, source: torch.Tensor, target: torch.Tensor | None) -> _core.
     )
 
 
+def names_of(name: str, count: int) -> list[str]:
+    """Name the tensors of a grouped collective, for messages."""
+    return [f"{name}.{i}" for i in range(count)]
+
+
 def note_written(tensors: Sequence[torch.Tensor]) -> None:
     """Tell autograd that these were overwritten, so that it refuses a stale backward."""
     for tensor in tensors:

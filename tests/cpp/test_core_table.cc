@@ -32,10 +32,11 @@ struct Ending {
     self.code = result->code;
     self.message = result->message;
     self.first_dimensions.assign(result->first_dimensions,
-                                 result->first_dimensions + result->ranks);
-    const auto* values = static_cast<const float*>(result->output);
-    const std::span<const float> all(values, result->output_bytes / sizeof(float));
-    self.output.assign(all.begin(), all.end());
+                                 result->first_dimensions + result->parts * result->count);
+    for (const HvdliteOutput& output : std::span(result->outputs, result->count)) {
+      const auto* values = static_cast<const float*>(output.data);
+      self.output.insert(self.output.end(), values, values + output.bytes / sizeof(float));
+    }
     self.changed.notify_all();
   }
   int wait() {
@@ -115,6 +116,32 @@ TEST(core_table_hands_over_what_was_gathered) {
     MutexLock lock(ending.mutex);
     CHECK(ending.first_dimensions == (std::vector<std::int64_t>{1, 2}));
     CHECK(ending.output == (std::vector<float>{0.0F, 1.0F, 1.0F}));
+  });
+}
+
+TEST(core_table_hands_over_what_was_exchanged_and_scattered) {
+  run_pair([](int rank, Engine& engine) {
+    Floats floats({1.0F + static_cast<float>(rank), 5.0F, 6.0F});
+    const std::int64_t splits[] = {rank, 3 - rank};
+    Ending exchanged;
+    const HvdliteTensor tensor = floats.tensor("x");
+    HvdliteCall call = call_of(Kind::kAlltoall, "x", tensor, exchanged);
+    call.split_count = 2;
+    call.splits = splits;
+    submit(engine, call);
+    CHECK_EQ(exchanged.wait(), 0);
+    Ending scattered;
+    submit(engine, call_of(Kind::kReducescatter, "y", tensor, scattered));
+    CHECK_EQ(scattered.wait(), 0);
+    MutexLock lock(exchanged.mutex);
+    CHECK(exchanged.first_dimensions ==
+          (rank == 0 ? std::vector<std::int64_t>{0, 1} : std::vector<std::int64_t>{3, 2}));
+    CHECK(exchanged.output == (rank == 0 ? std::vector<float>{2.0F}
+                                         : std::vector<float>{1.0F, 5.0F, 6.0F, 5.0F, 6.0F}));
+    MutexLock second(scattered.mutex);
+    CHECK(scattered.first_dimensions == (std::vector<std::int64_t>{rank == 0 ? 2 : 1}));
+    CHECK(scattered.output ==
+          (rank == 0 ? std::vector<float>{3.0F, 10.0F} : std::vector<float>{12.0F}));
   });
 }
 

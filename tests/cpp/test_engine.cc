@@ -1,74 +1,17 @@
-// Whole engines, several to a process: each rank is an engine with a caller's thread.
+// Whole engines.
 #include <functional>
 #include <random>
 #include <thread>
 
-#include "backend/host_backend.h"
 #include "backend/self_backend.h"
 #include "check.h"
-#include "engine/engine.h"
+#include "engine_worlds.h"
 
 using namespace hvdlite;
+using namespace hvdlite::testing;
 using namespace std::chrono_literals;
 
 namespace {
-
-using Hosts = std::vector<int>;
-
-Config quick_config() {
-  Config config;
-  config.collective_timeout = 20;
-  config.log_level = "error";
-  return config;
-}
-
-std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config) {
-  auto fabrics = make_inproc_world(hosts, config);
-  CHECK_OK(fabrics.status());
-  std::vector<std::unique_ptr<Engine>> engines;
-  for (auto& fabric : fabrics.value()) {
-    auto backend = std::make_unique<HostBackend>(*fabric, config);
-    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
-  }
-  return engines;
-}
-
-// Runs body(rank, engine) on a thread per rank; then all engines shut down together.
-void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
-               Config config = quick_config()) {
-  auto engines = make_engines(hosts, config);
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < engines.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      body(static_cast<int>(rank), *engines[rank]);
-      engines[rank]->shutdown();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-EntryPtr allreduce_entry(const std::string& name, std::vector<float>& values,
-                         ReduceOp op = ReduceOp::kSum) {
-  auto entry = std::make_shared<Entry>();
-  entry->request.name = name;
-  entry->request.op = op;
-  entry->request.tensors = {{name, DataType::kFloat32, {static_cast<std::int64_t>(values.size())}}};
-  entry->inputs = {values.data()};
-  entry->outputs = {values.data()};
-  return entry;
-}
-
-Status finish(Engine& engine, const EntryPtr& entry, bool blocking = false) {
-  if (!engine.wait(*entry, blocking, Deadline::after(30s))) {
-    return Status(StatusCode::kTimeout, "the test's own deadline passed");
-  }
-  return entry->completion->status();
-}
-
-Status run(Engine& engine, const EntryPtr& entry, bool blocking = true) {
-  const Status status = engine.enqueue(entry, blocking);
-  return status.ok() ? finish(engine, entry, blocking) : status;
-}
 
 Hosts one_host(int size) { return Hosts(static_cast<std::size_t>(size), 0); }
 
@@ -178,9 +121,9 @@ TEST(engine_gathers_blocks_of_different_length) {
     entry->request.tensors[0].dims = {rank, 2};
     CHECK_OK(run(engine, entry));
     CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{0, 1, 2}));
-    CHECK_EQ(entry->completion->output.bytes, std::size_t{24});
+    CHECK_EQ(entry->completion->outputs.at(0).bytes, std::size_t{24});
     float last = 0;
-    std::memcpy(&last, entry->completion->output.data.get() + 20, sizeof last);
+    std::memcpy(&last, entry->completion->outputs.at(0).data.get() + 20, sizeof last);
     CHECK_EQ(last, 2.0f);
   });
 }

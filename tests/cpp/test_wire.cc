@@ -25,7 +25,9 @@ Request sample_request() {
 TEST(wire_submit_survives_a_round_trip) {
   Submit submit;
   submit.cached = {3, 70, 200};
-  submit.requests = {sample_request()};
+  submit.requests = {sample_request(), sample_request()};
+  submit.requests[1].kind = Kind::kAlltoall;
+  submit.requests[1].splits = {3, 0, -1};  // judged by the coordinator, not by the decoder
   Submit read;
   const Bytes frame = encode_submit(submit);
   CHECK(decode_submit(body_of(frame), read));

@@ -334,8 +334,16 @@ def scenario_collectives_of_arrays() -> None:
     rows = hvd.allgather(np.full((rank, 2), rank))
     assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r)]
     assert hvd.broadcast(np.array([rank, 5]), root_rank=size - 1).tolist() == [size - 1, 5]
+    for kind, total in (("float32", hvd.Sum), ("int64", hvd.Sum), ("float64", hvd.Max)):
+        whole = hvd.allreduce(np.arange(2 * size + 2, dtype=kind).reshape(-1, 2), op=total)
+        part = hvd.reducescatter(np.arange(2 * size + 2, dtype=kind).reshape(-1, 2), op=total)
+        begin = rank + (rank > 0)  # the first rank has one row more
+        assert part.dtype == kind and (part == whole[begin : rank + 2]).all()
+    assert hvd.reducescatter(keras.ops.ones(1)).shape == (int(rank == 0),)
     with pytest.raises(hvd.ArgumentError, match="dimension"):
         hvd.allgather(3.0)
+    with pytest.raises(hvd.ArgumentError, match="dimension"):
+        hvd.reducescatter(3.0)
     kinds = ("float32", "float64", "float16", "bfloat16", "int32", "uint32", "bool", "uint8")
     kinds = tuple(kind for kind in kinds if on_tensorflow() or kind != "uint32")
     variables = [

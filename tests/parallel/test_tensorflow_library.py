@@ -124,10 +124,10 @@ def every_value() -> list[list[int]]:
             assert result.dtype == dtype and result.shape == shape
             assert bool(tf.reduce_all(result == tf.cast(value, dtype))), (dtype, shape, result)
         rows = tf.cast(tf.fill([2 * hvd.rank(), 3], mine), dtype)
-        output, sizes = ops.hvdlite_allgather(rows, numbered, tensor_name="rows")
+        (output,), sizes = ops.hvdlite_allgather([rows], numbered, tensor_name="rows")
         assert output.dtype == dtype and output.shape == (2, 3)
         assert bool(tf.reduce_all(output == tf.cast(2, dtype))), (dtype, output)
-        gathered.append(sizes.numpy().tolist())
+        gathered += sizes.numpy().tolist()
     hvd.shutdown()
     return gathered
 
@@ -194,8 +194,10 @@ def without_a_world() -> list[str]:
     messages = []
     for call in (
         lambda: ops.hvdlite_allreduce([tf.ones(2)], terms, tensor_name="x"),
-        lambda: ops.hvdlite_allgather(tf.ones(2), terms, tensor_name="x"),
+        lambda: ops.hvdlite_allgather([tf.ones(2)], terms, tensor_name="x"),
         lambda: ops.hvdlite_broadcast([tf.ones(2)], terms, tensor_name="x"),
+        lambda: ops.hvdlite_reducescatter([tf.ones(2)], terms, tensor_name="x"),
+        lambda: ops.hvdlite_alltoall(tf.ones(2), tf.zeros(0, tf.int64), terms, tensor_name="x"),
         lambda: ops.hvdlite_query(terms, what="rank"),
         tf.function(lambda: ops.hvdlite_allreduce([tf.ones(2)], terms, tensor_name="x")),
     ):

@@ -1,0 +1,73 @@
+// Worlds of whole engines, several to a process: each rank is an engine with a caller's thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/host_backend.h"
+#include "check.h"
+#include "engine/engine.h"
+
+namespace hvdlite::testing {
+
+using Hosts = std::vector<int>;
+
+inline Config quick_config() {
+  Config config;
+  config.collective_timeout = 20;
+  config.log_level = "error";
+  return config;
+}
+
+inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config) {
+  auto fabrics = make_inproc_world(hosts, config);
+  CHECK_OK(fabrics.status());
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (auto& fabric : fabrics.value()) {
+    auto backend = std::make_unique<HostBackend>(*fabric, config);
+    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
+  }
+  return engines;
+}
+
+// Runs body(rank, engine) on a thread per rank; then all engines shut down together.
+inline void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
+                      Config config = quick_config()) {
+  auto engines = make_engines(hosts, config);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < engines.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      body(static_cast<int>(rank), *engines[rank]);
+      engines[rank]->shutdown();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline EntryPtr allreduce_entry(const std::string& name, std::vector<float>& values,
+                                ReduceOp op = ReduceOp::kSum) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.name = name;
+  entry->request.op = op;
+  entry->request.tensors = {{name, DataType::kFloat32, {static_cast<std::int64_t>(values.size())}}};
+  entry->inputs = {values.data()};
+  entry->outputs = {values.data()};
+  return entry;
+}
+
+inline Status finish(Engine& engine, const EntryPtr& entry, bool blocking = false) {
+  if (!engine.wait(*entry, blocking, Deadline::after(std::chrono::seconds(30)))) {
+    return Status(StatusCode::kTimeout, "the test's own deadline passed");
+  }
+  return entry->completion->status();
+}
+
+inline Status run(Engine& engine, const EntryPtr& entry, bool blocking = true) {
+  const Status status = engine.enqueue(entry, blocking);
+  return status.ok() ? finish(engine, entry, blocking) : status;
+}
+
+}  // namespace hvdlite::testing

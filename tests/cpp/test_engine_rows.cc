@@ -1,0 +1,179 @@
+// Whole engines, in the collectives whose results have other rows than what went in.
+#include <cstring>
+#include <numeric>
+
+#include "backend/self_backend.h"
+#include "check.h"
+#include "engine_worlds.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+
+namespace {
+
+const std::vector<Hosts> kWorlds = {{0, 0}, {0, 0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 1, 0}};
+
+// Rows of two elements each.
+EntryPtr rows_entry(Kind kind, const std::string& name, std::vector<float>& values) {
+  EntryPtr entry = allreduce_entry(name, values);
+  entry->request.kind = kind;
+  entry->request.tensors[0].dims = {static_cast<std::int64_t>(values.size() / 2), 2};
+  entry->outputs = {nullptr};
+  return entry;
+}
+
+std::vector<float> output_of(const EntryPtr& entry, std::size_t index = 0) {
+  const Completion::Output& output = entry->completion->outputs.at(index);
+  std::vector<float> values(output.bytes / sizeof(float));
+  if (output.bytes > 0) std::memcpy(values.data(), output.data.get(), output.bytes);
+  return values;
+}
+
+}  // namespace
+
+TEST(engine_exchanges_rows_by_splits) {
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [&](int rank, Engine& engine) {
+      for (int step = 0; step < 3; ++step) {
+        std::vector<std::int64_t> splits;
+        std::vector<std::int64_t> wanted;
+        std::vector<float> values;
+        std::vector<float> expected;
+        for (int peer = 0; peer < engine.size(); ++peer) {
+          splits.push_back((rank + 2 * peer + step) % 3);
+          wanted.push_back((peer + 2 * rank + step) % 3);
+          values.insert(values.end(), 2 * splits.back(), static_cast<float>(10 * rank + peer));
+          expected.insert(expected.end(), 2 * wanted.back(), static_cast<float>(10 * peer + rank));
+        }
+        EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values);
+        entry->request.splits = splits;
+        CHECK_OK(run(engine, entry));
+        CHECK_EQ(entry->completion->first_dimensions, wanted);
+        CHECK_EQ(output_of(entry), expected);
+      }
+    });
+  }
+}
+
+TEST(engine_exchanges_the_same_number_of_rows_without_splits) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    std::vector<float> values(2 * 3 * static_cast<std::size_t>(rank), static_cast<float>(rank));
+    EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values);
+    CHECK_OK(run(engine, entry));
+    CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{0, 1, 2}));
+    CHECK_EQ(output_of(entry), (std::vector<float>{1, 1, 2, 2, 2, 2}));
+  });
+}
+
+TEST(engine_tells_every_rank_of_bad_splits_and_goes_on) {
+  const std::vector<std::pair<std::vector<std::int64_t>, std::string>> cases = {
+      {{1, 1, 1}, "rank 1 has splits [1, 1, 1], which add up to 3, but 4 rows"},
+      {{2, 2}, "rank 1 has 2 splits in a process set of 3; give one for each member"},
+      {{5, -1, 0}, "rank 1 has a negative split: [5, -1, 0]"},
+      {{INT64_MAX, INT64_MAX, 6}, "but 4 rows"},
+      {{}, "rank 1 has 4 rows, which cannot be split evenly in a process set of 3; give splits"}};
+  run_world({0, 0, 1}, [&](int rank, Engine& engine) {
+    for (const auto& [splits, text] : cases) {
+      std::vector<float> values(8, 1.0F);
+      EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values);
+      entry->request.splits = rank == 1 ? splits : std::vector<std::int64_t>{4, 0, 0};
+      const Status status = run(engine, entry);
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK_EQ(status.failed_rank(), 1);
+      CHECK(status.message().find("alltoall 'x': ") == 0);
+      CHECK(status.message().find(text) != std::string::npos);
+    }
+    std::vector<float> values(6, 1.0F);
+    CHECK_OK(run(engine, rows_entry(Kind::kAlltoall, "x", values)));
+  });
+}
+
+TEST(engine_names_ranks_that_exchange_different_rows) {
+  run_world({0, 0}, [](int rank, Engine& engine) {
+    std::vector<float> values(8, 1.0F);
+    EntryPtr entry = rows_entry(Kind::kAlltoall, "x", values);
+    if (rank == 1) entry->request.tensors[0].dims = {2, 4};
+    const Status status = run(engine, entry);
+    CHECK_STATUS(status, StatusCode::kMismatch);
+    CHECK(status.message().find("alltoall 'x': ranks disagree about the shape: rank") == 0);
+    EntryPtr mixed = rows_entry(rank == 0 ? Kind::kAlltoall : Kind::kAllgather, "y", values);
+    CHECK_STATUS(run(engine, mixed), StatusCode::kMismatch);
+  });
+}
+
+TEST(engine_scatters_what_it_reduced) {
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [&](int rank, Engine& engine) {
+      const int size = engine.size();
+      for (const int rows : {0, 1, size - 1, size, 2 * size + 1, 5003}) {
+        std::vector<float> values(2 * static_cast<std::size_t>(rows));
+        std::iota(values.begin(), values.end(), static_cast<float>(rank));
+        EntryPtr entry = rows_entry(Kind::kReducescatter, "x" + std::to_string(rows), values);
+        entry->request.prescale = 2.0;
+        CHECK_OK(run(engine, entry));
+        const int own = rows / size + (rank < rows % size ? 1 : 0);
+        const int begin = rows / size * rank + std::min(rank, rows % size);
+        std::vector<float> expected;
+        for (int i = 2 * begin; i < 2 * (begin + own); ++i) {
+          expected.push_back(2.0F * static_cast<float>(size * i + size * (size - 1) / 2));
+        }
+        CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{own}));
+        CHECK_EQ(output_of(entry), expected);
+      }
+    });
+  }
+}
+
+TEST(engine_remembers_a_reducescatter) {
+  run_world({0, 0}, [](int, Engine& engine) {
+    for (int step = 0; step < 5; ++step) {
+      std::vector<float> values(8, 1.0F);
+      CHECK_OK(run(engine, rows_entry(Kind::kReducescatter, "x", values)));
+    }
+    CHECK_EQ(engine.counters().cache_hits.get(), std::uint64_t{4});
+  });
+}
+
+TEST(engine_takes_several_tensors_in_one_gather_and_one_scatter) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    std::vector<float> a(2 * static_cast<std::size_t>(rank), static_cast<float>(rank));
+    std::vector<std::uint8_t> b(1, static_cast<std::uint8_t>(rank + 1));
+    EntryPtr gather = rows_entry(Kind::kAllgather, "g", a);
+    gather->request.tensors.push_back({"b", DataType::kUint8, {1}});
+    gather->inputs.push_back(b.data());
+    gather->outputs.push_back(nullptr);
+    CHECK_OK(run(engine, gather));
+    CHECK_EQ(gather->completion->first_dimensions, (std::vector<std::int64_t>{0, 1, 2, 1, 1, 1}));
+    CHECK_EQ(output_of(gather), (std::vector<float>{1, 1, 2, 2, 2, 2}));
+    CHECK(gather->completion->outputs.at(1).data[2] == std::byte{3});
+
+    std::vector<float> c(6, 1.0F);
+    std::vector<float> d(2, static_cast<float>(rank));
+    EntryPtr scatter = rows_entry(Kind::kReducescatter, "s", c);
+    scatter->request.tensors.push_back({"d", DataType::kFloat32, {2}});
+    scatter->inputs.push_back(d.data());
+    scatter->outputs.push_back(nullptr);
+    CHECK_OK(run(engine, scatter));
+    CHECK_EQ(scatter->completion->first_dimensions,
+             (std::vector<std::int64_t>{1, rank < 2 ? 1 : 0}));
+    CHECK_EQ(output_of(scatter, 0), (std::vector<float>{3, 3}));
+    CHECK_EQ(output_of(scatter, 1), rank < 2 ? std::vector<float>{3} : std::vector<float>());
+  });
+}
+
+TEST(engine_of_one_gives_the_rows_back) {
+  Engine engine(nullptr, std::make_unique<SelfBackend>(), Config());
+  std::vector<float> values{1, 2, 3, 4};
+  for (const Kind kind : {Kind::kAllgather, Kind::kAlltoall, Kind::kReducescatter}) {
+    EntryPtr entry = rows_entry(kind, "x", values);
+    CHECK_OK(run(engine, entry));
+    CHECK_EQ(output_of(entry), values);
+    CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{2}));
+  }
+  EntryPtr bad = rows_entry(Kind::kAlltoall, "x", values);
+  bad->request.splits = {3};
+  CHECK_STATUS(run(engine, bad), StatusCode::kInvalidArgument);
+  EntryPtr flat = rows_entry(Kind::kReducescatter, "x", values);
+  flat->request.tensors[0].dims = {};
+  CHECK_STATUS(run(engine, flat), StatusCode::kInvalidArgument);
+}
