@@ -68,6 +68,7 @@ def init() -> None:
             connection.links,
             connection.segment_fd,
             connection.bell_fd,
+            gpu.nccl_folders(),
         )
         _world = _World(
             engine=engine,

@@ -1,7 +1,5 @@
 #include "backend/cuda_device.h"
 
-#include <cstdio>
-
 namespace hvdlite {
 
 CudaEvent::~CudaEvent() { device_->recycle(handle_); }
@@ -59,15 +57,7 @@ CudaDevice::~CudaDevice() {
   (void)api_->context_release(device_);
 }
 
-std::string CudaDevice::describe() const {
-  std::string text = "GPU " + std::to_string(ordinal_) + " (GPU-";
-  for (int i = 0; i < 4; ++i) {
-    char digits[3];
-    (void)std::snprintf(digits, sizeof digits, "%02x", uuid_.bytes[i]);
-    text += digits;
-  }
-  return text + ")";
-}
+std::string CudaDevice::describe() const { return "GPU " + std::to_string(ordinal_); }
 
 Result<CudaEventPtr> CudaDevice::record(CudaStream stream) {
   const Current current(*this);

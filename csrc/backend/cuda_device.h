@@ -92,7 +92,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   int ordinal() const { return ordinal_; }
   const CudaUuid& uuid() const { return uuid_; }
   unsigned processors() const { return processors_; }
-  // "GPU 1 (GPU-4f5e...)", for messages.
+  // "GPU 1", for messages.
   std::string describe() const;
   // The communication stream; work is given to it by the runner only.
   CudaStream stream() const { return stream_; }

@@ -215,6 +215,7 @@ Status GpuPlane::fall_back(const Group& group, const std::vector<Candidate>& mem
 }
 
 void GpuPlane::track(CudaEventPtr end) {
+  if (fabric_ == nullptr) return;  // nobody to wait for
   under_way_.push_back({std::move(end), Deadline::after_seconds(config_.collective_timeout)});
 }
 
