@@ -1,28 +1,31 @@
 // The GPU kernels of pack.cu as their launcher sees them: names, parameters, launch shape, and what
 // they compute. Includes nothing, because the compiler that reads it for pack.cu has no headers.
 //
-// A kernel moves *segments*: `count` elements from `source` to `target`, each times `scale`. Packing
-// a batch has tensors as sources and places in a fusion slot as targets; unpacking is the reverse;
-// scaling in place has both the same. A segment is cut into *tiles* of kTileElements; the blocks
-// take tiles in turn, so that many small tensors and few large ones both keep the device busy.
+// A kernel moves *segments*: `count` elements from `source` to `target`, each times `scale`.
+// Packing a batch has tensors as sources and places in a fusion slot as targets; unpacking is the
+// reverse; scaling in place has both the same. A segment is cut into *tiles* of kTileElements; the
+// blocks take tiles in turn, so that many small tensors and few large ones both keep the device
+// busy.
 //
 // One kernel serves one pair of types, one launch up to kMaxSegments segments:
 //  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` and `nonfinite`
 //    are ignored. For every type where nothing is to be computed.
-//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: both scaled and cast. Where one of the two
+//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: both scaled and cast. Where one of the
+//  two
 //    types is f64, the product is taken in float64 with the whole scale; else in float32 with the
 //    scale rounded to float32. The product is rounded to the target's type to nearest even (from
-//    float64 to a 16-bit type in two steps, through float32). Subnormals are kept; what is too large
-//    becomes infinite; a NaN stays a NaN with unspecified bits.
-//    Where `nonfinite` is not 0, the 32-bit word there gets bit 0 set if a value was written that is
-//    infinite or NaN. Nothing clears it: the launcher does so before.
+//    float64 to a 16-bit type in two steps, through float32). Subnormals are kept; what is too
+//    large becomes infinite; a NaN stays a NaN with unspecified bits. Where `nonfinite` is not 0,
+//    the 32-bit word there gets bit 0 set if a value was written that is infinite or NaN. Nothing
+//    clears it: the launcher does so before.
 //  - hvdlite_cast_i16_i32 and _i32_i16: sign extension, and the low 16 bits; no scale. NCCL lacks
 //    16-bit integers.
 //
 // Sources and targets are device addresses that are multiples of their element's size. A segment
 // whose two addresses are multiples of 16 moves in 16-byte accesses, others element by element. A
 // target overlaps no source, other than being the same address with the same type.
-// Any grid and any block of up to 1024 threads gives the same result; launch_blocks() is the fast one.
+// Any grid and any block of up to 1024 threads gives the same result; launch_blocks() is the fast
+// one.
 #pragma once
 
 namespace hvdlite {
@@ -77,10 +80,9 @@ constexpr unsigned launch_blocks(const CopyArgs& args, unsigned processors) {
 
 // Every kernel, for whoever makes a table of them: COPY(bytes of an element), CAST(source, target),
 // WIDTH(source, target).
-#define HVDLITE_KERNELS(COPY, CAST, WIDTH)                     \
-  COPY(1) COPY(2) COPY(4) COPY(8)                              \
-  CAST(f16, f16) CAST(f16, bf16) CAST(f16, f32) CAST(f16, f64) \
-  CAST(bf16, f16) CAST(bf16, bf16) CAST(bf16, f32) CAST(bf16, f64) \
-  CAST(f32, f16) CAST(f32, bf16) CAST(f32, f32) CAST(f32, f64) \
-  CAST(f64, f16) CAST(f64, bf16) CAST(f64, f32) CAST(f64, f64) \
-  WIDTH(i16, i32) WIDTH(i32, i16)
+#define HVDLITE_KERNELS(COPY, CAST, WIDTH)                                                         \
+  COPY(1)                                                                                          \
+  COPY(2) COPY(4) COPY(8) CAST(f16, f16) CAST(f16, bf16) CAST(f16, f32) CAST(f16, f64)             \
+      CAST(bf16, f16) CAST(bf16, bf16) CAST(bf16, f32) CAST(bf16, f64) CAST(f32, f16)              \
+          CAST(f32, bf16) CAST(f32, f32) CAST(f32, f64) CAST(f64, f16) CAST(f64, bf16)             \
+              CAST(f64, f32) CAST(f64, f64) WIDTH(i16, i32) WIDTH(i32, i16)

@@ -1,6 +1,7 @@
-// The kernels that backend/kernel_args.h describes. tools/make_ptx.py compiles this file alone, with
-// NVRTC; the test double of the driver compiles the same text as C++ and runs it thread by thread
-// (tests/gpu_double/cuda/kernel_bodies.cc), so that its index arithmetic is tested without a device.
+// The kernels that backend/kernel_args.h describes. tools/make_ptx.py compiles this file alone,
+// with NVRTC; the test double of the driver compiles the same text as C++ and runs it thread by
+// thread (tests/gpu_double/cuda/kernel_bodies.cc), so that its index arithmetic is tested without a
+// device.
 #include "backend/kernel_args.h"
 
 namespace hvdlite {
@@ -36,6 +37,11 @@ __device__ inline f16 to_f16(float value) {
   asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; mov.b16 %0, h;}" : "=h"(result.bits) : "f"(value));
   return result;
 }
+#else
+inline u32 bits_of(float value) { return std::bit_cast<u32>(value); }
+inline float float_of(u32 bits) { return std::bit_cast<float>(bits); }
+inline float wide(f16 value) { return to_float(Float16{value.bits}); }
+inline f16 to_f16(float value) { return {to_float16(value).bits}; }
 #endif
 
 __device__ inline float wide(bf16 value) { return float_of(static_cast<u32>(value.bits) << 16); }
@@ -60,7 +66,9 @@ __device__ inline void narrow(double value, Target& result) {
 
 __device__ inline bool is_finite(f16 value) { return (value.bits & 0x7c00) != 0x7c00; }
 __device__ inline bool is_finite(bf16 value) { return (value.bits & 0x7f80) != 0x7f80; }
-__device__ inline bool is_finite(float value) { return (bits_of(value) & 0x7f800000) != 0x7f800000; }
+__device__ inline bool is_finite(float value) {
+  return (bits_of(value) & 0x7f800000) != 0x7f800000;
+}
 __device__ inline bool is_finite(double value) { return value - value == 0; }
 
 // What is done with one element. The scale becomes a Factor once for each tile.
@@ -129,49 +137,62 @@ union Chunk {
   __device__ Chunk() {}
 };
 
-// A chunk is the elements whose smaller side fills one vector. Each thread has `kInFlight` chunks
-// under way, so that loads wait for memory together.
+// A chunk is the elements whose smaller side fills one vector.
 template <typename Move>
-__device__ inline bool move_vectors(const char* source, char* target, u32 count,
-                                    typename Move::Factor factor, u32& moved) {
+struct ChunkShape {
   using Source = typename Move::Source;
   using Target = typename Move::Target;
-  constexpr u32 kSmall = sizeof(Source) < sizeof(Target) ? sizeof(Source) : sizeof(Target);
-  constexpr u32 kChunk = sizeof(Vector) / kSmall;
-  constexpr u32 kSourceVectors = kChunk * sizeof(Source) / sizeof(Vector);
-  constexpr u32 kTargetVectors = kChunk * sizeof(Target) / sizeof(Vector);
-  constexpr u32 kInFlight = kSourceVectors >= 4 ? 1 : 4 / kSourceVectors;
-  const u32 chunks = count / kChunk;
-  const auto* in = reinterpret_cast<const Vector*>(source);
-  auto* out = reinterpret_cast<Vector*>(target);
+  static constexpr u32 kSmall = sizeof(Source) < sizeof(Target) ? sizeof(Source) : sizeof(Target);
+  static constexpr u32 kElements = sizeof(Vector) / kSmall;
+  static constexpr u32 kSourceVectors = kElements * sizeof(Source) / sizeof(Vector);
+  static constexpr u32 kTargetVectors = kElements * sizeof(Target) / sizeof(Vector);
+  // A thread has this many under way, so that their loads wait for memory together.
+  static constexpr u32 kInFlight = kSourceVectors >= 4 ? 1 : 4 / kSourceVectors;
+};
+
+// The chunks `first`, `first` + blockDim.x...: kCount of them.
+template <typename Move, u32 kCount>
+__device__ inline bool move_chunks(const Vector* in, Vector* out, u32 first,
+                                   typename Move::Factor factor) {
+  using Shape = ChunkShape<Move>;
+  Chunk<typename Move::Source, Shape::kElements> loaded[kCount];
   bool finite = true;
-  for (u32 first = threadIdx.x; first < chunks; first += kInFlight * blockDim.x) {
-    Chunk<Source, kChunk> loaded[kInFlight];
 #pragma unroll
-    for (u32 i = 0; i < kInFlight; ++i) {
-      const u32 chunk = first + i * blockDim.x;
-      if (chunk >= chunks) continue;
+  for (u32 i = 0; i < kCount; ++i) {
+    const Vector* from = in + (first + i * blockDim.x) * Shape::kSourceVectors;
 #pragma unroll
-      for (u32 v = 0; v < kSourceVectors; ++v) {
-        loaded[i].vectors[v] = in[static_cast<u64>(chunk) * kSourceVectors + v];
-      }
-    }
-#pragma unroll
-    for (u32 i = 0; i < kInFlight; ++i) {
-      const u32 chunk = first + i * blockDim.x;
-      if (chunk >= chunks) continue;
-      Chunk<Target, kChunk> result;
-#pragma unroll
-      for (u32 e = 0; e < kChunk; ++e) {
-        finite &= Move::apply(loaded[i].elements[e], factor, result.elements[e]);
-      }
-#pragma unroll
-      for (u32 v = 0; v < kTargetVectors; ++v) {
-        out[static_cast<u64>(chunk) * kTargetVectors + v] = result.vectors[v];
-      }
-    }
+    for (u32 v = 0; v < Shape::kSourceVectors; ++v) loaded[i].vectors[v] = from[v];
   }
-  moved = chunks * kChunk;
+#pragma unroll
+  for (u32 i = 0; i < kCount; ++i) {
+    Chunk<typename Move::Target, Shape::kElements> result;
+#pragma unroll
+    for (u32 e = 0; e < Shape::kElements; ++e) {
+      finite &= Move::apply(loaded[i].elements[e], factor, result.elements[e]);
+    }
+    Vector* to = out + (first + i * blockDim.x) * Shape::kTargetVectors;
+#pragma unroll
+    for (u32 v = 0; v < Shape::kTargetVectors; ++v) to[v] = result.vectors[v];
+  }
+  return finite;
+}
+
+// `moved` becomes the number of elements moved: whole chunks.
+template <typename Move>
+__device__ inline bool move_vectors(const Vector* in, Vector* out, u32 count,
+                                    typename Move::Factor factor, u32& moved) {
+  using Shape = ChunkShape<Move>;
+  const u32 chunks = count / Shape::kElements;
+  moved = chunks * Shape::kElements;
+  bool finite = true;
+  u32 first = threadIdx.x;
+  for (; first + (Shape::kInFlight - 1) * blockDim.x < chunks;
+       first += Shape::kInFlight * blockDim.x) {
+    finite &= move_chunks<Move, Shape::kInFlight>(in, out, first, factor);
+  }
+  for (; first < chunks; first += blockDim.x) {
+    finite &= move_chunks<Move, 1>(in, out, first, factor);
+  }
   return finite;
 }
 
@@ -188,8 +209,8 @@ __device__ inline bool move_tile(const CopySegment& segment, u32 tile) {
   bool finite = true;
   u32 moved = 0;
   if (((segment.source | segment.target) % sizeof(Vector)) == 0) {
-    finite = move_vectors<Move>(reinterpret_cast<const char*>(source),
-                                reinterpret_cast<char*>(target), count, factor, moved);
+    finite = move_vectors<Move>(reinterpret_cast<const Vector*>(source),
+                                reinterpret_cast<Vector*>(target), count, factor, moved);
   }
 #pragma unroll 4
   for (u32 i = moved + threadIdx.x; i < count; i += blockDim.x) {
@@ -229,14 +250,14 @@ using bytes_8 = u64;
 }  // namespace
 }  // namespace hvdlite
 
-#define HVDLITE_KERNEL(name, ...)                                                                 \
-  extern "C" __global__ void name(const __grid_constant__ hvdlite::CopyArgs args) {               \
-    hvdlite::move<__VA_ARGS__>(args);                                                             \
+#define HVDLITE_KERNEL(name, ...)                                                                  \
+  extern "C" __global__ void name(const __grid_constant__ hvdlite::CopyArgs args) {                \
+    hvdlite::move<__VA_ARGS__>(args);                                                              \
   }
-#define HVDLITE_COPY(bytes) \
+#define HVDLITE_COPY(bytes)                                                                        \
   HVDLITE_KERNEL(hvdlite_copy_##bytes, hvdlite::Copy<hvdlite::bytes_##bytes>)
-#define HVDLITE_CAST(source, target) \
+#define HVDLITE_CAST(source, target)                                                               \
   HVDLITE_KERNEL(hvdlite_cast_##source##_##target, hvdlite::Cast<hvdlite::source, hvdlite::target>)
-#define HVDLITE_WIDTH(source, target) \
+#define HVDLITE_WIDTH(source, target)                                                              \
   HVDLITE_KERNEL(hvdlite_cast_##source##_##target, hvdlite::Width<hvdlite::source, hvdlite::target>)
 HVDLITE_KERNELS(HVDLITE_COPY, HVDLITE_CAST, HVDLITE_WIDTH)
