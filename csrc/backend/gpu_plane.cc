@@ -12,9 +12,12 @@
 namespace hvdlite {
 namespace {
 
-// Beyond the fusion threshold, for what lies between tensors.
-constexpr std::size_t kFusionSlack = 1 << 20;
-constexpr std::size_t kSmallestFusion = 1 << 20;
+// The fusion threshold, and some for what lies between tensors.
+std::size_t fusion_bytes(const Config& config) {
+  constexpr std::int64_t kLeast = 4096;
+  const auto threshold = static_cast<std::size_t>(std::max(config.fusion_threshold, kLeast));
+  return threshold + threshold / 64;
+}
 
 Status invalid(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
 
@@ -34,15 +37,22 @@ struct GpuPlane::Candidate {
   char reason[256] = {};  // why NCCL cannot be used
 };
 
-GpuPlane::GpuPlane(Backend& host, Fabric* fabric, Config config, std::vector<std::string> folders)
-    : host_(host), fabric_(fabric), config_(std::move(config)), folders_(std::move(folders)) {}
+GpuPlane::GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries)
+    : host_(host), fabric_(fabric), config_(std::move(config)), libraries_(std::move(libraries)) {}
+
+GpuLibraries GpuLibraries::search(const Config& config, std::vector<std::string> nccl_folders) {
+  return {[library = config.cuda_library] { return CudaApi::load(library); },
+          [library = config.nccl_library, folders = std::move(nccl_folders)] {
+            return NcclApi::load(library, folders);
+          }};
+}
 
 GpuPlane::~GpuPlane() { abort(); }
 
 Result<DeviceWorkspace*> GpuPlane::workspace(int ordinal) {
   MutexLock lock(mutex_);
   if (cuda_ == nullptr) {
-    Result<std::shared_ptr<const CudaApi>> loaded = CudaApi::load(config_.cuda_library);
+    Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
     HVDLITE_RETURN_IF_ERROR(loaded.status());
     cuda_ = std::move(loaded.value());
   }
@@ -124,7 +134,7 @@ GpuPlane::Candidate GpuPlane::present(DeviceWorkspace& workspace) {
   own.rank = fabric_->topology.rank;
   own.uuid = workspace.device->uuid();
   if (nccl_ == nullptr) {
-    Result<std::shared_ptr<const NcclApi>> loaded = NcclApi::load(config_.nccl_library, folders_);
+    Result<std::shared_ptr<const NcclApi>> loaded = libraries_.nccl();
     if (!loaded.ok()) {
       std::strncpy(own.reason, loaded.status().message().c_str(), sizeof(own.reason) - 1);
       return own;
@@ -134,9 +144,7 @@ GpuPlane::Candidate GpuPlane::present(DeviceWorkspace& workspace) {
         "NCCL " + nccl_version_text(nccl_->version) + " of " + nccl_->path + ", " + nccl_->origin);
   }
   own.nccl = nccl_->version;
-  const auto threshold = static_cast<std::size_t>(
-      std::max<std::int64_t>(config_.fusion_threshold, static_cast<std::int64_t>(kSmallestFusion)));
-  const Status reserved = workspace.reserve_fusion(nccl_, threshold + kFusionSlack);
+  const Status reserved = workspace.reserve_fusion(nccl_, fusion_bytes(config_));
   own.fused = reserved.ok() ? 1 : 0;
   if (!reserved.ok()) {
     log(LogLevel::kWarning, own.rank,

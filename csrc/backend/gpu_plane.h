@@ -10,6 +10,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,11 +24,20 @@
 
 namespace hvdlite {
 
+// How to get at the libraries; called when they are needed first, from any thread.
+struct GpuLibraries {
+  std::function<Result<std::shared_ptr<const CudaApi>>()> cuda;
+  std::function<Result<std::shared_ptr<const NcclApi>>()> nccl;
+
+  // Where the config says, or where they usually are; `nccl_folders` are those of nvidia-nccl
+  // wheels.
+  static GpuLibraries search(const Config& config, std::vector<std::string> nccl_folders);
+};
+
 class GpuPlane {
  public:
-  // `host` and `fabric` are borrowed; the latter is null in a world of one. `folders`: where
-  // nvidia-nccl wheels keep libnccl.so.2.
-  GpuPlane(Backend& host, Fabric* fabric, Config config, std::vector<std::string> folders);
+  // `host` and `fabric` are borrowed; the latter is null in a world of one.
+  GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries);
   ~GpuPlane();
 
   // The point that `stream` of GPU `ordinal` has come to, where a tensor of process set `set` is
@@ -74,7 +84,7 @@ class GpuPlane {
   Backend& host_;
   Fabric* const fabric_;
   const Config config_;
-  const std::vector<std::string> folders_;
+  const GpuLibraries libraries_;
 
   Mutex mutex_;
   std::shared_ptr<const CudaApi> cuda_ HVDLITE_GUARDED_BY(mutex_);

@@ -79,9 +79,13 @@ Result<std::shared_ptr<const NcclApi>> NcclApi::load(const std::string& library,
                                                      std::span<const std::string> folders) {
   Result<Found> found = search(library, folders);
   HVDLITE_RETURN_IF_ERROR(found.status());
+  return take(std::move(found.value().library), std::move(found.value().origin));
+}
+
+Result<std::shared_ptr<const NcclApi>> NcclApi::take(Dylib library, std::string origin) {
   auto api = std::make_shared<NcclApi>();
-  api->library = std::move(found.value().library);
-  api->origin = std::move(found.value().origin);
+  api->library = std::move(library);
+  api->origin = std::move(origin);
   api->path = api->library.path();
   const char* missing = bind(*api);
   if (api->get_version == nullptr || api->get_version(&api->version) != NcclResult::kSuccess) {

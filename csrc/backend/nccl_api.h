@@ -118,6 +118,8 @@ struct NcclApi {
   // first one that exists cannot be used.
   static Result<std::shared_ptr<const NcclApi>> load(const std::string& library,
                                                      std::span<const std::string> folders);
+  // Takes this library, or says why not; `origin` is for people.
+  static Result<std::shared_ptr<const NcclApi>> take(Dylib library, std::string origin);
 };
 
 // "2.28.9" of 22809.

@@ -351,8 +351,9 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
     fabric = std::move(connected.value());
     backend = std::make_unique<HostBackend>(*fabric, config.value());
   }
+  GpuLibraries gpus = GpuLibraries::search(config.value(), std::move(nccl_folders));
   return std::make_shared<EngineHolder>(std::make_unique<Engine>(
-      std::move(fabric), std::move(backend), std::move(config.value()), std::move(nccl_folders)));
+      std::move(fabric), std::move(backend), std::move(config.value()), std::move(gpus)));
 }
 
 py::dict counters(const HolderPtr& self) {

@@ -53,13 +53,13 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
-               std::vector<std::string> nccl_folders)
+               GpuLibraries gpu_libraries)
     : rank_(fabric ? fabric->topology.rank : 0),
       size_(fabric ? fabric->topology.size : 1),
       config_(std::move(config)),
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
-      gpus_(*backend_, fabric_.get(), config_, std::move(nccl_folders)),
+      gpus_(*backend_, fabric_.get(), config_, std::move(gpu_libraries)),
       sets_(size_),
       executor_(rank_, *backend_, gpus_, sets_, config_, queue_, counters_) {
   if (size_ == 1) return;

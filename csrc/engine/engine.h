@@ -28,11 +28,10 @@
 namespace hvdlite {
 
 class Engine {
- public:
-  // Starts the engine's thread. `fabric` is null for a world of one; `backend` is the host's;
-  // `nccl_folders` as for GpuPlane.
+ public
+     :  // Starts the engine's thread. `fabric` is null for a world of one; `backend` is the host's.
   Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
-         std::vector<std::string> nccl_folders = {});
+         GpuLibraries gpu_libraries = GpuLibraries::search(Config(), {}));
   ~Engine();  // shuts down
 
   int rank() const { return rank_; }
