@@ -1,8 +1,8 @@
 """Compile csrc/backend/pack.cu to the PTX text that the core carries, csrc/backend/pack_ptx.inc.
 
-NVRTC 12.9 does it (`pip install nvidia-cuda-nvrtc-cu12`; it needs no GPU): the last one that targets
-sm_70. A driver of any later device compiles this text on loading; the version in its header is
-lowered to what the drivers of CUDA 11 read, which the instructions used allow.
+NVRTC 12.9 does it (the extra `ptx`; it needs no GPU): the last one that targets sm_70. A driver of
+any later device compiles this text on loading. The version in its header is lowered to what the
+drivers of CUDA 11 read, which the instructions used allow.
 
     python tools/make_ptx.py           # write the file
     python tools/make_ptx.py --check   # only say whether it is what the source gives
@@ -56,14 +56,18 @@ def ptx_of(generated: str) -> str:
     return "".join(re.findall(r'R"ptx\((.*?)\)ptx"', generated, re.DOTALL))
 
 
+def wheel_file(name: str) -> Path | None:
+    """Find a file of NVIDIA's wheels, below site-packages/nvidia; None when it is not installed."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(folder) / name).exists():
+            return Path(folder) / name
+    return None
+
+
 def nvrtc_library() -> Path | None:
     """Find the NVRTC of the wheel; None when it is not installed."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        library = Path(folder) / "cuda_nvrtc/lib/libnvrtc.so.12"
-        if library.exists():
-            return library
-    return None
+    return wheel_file("cuda_nvrtc/lib/libnvrtc.so.12")
 
 
 def compile_ptx(library: Path) -> str:
@@ -103,9 +107,7 @@ def _lower(ptx: str) -> str:
 def generate(ptx: str) -> str:
     """Wrap a PTX text for the core."""
     lines = ptx.splitlines(keepends=True)
-    pieces = [
-        "".join(lines[i : i + LITERAL_LINES]) for i in range(0, len(lines), LITERAL_LINES)
-    ]
+    pieces = ["".join(lines[i : i + LITERAL_LINES]) for i in range(0, len(lines), LITERAL_LINES)]
     literals = "".join(f'R"ptx({piece})ptx",\n' for piece in pieces)
     return HEADER.format(digest=source_digest()) + literals
 
@@ -117,7 +119,7 @@ def main() -> int:
     options = parser.parse_args()
     library = nvrtc_library()
     if library is None:
-        print("NVRTC is missing: pip install 'nvidia-cuda-nvrtc-cu12==12.9.*'", file=sys.stderr)
+        print("NVRTC 12.9 is missing: pip install 'hvdlite[ptx]'", file=sys.stderr)
         return 2
     text = generate(compile_ptx(library))
     if not options.check:

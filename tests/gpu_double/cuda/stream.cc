@@ -134,7 +134,7 @@ CUresult on_stream(const char* function, CUstream handle, Body&& body) {
 }  // namespace
 
 FAKE_API CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int) {
-  return in_context("cuStreamCreate", [&](Device& device) -> CUresult {
+  return in_context("cuStreamCreateWithPriority", [&](Device& device) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     *out = streams().add(Stream::start(device.ordinal, ++created));
     FAKE_COUNT(device, live_streams, 1);

@@ -5,11 +5,6 @@
 
 using namespace fakegpu;
 
-FAKE_API ncclResult_t ncclGetVersion(int* version) {
-  *version = FAKE_NCCL_VERSION;
-  return ncclSuccess;
-}
-
 FAKE_API const char* ncclGetErrorString(ncclResult_t code) {
   constexpr const char* kTexts[] = {
       "no error",

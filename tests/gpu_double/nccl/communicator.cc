@@ -1,9 +1,10 @@
 #include "nccl/communicator.h"
 
-#include <sys/types.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <csignal>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +29,17 @@ std::uint64_t host_of_this_process() {
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
   return std::hash<std::string>{}(id != nullptr ? id : name);
+}
+
+// Also true of a process whose parent has not waited for it yet.
+bool has_ended(int pid) {
+  if (pid == 0 || pid == ::getpid()) return false;
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0) return errno == ESRCH;
+  pollfd end{fd, POLLIN, 0};
+  const bool ended = ::poll(&end, 1, 0) > 0;
+  ::close(fd);
+  return ended;
 }
 
 }  // namespace
@@ -108,8 +120,7 @@ std::chrono::steady_clock::time_point Communicator::deadline() const {
 bool Communicator::is_lost(int peer) const {
   if (fake_option("FAKE_NCCL_SILENT_PEERS", device, 0) != 0) return false;
   const Member& member = file_->members[peer];
-  const int pid = member.pid;
-  return member.left != 0 || (pid != 0 && ::kill(pid, 0) != 0);
+  return member.left != 0 || has_ended(member.pid);
 }
 
 bool Communicator::keep_waiting(std::chrono::steady_clock::time_point deadline) {
