@@ -177,9 +177,9 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
     HVDLITE_RETURN_IF_ERROR(device().check(
         device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
         "filling memory"));
-    return call;
   }
-  if (piece.prescale == 1.0) return call;
+  // Every member chooses the same op, whatever its own factor is.
+  if (piece.prescale == 1.0 && !piece.own_scale) return call;
   const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
   if (linear && wide) {
@@ -190,6 +190,7 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
     call.own_op = true;
     return call;
   }
+  if (piece.input == nullptr) return call;
   // NCCL would round the factor to 16 bits.
   const CopySegment scaled{address(piece.input), address(piece.output), piece.count,
                            piece.prescale};

@@ -179,6 +179,7 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
                        entry.request.tensors[ref.tensor].count(), entry.request.prescale,
                        entry.request.postscale});
     if (!batch.weighted) continue;
+    pieces_.back().own_scale = true;
     // The share is applied on the way in: weight * x alone could overflow a 16-bit type.
     if (entry.weight == 0) {
       pieces_.back().input = batch.device == DeviceType::kHost ? zeros_.data() : nullptr;
