@@ -1,4 +1,4 @@
-"""Build the doubles of libcuda.so.1 and libnccl.so.2 for tests in Python; README.md says what they do.
+"""Build doubles of libcuda.so.1 and libnccl.so.2 for tests in Python (README.md: what they do).
 
 folder = gpu_double.build()
 run_world(2, body, environment=gpu_double.environment(folder, devices=2))

@@ -176,6 +176,15 @@ void Communicator::wait_for_work() const {
   }
 }
 
+ncclResult_t Communicator::wait_until_flushed() {
+  const auto until = deadline();
+  while (queued_ > 0) {
+    if (!keep_waiting(until)) return error();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t Communicator::join(const ncclUniqueId& id) {
   SharedFile* file = open_file(id);
   if (file == nullptr) return fail(ncclRemoteError, "the unique id leads to no rank that listens");

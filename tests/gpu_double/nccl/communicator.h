@@ -74,6 +74,8 @@ class Communicator {
   void drop_work() { --queued_; }
   // Until nothing runs; without an abort, until nothing is queued either.
   void wait_for_work() const;
+  // Until nothing is queued, or an abort.
+  ncclResult_t wait_until_flushed();
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 

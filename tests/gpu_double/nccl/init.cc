@@ -146,9 +146,9 @@ FAKE_API ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclC
 }
 
 FAKE_API ncclResult_t ncclCommFinalize(ncclComm_t handle) {
-  return communicators().find(handle) != nullptr
-             ? ncclSuccess
-             : fail(ncclInvalidArgument, "comm is no communicator");
+  const std::shared_ptr<Communicator> communicator = communicators().find(handle);
+  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  return progress(communicator, [communicator] { return communicator->wait_until_flushed(); });
 }
 
 FAKE_API ncclResult_t ncclCommDestroy(ncclComm_t handle) { return end(handle, false); }

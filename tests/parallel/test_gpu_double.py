@@ -5,24 +5,30 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import gpu_double
+from harness import run_world
+
+# Compiling the doubles is not the tests' time.
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 COUNT = 1000
 FLOAT32, SUM = 7, 0
-REMOTE_ERROR = 6
+INVALID_USAGE, REMOTE_ERROR = 5, 6
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
     return gpu_double.build()
+
+
+@pytest.fixture(scope="module")
+def older_folder() -> Path:
+    return gpu_double.build(22005)
 
 
 class UniqueId(ctypes.Structure):
@@ -83,101 +89,83 @@ class Rank:
         return error.value
 
 
-def reduce_once(rank: Rank) -> None:
+def join(size: int, id_file: str) -> Rank:
+    return Rank(int(os.environ["HVDLITE_RANK"]), size, Path(id_file))
+
+
+def reduce_once(size: int, id_file: str) -> float:
+    rank = join(size, id_file)
     assert rank.status == 0, rank.nccl.ncclGetLastError(None)
     rank.allreduce()
-    print(rank.first())
+    value = rank.first()
     assert rank.nccl.ncclCommDestroy(rank.comm) == 0
+    return value
 
 
-def show_init_error(rank: Rank) -> None:
-    print(rank.status, rank.nccl.ncclGetLastError(None).decode())
+def init_error(size: int, id_file: str) -> tuple[int, str]:
+    rank = join(size, id_file)
+    return rank.status, rank.nccl.ncclGetLastError(None).decode()
 
 
-def lose_rank_1(rank: Rank) -> None:
+def lose_rank_1(size: int, id_file: str) -> tuple[int, str]:
+    rank = join(size, id_file)
     rank.allreduce()
     rank.first()
     if rank.cuda.fake_current_device() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     rank.allreduce()
-    print(rank.wait_for_async_error(), rank.nccl.ncclGetLastError(None).decode())
+    error = rank.wait_for_async_error()
+    text = rank.nccl.ncclGetLastError(None).decode()
     assert rank.nccl.ncclCommAbort(rank.comm) == 0
     rank.first()
+    return error, text
 
 
-def run_ranks(
-    body: str, size: int, id_file: Path, environments: Iterator[dict[str, str]]
-) -> list[tuple[int, str]]:
-    """Run `body` in processes of their own; give each one's status and output."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, body, str(rank), str(size), str(id_file)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **extra},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank, extra in zip(range(size), environments, strict=False)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
-
-
-def same(environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    while True:
-        yield environment
+def symbols() -> tuple[int, bool, bool]:
+    nccl, version = ctypes.CDLL("libnccl.so.2"), ctypes.c_int()
+    nccl.ncclGetVersion(ctypes.byref(version))
+    return version.value, hasattr(nccl, "ncclMemAlloc"), hasattr(nccl, "ncclAlltoAll")
 
 
 def test_processes_reduce(folder: Path, tmp_path: Path) -> None:
-    environment = same(gpu_double.environment(folder, devices=3))
-    assert run_ranks("reduce_once", 3, tmp_path / "id", environment) == [(0, "3.0\n")] * 3
+    env = gpu_double.environment(folder, devices=3)
+    results = run_world(3, reduce_once, 3, str(tmp_path / "id"), env=env)
+    assert [result.value for result in results] == [3.0, 3.0, 3.0]
 
 
 def test_two_ranks_on_one_device_are_refused(folder: Path, tmp_path: Path) -> None:
-    environment = same(gpu_double.environment(folder, devices=1))
-    for status, output in run_ranks("show_init_error", 2, tmp_path / "id", environment):
-        assert status == 0
-        assert output.startswith("5 Duplicate GPU detected : rank")
+    env = gpu_double.environment(folder, devices=1)
+    for result in run_world(2, init_error, 2, str(tmp_path / "id"), env=env):
+        assert result.value[0] == INVALID_USAGE
+        assert "Duplicate GPU detected : rank" in result.value[1]
 
 
 def test_host_ids_let_two_ranks_share_a_device(folder: Path, tmp_path: Path) -> None:
-    environments = (gpu_double.environment(folder, NCCL_HOSTID=f"host{i}") for i in range(2))
-    assert run_ranks("reduce_once", 2, tmp_path / "id", environments) == [(0, "2.0\n")] * 2
+    def env(rank: int) -> dict[str, str]:
+        return gpu_double.environment(folder, NCCL_HOSTID=f"host{rank}")
+
+    results = run_world(2, reduce_once, 2, str(tmp_path / "id"), env=env)
+    assert [result.value for result in results] == [2.0, 2.0]
 
 
 def test_an_old_driver_is_refused(folder: Path, tmp_path: Path) -> None:
-    environment = same(gpu_double.environment(folder, FAKE_CUDA_DRIVER_VERSION=11040))
-    ((_, output),) = run_ranks("show_init_error", 1, tmp_path / "id", environment)
-    assert "CUDA driver version is insufficient for CUDA runtime version" in output
+    env = gpu_double.environment(folder, FAKE_CUDA_DRIVER_VERSION=11040)
+    (result,) = run_world(1, init_error, 1, str(tmp_path / "id"), env=env)
+    assert "CUDA driver version is insufficient for CUDA runtime version" in result.value[1]
 
 
 def test_a_killed_peer_is_an_async_error_and_abort_frees_the_stream(
     folder: Path, tmp_path: Path
 ) -> None:
-    environment = same(gpu_double.environment(folder, devices=2))
-    survivor, killed = run_ranks("lose_rank_1", 2, tmp_path / "id", environment)
-    assert killed[0] == -signal.SIGKILL
-    assert survivor[0] == 0
-    assert survivor[1].startswith(f"{REMOTE_ERROR} connection closed by remote peer: rank 1")
+    env = gpu_double.environment(folder, devices=2)
+    id_file = str(tmp_path / "id")
+    survivor, killed = run_world(2, lose_rank_1, 2, id_file, env=env, expect_failure=True)
+    assert killed.returncode == -signal.SIGKILL
+    error, text = survivor.value
+    assert error == REMOTE_ERROR
+    assert text == "connection closed by remote peer: rank 1 is gone"
 
 
-def test_an_older_version_lacks_what_came_later() -> None:
-    code = (
-        "import ctypes; nccl = ctypes.CDLL('libnccl.so.2'); v = ctypes.c_int(); "
-        "nccl.ncclGetVersion(ctypes.byref(v)); "
-        "print(v.value, hasattr(nccl, 'ncclMemAlloc'), hasattr(nccl, 'ncclAlltoAll'))"
-    )
-    environment = {**os.environ, **gpu_double.environment(gpu_double.build(22005))}
-    shown = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert shown.stdout == "22005 True False\n"
-
-
-if __name__ == "__main__":
-    name, own_rank, number, path = sys.argv[1:]
-    globals()[name](Rank(int(own_rank), int(number), Path(path)))
+def test_an_older_version_lacks_what_came_later(older_folder: Path) -> None:
+    env = gpu_double.environment(older_folder)
+    assert run_world(1, symbols, env=env)[0].value == (22005, True, False)
