@@ -80,7 +80,9 @@ void take(Communicator& communicator, const Operation& operation, const Buffers&
   if (what.kind == Kind::kReduceScatter && !mine) return;
   std::vector<const char*> inputs;
   for (int r = 0; r < communicator.size(); ++r) inputs.push_back(chunks[r]);
-  reduce(what, operation.scale, inputs, here, count);
+  Descriptor summed = what;
+  if (what.op == ncclNumOps) summed.op = ncclSum;  // every rank has scaled its own input
+  reduce(summed, 0, inputs, here, count);
 }
 
 bool run_collective(Communicator& communicator, const Operation& operation) {
@@ -100,7 +102,9 @@ bool run_collective(Communicator& communicator, const Operation& operation) {
       const std::size_t count = std::min(per_chunk, what.count - at);
       if (buffers.input != nullptr) {
         const std::uint64_t begin = static_cast<std::uint64_t>(part) * what.count + at;
-        std::memcpy(file.chunks[communicator.rank()], buffers.input + begin * unit, count * unit);
+        char* shown = file.chunks[communicator.rank()];
+        std::memcpy(shown, buffers.input + begin * unit, count * unit);
+        if (what.op == ncclNumOps) reduce(what, operation.scale, {shown}, shown, count);
       }
       if (!communicator.meet(file.on_stream)) return false;
       take(communicator, operation, buffers, part, at, count);
