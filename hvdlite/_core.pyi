@@ -25,7 +25,7 @@ def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 
 def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
-    """Say what of GPUs works here: rows of subject, whether it works, and what was found or why not.
+    """Say what of GPUs works here, in rows: subject, whether it works, what was found or why not.
 
     Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
     """
@@ -41,9 +41,13 @@ class Tensor:
         shape: Sequence[int],
         input: int,
         output: int,
+        gpu: int = -1,
     ) -> None: ...
     @property
     def name(self) -> str: ...
+    @property
+    def gpu(self) -> int:
+        """Number of the GPU whose memory it is; -1 for host memory."""
 
 @final
 class Handle:
@@ -52,8 +56,21 @@ class Handle:
     def done(self) -> bool:
         """Say whether it has completed, well or not. Never blocks."""
 
-    def wait(self, timeout: float | None = None) -> None:
+    def released(self) -> bool:
+        """Say whether nothing, a GPU included, touches its memory any more. Never blocks."""
+
+    @property
+    def stream(self) -> int:
+        """The CUDA stream on which it runs; 0 without GPU tensors."""
+
+    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
         """Block (GIL released) until it has completed; raise its error.
+
+        Args:
+            timeout: in seconds.
+            stream: with GPU tensors, a CUDA stream of their GPU that waits for the results, so that
+                the thread need not: it blocks until all is given to the device. Without one it
+                blocks until the device is done.
 
         Raises:
             TimeoutError: `timeout` seconds passed first; the collective goes on.
@@ -74,6 +91,9 @@ class Handle:
         For an allgather, a reducescatter or an alltoall; `index` is the tensor's.
         """
 
+    def copy_output(self, index: int, target: int, stream: int) -> None:
+        """Copy a received output on a GPU to `target`, once, on the stream that `wait` was told."""
+
 @final
 class Engine:
     """One rank of one world. Any thread may call any method."""
@@ -86,6 +106,7 @@ class Engine:
         links: Sequence[tuple[int, int, int, int, int]] = (),
         segment_fd: int = -1,
         bell_fd: int = -1,
+        nccl_folders: Sequence[str] = (),
     ) -> None:
         """Build the engine and start its thread (none for a world of one).
 
@@ -95,6 +116,7 @@ class Engine:
                 none: data_fd only between hosts, segment_fd and bell_fd only within one.
             segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one.
             bell_fd: this rank's own eventfd; -1 for a world of one.
+            nccl_folders: where wheels have installed NCCL; it is loaded for the first GPU tensor.
 
         The engine owns the descriptors from here on, also when it raises.
         """
@@ -110,6 +132,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -121,6 +144,7 @@ class Engine:
             keep: objects to hold alive while the operation is in flight.
             blocking: a hint that `wait` on this thread follows at once: the engine's thread is not
                 woken, the waiting thread does the work itself.
+            stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
         """
 
     def allgather(
@@ -130,6 +154,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
@@ -146,6 +171,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit tensors to be reduced, of which each rank gets a part of the rows (ndim >= 1).
 
@@ -161,6 +187,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit a tensor whose rows go to different ranks (ndim >= 1; other dimensions agree).
 
@@ -180,6 +207,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit a broadcast from `root` (a rank): its inputs into every rank's outputs."""
 

@@ -413,7 +413,8 @@ void register_engine(py::module_& module) {
   py::class_<TensorArgument>(module, "Tensor", py::is_final())
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
            py::arg("input"), py::arg("output"), py::arg("gpu") = -1)
-      .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; });
+      .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
+      .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();

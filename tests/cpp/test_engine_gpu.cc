@@ -199,7 +199,13 @@ TEST(engine_gpu_a_lost_peer_ends_work_that_is_stuck_on_the_device) {
       CHECK_OK(run(engine, entry));
       if (rank == 1) {
         std::this_thread::sleep_for(100ms);
+        // Its own device goes on later: what NCCL has queued there ends only then.
+        std::thread release([&] {
+          std::this_thread::sleep_for(500ms);
+          hold(gpu.producer, false);
+        });
         engine.abort("rank 1 gives up");
+        release.join();
         return;
       }
       const auto begin = std::chrono::steady_clock::now();
