@@ -35,7 +35,8 @@
   X(std::int64_t, tcp_chunk, 4 << 20, "bytes", "",                                                 \
     "Chunk of the pipeline when the ranks span several hosts")                                     \
   X(std::string, nccl_library, "", "path", "",                                                     \
-    "libnccl.so.2 to use where the framework has loaded none; empty looks in wheels and the system") \
+    "libnccl.so.2 to use where the framework has loaded none; empty looks in wheels and the "      \
+    "system")                                                                                      \
   X(std::string, cuda_library, "", "path", "",                                                     \
     "libcuda.so.1 to use; empty leaves it to the system's loader")                                 \
   X(std::int64_t, require_nccl, 0, "", "",                                                         \
