@@ -14,10 +14,12 @@
 // Reduce-scatter, per step: (1) every local publishes the next part of every member's block, (2)
 // each sums its own part over the locals, and the parts of those members of other hosts that it
 // *serves*, (3) sends them those, gets the sums of the other hosts for its own part, and ends its
-// sum in ascending host order. So the order of accumulation is the all-reduce's. Alltoall goes
-// through the slots within a host, and in one exchange of everybody with everybody between hosts.
-// Between hosts an allgather is a sequence of broadcasts, one per member. Thread: the engine's
-// runner. Allocates only while its buffers still grow.
+// sum in ascending host order. So the order of accumulation is the all-reduce's.
+//
+// An alltoall goes through the slots within a host, and in one exchange of everybody with everybody
+// between hosts. Between hosts an allgather is a sequence of broadcasts, one per member.
+//
+// Thread: the engine's runner. An all-reduce allocates only while its buffers still grow.
 #pragma once
 
 #include <map>

@@ -41,11 +41,10 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
     return invalid(request, "a tensor has at most 32 dimensions");
   }
   const bool scatters = request.kind == Kind::kReducescatter;
-  if (tensor.dims.empty() &&
-      (scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall)) {
-    return invalid(request, std::string("a tensor without dimensions has no first one to ") +
-                                (request.kind == Kind::kAllgather ? "gather" : "split") +
-                                " along; reshape it to [1]");
+  const bool has_rows =
+      scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall;
+  if (has_rows && tensor.dims.empty()) {
+    return invalid(request, "a tensor without dimensions has no rows; reshape it to [1]");
   }
   return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
 }

@@ -25,15 +25,11 @@ Status garbage(const Frame& frame) {
                 frame.from);
 }
 
-// The member's part of a response: of an alltoall only the rows that it receives itself.
+// The member's part of a response: of an alltoall only the rows that it receives itself. (An error
+// has no kind.)
 Response addressed_part(const Response& response, const Group& group, std::size_t index) {
   if (response.request.kind != Kind::kAlltoall) return response;
-  Response part;
-  part.form = response.form;
-  part.cache_id = response.cache_id;
-  part.request = response.request;
-  part.error = response.error;
-  if (response.form != Response::Form::kFull) return part;
+  Response part{response.form, response.cache_id, response.request, {}, {}};
   const std::size_t members = group.ranks.size();
   const auto begin =
       response.first_dimensions.begin() + static_cast<std::ptrdiff_t>(index * members);
