@@ -27,6 +27,12 @@ def create_segment(local_size: int) -> int:
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 
+def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
+    """Say what of GPUs works here, in rows: subject, whether it works, what was found or why not.
+
+    Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
+    """
+
 @final
 class Tensor:
     """One tensor of a collective: where it lies and what it is. It holds no memory alive."""
@@ -38,9 +44,13 @@ class Tensor:
         shape: Sequence[int],
         input: int,
         output: int,
+        gpu: int = -1,
     ) -> None: ...
     @property
     def name(self) -> str: ...
+    @property
+    def gpu(self) -> int:
+        """Number of the GPU whose memory it is; -1 for host memory."""
 
 @final
 class Handle:
@@ -49,8 +59,21 @@ class Handle:
     def done(self) -> bool:
         """Say whether it has completed, well or not. Never blocks."""
 
-    def wait(self, timeout: float | None = None) -> None:
+    def released(self) -> bool:
+        """Say whether nothing, a GPU included, touches its memory any more. Never blocks."""
+
+    @property
+    def stream(self) -> int:
+        """The CUDA stream on which it runs; 0 without GPU tensors."""
+
+    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
         """Block (GIL released) until it has completed; raise its error.
+
+        Args:
+            timeout: in seconds.
+            stream: with GPU tensors, a CUDA stream of their GPU that waits for the results, so that
+                the thread need not: it blocks until all is given to the device. Without one it
+                blocks until the device is done.
 
         Raises:
             TimeoutError: `timeout` seconds passed first; the collective goes on.
@@ -71,6 +94,9 @@ class Handle:
         For an allgather, a reducescatter or an alltoall; `index` is the tensor's.
         """
 
+    def copy_output(self, index: int, target: int, stream: int) -> None:
+        """Copy a received output on a GPU to `target`, once, on the stream that `wait` was told."""
+
 @final
 class Engine:
     """One rank of one world. Any thread may call any method."""
@@ -83,6 +109,7 @@ class Engine:
         links: Sequence[tuple[int, int, int, int, int]] = (),
         segment_fd: int = -1,
         bell_fd: int = -1,
+        nccl_folders: Sequence[str] = (),
         trace_file: int = -1,
         trace_rounds: bool = False,
     ) -> None:
@@ -94,6 +121,7 @@ class Engine:
                 none: data_fd only between hosts, segment_fd and bell_fd only within one.
             segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one.
             bell_fd: this rank's own eventfd; -1 for a world of one.
+            nccl_folders: where wheels have installed NCCL; it is loaded for the first GPU tensor.
             trace_file: as `start_trace` takes it, to have the first events too; -1 for none.
             trace_rounds: likewise.
 
@@ -111,6 +139,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -122,6 +151,7 @@ class Engine:
             keep: objects to hold alive while the operation is in flight.
             blocking: a hint that `wait` on this thread follows at once: the engine's thread is not
                 woken, the waiting thread does the work itself.
+            stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
         """
 
     def allgather(
@@ -131,6 +161,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
@@ -147,6 +178,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit tensors to be reduced, of which each rank gets a part of the rows (ndim >= 1).
 
@@ -162,6 +194,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit a tensor whose rows go to different ranks (ndim >= 1; other dimensions agree).
 
@@ -181,6 +214,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit a broadcast from `root` (a rank): its inputs into every rank's outputs."""
 

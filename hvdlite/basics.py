@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hvdlite import _core, numbering
+from hvdlite import _core, gpu, numbering
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.environment import detect, timeline_parts
 from hvdlite.errors import HvdliteError, NotInitializedError
@@ -104,6 +104,7 @@ def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
         connection.links,
         connection.segment_fd,
         connection.bell_fd,
+        gpu.nccl_folders(),
         trace_file,
         bool(knobs["timeline_mark_cycles"]),
     )
@@ -280,8 +281,8 @@ def _describe(
 
 
 def nccl_built() -> bool:
-    """Say whether NCCL can be used: not in this version."""
-    return False
+    """Say whether GPU tensors would travel by NCCL here; `hvdlite-run --doctor` says why not."""
+    return gpu.works("NCCL") and gpu.works("CUDA driver")
 
 
 def mpi_built() -> bool:
@@ -310,8 +311,8 @@ def mpi_threads_supported() -> bool:
 
 
 def cuda_built() -> bool:
-    """Say whether CUDA tensors can be reduced: not in this version."""
-    return False
+    """Say whether CUDA tensors can be reduced here: there is a driver and a device."""
+    return gpu.works("CUDA driver")
 
 
 def rocm_built() -> bool:

@@ -9,6 +9,8 @@ namespace hvdlite {
 namespace {
 
 constexpr auto kFirstSlice = std::chrono::microseconds(50);
+// Between two looks at work that a GPU has under way: for errors only, nobody waits for them.
+constexpr auto kGpuInterval = std::chrono::milliseconds(20);
 constexpr auto kLongestSlice = std::chrono::milliseconds(2);
 
 Status invalid(const Request& request, const std::string& why) {
@@ -50,15 +52,16 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
-               std::unique_ptr<Trace> trace)
+               GpuLibraries gpu_libraries, std::unique_ptr<Trace> trace)
     : rank_(fabric ? fabric->topology.rank : 0),
       size_(fabric ? fabric->topology.size : 1),
       config_(std::move(config)),
       trace_(std::move(trace)),
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
+      gpus_(*backend_, fabric_.get(), config_, std::move(gpu_libraries)),
       sets_(size_),
-      executor_(rank_, *backend_, sets_, config_, queue_, counters_, timeline_) {
+      executor_(rank_, *backend_, gpus_, sets_, config_, queue_, counters_, timeline_) {
   backend_->trace_to(*trace_);
   if (size_ == 1) return;
   negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_, timeline_);
@@ -91,6 +94,9 @@ Status Engine::check(const Entry& entry) const {
   }
   for (const TensorShape& tensor : request.tensors) {
     HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
+    if (tensor.device == DeviceType::kGpu && !entry.gpu) {
+      return invalid(request, "a GPU tensor comes without its device and stream");
+    }
   }
   if (size_ == 1 && request.kind == Kind::kAlltoall) {
     // With more ranks the coordinator looks, so that all of them hear of it.
@@ -104,6 +110,15 @@ Status Engine::check(const Entry& entry) const {
 Status Engine::enqueue(EntryPtr entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(check(*entry));
   entry->key = entry->request.key();
+  if (entry->gpu) {
+    Result<CudaEventPtr> ready =
+        gpus_.mark(entry->request.process_set, entry->gpu->ordinal, entry->gpu->stream);
+    if (!ready.ok()) {
+      return Status(ready.status().code(),
+                    describe(entry->request) + ": " + ready.status().message());
+    }
+    entry->gpu->ready = std::move(ready.value());
+  }
   timeline_.submitted(*entry);
   if (size_ == 1) return run_alone(entry);
   HVDLITE_RETURN_IF_ERROR(queue_.push(std::move(entry)));
@@ -193,6 +208,7 @@ bool Engine::run_once() {
   std::vector<Negotiator::Round> rounds;
   if (Status status = negotiator_->receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
+  look_at_gpus();
   return !entries.empty() || !rounds.empty() || ending_.load();
 }
 
@@ -211,6 +227,14 @@ void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
   }
 }
 
+void Engine::look_at_gpus() {
+  if (!gpus_.busy() || !next_gpu_look_.passed()) return;
+  next_gpu_look_ = Deadline::after(kGpuInterval);
+  if (Status status = gpus_.poll(); !status.ok()) {
+    request_end(negotiator_->root_cause(std::move(status)));
+  }
+}
+
 void Engine::sleep(Deadline deadline, bool background) {
   const bool leaving = leaving_.load();
   const auto ready = [&] {
@@ -218,7 +242,9 @@ void Engine::sleep(Deadline deadline, bool background) {
            (background && turn_.wanted());
   };
   const auto never_fails = [] { return Status(); };
-  (void)fabric_->waiter->wait(ready, never_fails, deadline.earlier(negotiator_->wake_at()));
+  const Deadline look = gpus_.busy() ? next_gpu_look_ : Deadline::never();
+  (void)fabric_->waiter->wait(ready, never_fails,
+                              deadline.earlier(negotiator_->wake_at()).earlier(look));
 }
 
 void Engine::end_world() {
@@ -231,8 +257,10 @@ void Engine::end_world() {
   for (EntryPtr& entry : negotiator_->take_pending()) entries.push_back(std::move(entry));
   if (clean) {
     negotiator_->announce_goodbye(collectives_);
+    gpus_.close(Deadline::after_seconds(config_.shutdown_timeout / 2));
   } else {
-    negotiator_->announce_abort(cause);
+    negotiator_->announce_abort(cause);  // first: it says why NCCL's connections break
+    gpus_.abort();
   }
   fabric_->close();
   for (const EntryPtr& entry : entries) fail(entry, cause);

@@ -5,15 +5,17 @@ namespace {
 
 bool may_join(const Batch& batch, const Request& request, const TensorShape& tensor,
               std::uint64_t threshold) {
-  return batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype && batch.op == request.op &&
+  return batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype &&
+         batch.device == tensor.device && batch.op == request.op &&
          batch.weighted == request.weighted && batch.process_set == request.process_set &&
          batch.bytes + tensor.bytes() <= threshold;
 }
 
-Batch make_batch(const Request& request, DataType dtype) {
+Batch make_batch(const Request& request, DataType dtype, DeviceType device) {
   Batch batch;
   batch.kind = request.kind;
   batch.dtype = dtype;
+  batch.device = device;
   batch.op = request.op;
   batch.weighted = request.weighted;
   batch.process_set = request.process_set;
@@ -27,7 +29,7 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
   for (std::size_t i = 0; i < round.size(); ++i) {
     const Request& request = round[i].entry->request;
     if (request.kind != Kind::kAllreduce) {
-      batches.push_back(make_batch(request, DataType::kUint8));
+      batches.push_back(make_batch(request, DataType::kUint8, DeviceType::kHost));
       for (std::size_t t = 0; t < request.tensors.size(); ++t) {
         batches.back().tensors.push_back({i, t});
       }
@@ -40,7 +42,8 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
       for (auto batch = batches.rbegin(); batch != batches.rend() && home == nullptr; ++batch) {
         if (may_join(*batch, request, tensor, threshold)) home = &*batch;
       }
-      if (home == nullptr) home = &batches.emplace_back(make_batch(request, tensor.dtype));
+      if (home == nullptr)
+        home = &batches.emplace_back(make_batch(request, tensor.dtype, tensor.device));
       home->bytes += tensor.bytes();
       home->tensors.push_back({i, t});
     }

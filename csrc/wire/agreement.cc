@@ -31,6 +31,9 @@ std::optional<Difference> difference(const TensorShape& a, const TensorShape& b,
   if (a.dtype != b.dtype) {
     return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
   }
+  if (a.device != b.device) {
+    return Difference{"device", std::string(name_of(a.device)), std::string(name_of(b.device))};
+  }
   // Ranks give different first dimensions to an allgather and to an alltoall.
   const bool rows_differ = kind == Kind::kAllgather || kind == Kind::kAlltoall;
   const std::size_t skip = rows_differ && !a.dims.empty() && !b.dims.empty() ? 1 : 0;

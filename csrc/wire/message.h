@@ -6,7 +6,7 @@
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
 //              count:u32 tensor[count] count:u32 split:i64[count]
-//   tensor   = dtype:u8 ndim:u8 name:text dim:i64[ndim]
+//   tensor   = dtype:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
 //                      | full:   id:u32 request count:u32 first_dimension:i64[count]
@@ -52,6 +52,7 @@ struct TensorShape {
   std::string name;
   DataType dtype = DataType::kFloat32;
   std::vector<std::int64_t> dims;
+  DeviceType device = DeviceType::kHost;
 
   std::uint64_t count() const;  // elements
   std::uint64_t bytes() const { return count() * size_of(dtype); }

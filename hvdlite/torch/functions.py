@@ -86,13 +86,14 @@ class _Place:
     index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    device: str  # its type: ranks number their GPUs differently
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Copy a nested state with a `_Place` for each tensor; append the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Place(len(tensors) - 1, value.dtype, tuple(value.shape))
+        return _Place(len(tensors) - 1, value.dtype, tuple(value.shape), value.device.type)
     if type(value) is dict:
         return {key: _take_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -145,7 +146,9 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = N
     skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects")
     if not is_root:
         places = sorted(_places(skeleton), key=lambda place: place.index)
-        tensors = [torch.empty(place.shape, dtype=place.dtype) for place in places]
+        tensors = [
+            torch.empty(place.shape, dtype=place.dtype, device=place.device) for place in places
+        ]
     _broadcast_tensors(
         {f"state.{index}": tensor for index, tensor in enumerate(tensors)}, root_rank, name
     )

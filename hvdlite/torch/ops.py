@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, basics
+from hvdlite import basics
 from hvdlite import ops as neutral
 from hvdlite.numbering import next_name
 from hvdlite.torch.autograd import Broadcast, Reduced, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
-from hvdlite.torch.submit import Reduction, start_allreduce, start_broadcast
+from hvdlite.torch.submit import Reduction, Submission, start_allreduce, start_broadcast
 from hvdlite.torch.tensors import check, check_in_place, names_of, spec
 
 
@@ -53,7 +53,7 @@ def _start_reducing(
         outputs.append(output)
     core = start_allreduce(name, specs, reduction, (sources, outputs), blocking)
 
-    def finish(_: _core.Handle) -> list[torch.Tensor]:
+    def finish(_: Submission) -> list[torch.Tensor]:
         return [
             tie(Reduced, tensor, output, tensor_name, reduction)
             for tensor, output, tensor_name in zip(tensors, outputs, names, strict=True)

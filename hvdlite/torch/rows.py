@@ -20,6 +20,7 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import (
     Reduction,
+    Submission,
     start_allgather,
     start_alltoall,
     start_reducescatter,
@@ -45,7 +46,7 @@ def _start_gathering(
     sources = _sources(tensors, names)
     core = start_allgather(name, _specs(sources, names), sources, blocking)
 
-    def finish(core: _core.Handle) -> list[torch.Tensor]:
+    def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
             tie(Gathered, tensor, one.tensor, tensor_name, one.rows)
@@ -125,7 +126,7 @@ def _start_scattering(
     sources = _sources(tensors, names)
     core = start_reducescatter(name, _specs(sources, names), reduction, sources, blocking)
 
-    def finish(core: _core.Handle) -> list[torch.Tensor]:
+    def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
             tie(Scattered, tensor, one.tensor, tensor_name, reduction)
@@ -270,7 +271,7 @@ def _start_exchanging(
     numbers = _split_list(splits, name)
     core = start_alltoall(name, spec(name, source, None), numbers, source, blocking)
 
-    def finish(core: _core.Handle) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         (received,) = take_received(core, [source])
         output = tie(Exchanged, tensor, received.tensor, name, received.rows)
         if splits is None:

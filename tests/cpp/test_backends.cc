@@ -41,7 +41,7 @@ TEST(backends_average_and_scale) {
 }
 
 TEST(backends_give_the_same_bits_however_tensors_are_batched) {
-  for_every_world([](int, int rank, Backend& backend, const Group& world) {
+  for_every_host_world([](int, int rank, Backend& backend, const Group& world) {
     std::vector<std::vector<float>> together;
     for (const std::size_t count : {5, 3000, 1, 0, 700}) {
       together.emplace_back(count);

@@ -61,7 +61,7 @@ TEST(backends_reduce_and_scatter_every_dtype_op_and_block) {
 }
 
 TEST(backends_reducescatter_gives_the_bits_of_an_allreduce) {
-  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+  for_every_host_world([](int size, int rank, Backend& backend, const Group& world) {
     for (const DataType type : {DataType::kFloat32, DataType::kFloat16, DataType::kBfloat16}) {
       for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kProduct}) {
         for (const auto& counts : block_tables(size)) {
