@@ -61,7 +61,7 @@ from hvdlite.keras.arrays import (
     reducescatter,
 )
 from hvdlite.keras.backend import seam
-from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Average, Max, Min, Product, Sum
@@ -84,6 +84,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OutOfMemoryError",
+    "PartialDistributedOptimizer",
     "Product",
     "RankFailedError",
     "ShutdownError",

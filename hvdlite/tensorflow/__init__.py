@@ -57,7 +57,10 @@ from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
-from hvdlite.tensorflow.gradient_tape import DistributedGradientTape
+from hvdlite.tensorflow.gradient_tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+)
 from hvdlite.tensorflow.ops import (
     allreduce,
     barrier,
@@ -97,6 +100,8 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OutOfMemoryError",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "Product",
     "RankFailedError",
     "ShutdownError",
@@ -147,6 +152,7 @@ __all__ = [
 # These import Keras, and are looked up at first use: TensorFlow alone does without.
 _LATER = {
     "DistributedOptimizer": "hvdlite.keras",
+    "PartialDistributedOptimizer": "hvdlite.keras",
     "SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm",
 }
 

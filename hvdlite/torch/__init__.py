@@ -81,6 +81,7 @@ from hvdlite.torch.rows import (
     reducescatter,
     reducescatter_async,
 )
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "ArgumentError",
@@ -106,6 +107,7 @@ __all__ = [
     "ShutdownError",
     "StalledError",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
