@@ -20,11 +20,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from hvdlite import _core, numbering
+from hvdlite import _core, numbering, process_sets
 from hvdlite.bootstrap.connect import connect
 from hvdlite.bootstrap.environment import detect
-from hvdlite.errors import NotInitializedError
+from hvdlite.errors import ArgumentError, NotInitializedError
+from hvdlite.process_sets import StaticSets
 
 
 @dataclass(frozen=True)
@@ -47,42 +49,67 @@ _lock = threading.Lock()
 _hooks_installed = False
 
 
-def init() -> None:
+def init(comm: Any = None, process_sets: StaticSets = None) -> None:
     """Join the world that the launcher describes, or make a world of one.
 
     Every rank calls it; it returns when all are connected. Calling it again while initialised does
     nothing; after `shutdown` it joins anew.
 
+    Args:
+        comm: None; scripts written for Horovod may say so.
+        process_sets: sets of ranks to register, the same ones in the same order on all ranks; see
+            `hvdlite.process_sets`. "dynamic" is fine, too: sets can be added at any time.
+
     Raises:
-        BootstrapError: a rank did not arrive in time, or was refused; the message says which.
+        BootstrapError: a rank did not arrive in time, was refused, or gave other process sets; the
+            message says which.
+        ArgumentError: a process set cannot be; on every rank.
     """
-    global _world
+    if comm is not None:
+        raise ArgumentError(
+            f"init(comm={comm!r}): the world is what the launcher started; for parts of it use "
+            "init(process_sets=[...])"
+        )
     with _lock:
-        if _world is not None:
-            return
-        connection = connect(detect(), _core.create_segment, _core.agreed_knobs())
-        engine = _core.Engine(
-            connection.rank,
-            connection.size,
-            connection.host_of,
-            connection.links,
-            connection.segment_fd,
-            connection.bell_fd,
-        )
-        _world = _World(
-            engine=engine,
-            rank=connection.rank,
-            size=connection.size,
-            local_rank=connection.local_rank,
-            local_size=connection.local_size,
-            cross_rank=connection.cross_rank,
-            cross_size=connection.cross_size,
-            host_of=tuple(connection.host_of),
-        )
-        numbering.restart()
-        _install_hooks()
-        for watcher in _watchers:
-            watcher(engine)
+        if _world is None:
+            _join_world(process_sets)
+
+
+def _join_world(static: StaticSets) -> None:
+    global _world
+    sets = process_sets.static_sets(static)
+    agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
+    connection = connect(detect(), _core.create_segment, agreed)
+    engine = _core.Engine(
+        connection.rank,
+        connection.size,
+        connection.host_of,
+        connection.links,
+        connection.segment_fd,
+        connection.bell_fd,
+    )
+    _world = _World(
+        engine=engine,
+        rank=connection.rank,
+        size=connection.size,
+        local_rank=connection.local_rank,
+        local_size=connection.local_size,
+        cross_rank=connection.cross_rank,
+        cross_size=connection.cross_size,
+        host_of=tuple(connection.host_of),
+    )
+    numbering.restart()
+    process_sets.begin(engine, connection.rank, connection.size)
+    try:
+        process_sets.register_static(sets)
+    except BaseException:
+        _world = None
+        process_sets.end()
+        engine.shutdown()
+        raise
+    _install_hooks()
+    for watcher in _watchers:
+        watcher(engine)
 
 
 def shutdown() -> None:
@@ -96,6 +123,7 @@ def shutdown() -> None:
         if world is None:
             return
         world.engine.shutdown()
+        process_sets.end()
         for watcher in _watchers:
             watcher(None)
 

@@ -79,7 +79,8 @@ Status Executor::run(std::vector<Agreed>& round) {
 }
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
-  const Group& group = *sets_.get(batch.process_set);
+  const GroupPtr members = sets_.get(batch.process_set);
+  const Group& group = *members;
   const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {
     case Kind::kAllreduce:
@@ -94,6 +95,9 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
       return alltoall(first, group);
     case Kind::kReducescatter:
       return reducescatter(first, group);
+    case Kind::kAddProcessSet:
+    case Kind::kRemoveProcessSet:
+      return change_sets(first);
   }
   return Status(StatusCode::kInternal, "a collective of unknown kind");
 }
@@ -180,6 +184,19 @@ Status Executor::alltoall(const Agreed& agreed, const Group& group) {
   if (output == nullptr) return no_memory(entry, total);
   return backend_.alltoall(group, bytes_of(entry.inputs[0], tensor.bytes()), sent, {output, total},
                            received, patience());
+}
+
+Status Executor::change_sets(const Agreed& agreed) {
+  const Request& request = agreed.entry->request;
+  const auto id = static_cast<int>(agreed.first_dimensions.at(0));
+  if (request.kind == Kind::kAddProcessSet) {
+    sets_.add(id, {request.splits.begin(), request.splits.end()});
+    agreed.entry->completion->first_dimensions = {id};
+  } else {
+    backend_.forget(*sets_.get(static_cast<std::uint32_t>(id)));
+    sets_.remove(id);
+  }
+  return Status();
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {

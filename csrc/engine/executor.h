@@ -22,8 +22,8 @@ namespace hvdlite {
 class Executor {
  public:
   // All borrowed from the engine.
-  Executor(int rank, Backend& backend, const ProcessSets& sets, const Config& config,
-           TensorQueue& queue, Counters& counters)
+  Executor(int rank, Backend& backend, ProcessSets& sets, const Config& config, TensorQueue& queue,
+           Counters& counters)
       : rank_(rank),
         backend_(backend),
         sets_(sets),
@@ -44,6 +44,7 @@ class Executor {
   Status reducescatter(const Agreed& agreed, const Group& group);
   Status alltoall(const Agreed& agreed, const Group& group);
   Status broadcast(const Agreed& agreed, const Group& group);
+  Status change_sets(const Agreed& agreed);
   Patience patience() const {
     return std::chrono::duration_cast<Patience>(
         std::chrono::duration<double>(config_.collective_timeout));
@@ -51,7 +52,7 @@ class Executor {
 
   const int rank_;
   Backend& backend_;
-  const ProcessSets& sets_;
+  ProcessSets& sets_;
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;

@@ -34,9 +34,9 @@ class Negotiator {
   using Round = std::vector<Agreed>;
 
   // All borrowed; the engine owns them and outlives this.
-  Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters);
+  Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
+             Counters& counters);
 
-  void add_set(const Group& group);
   void submit(const std::vector<EntryPtr>& entries);
   // Bytes wait to be looked at: cheap enough for a spinning ready().
   bool poll() { return control_.poll(); }
@@ -44,6 +44,11 @@ class Negotiator {
   // status ends the world: the root cause, as far as any peer told it; `rounds` then holds entries
   // that are nobody else's any more.
   Status receive(std::vector<Round>& rounds);
+  // Rank 0, while it is in a collective: goes on answering the others, so that process sets that it
+  // is no member of do not wait for it. What concerns this rank waits for receive().
+  void serve();
+  // Whether serve() has anything to do in this world.
+  bool serves() const { return coordinator_ && coordinator_->books().size() > 1; }
   // Why a rank is gone, from what it or others said before; `fallback` when nobody said anything.
   Status root_cause(Status fallback);
 
@@ -63,7 +68,10 @@ class Negotiator {
   Status handle_ended(int rank, Status why);
   Status left_early(int rank, const std::string& missing) const;  // after a goodbye
   void listen_for_causes();
+  void listen_for_cause(const Frame& frame);
   Status coordinate(std::vector<Round>& rounds);
+  // Sends the responses to the other members; gives those for this rank.
+  std::vector<Response> distribute(const std::vector<Response>& responses);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
   void warn_stalls();
@@ -83,6 +91,10 @@ class Negotiator {
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
   Status told_;                                        // the first abort that a peer sent
+  // What serve() leaves for receive().
+  std::vector<Frame> unhandled_;
+  std::vector<Round> served_;
+  Status failure_;
 };
 
 }  // namespace hvdlite

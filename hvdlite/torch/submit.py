@@ -11,15 +11,17 @@ from typing import NamedTuple
 import torch
 
 from hvdlite import _core, basics
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
 class Reduction(NamedTuple):
-    """How an allreduce combines the ranks' tensors."""
+    """How an allreduce combines the tensors of the members of a process set."""
 
     op: int
     prescale: float = 1.0
     postscale: float = 1.0
     weight: float | None = None
+    process_set: ProcessSet = global_process_set
 
 
 def start_allreduce(
@@ -30,17 +32,22 @@ def start_allreduce(
     blocking: bool,
 ) -> _core.Handle:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight = reduction
+    op, prescale, postscale, weight, process_set = reduction
+    number = member_id(process_set)
     return basics.engine().allreduce(
-        name, specs, op, prescale, postscale, weight, keep=keep, blocking=blocking
+        name, specs, op, prescale, postscale, weight, number, keep, blocking
     )
 
 
 def start_allgather(
-    name: str, specs: Sequence[_core.Tensor], keep: object, blocking: bool
+    name: str,
+    specs: Sequence[_core.Tensor],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
 ) -> _core.Handle:
     """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
-    return basics.engine().allgather(name, specs, keep=keep, blocking=blocking)
+    return basics.engine().allgather(name, specs, member_id(process_set), keep, blocking)
 
 
 def start_reducescatter(
@@ -51,17 +58,22 @@ def start_reducescatter(
     blocking: bool,
 ) -> _core.Handle:
     """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
-    op, prescale, postscale, _ = reduction
+    op, prescale, postscale, _, process_set = reduction
     return basics.engine().reducescatter(
-        name, specs, op, prescale, postscale, keep=keep, blocking=blocking
+        name, specs, op, prescale, postscale, member_id(process_set), keep, blocking
     )
 
 
 def start_alltoall(
-    name: str, tensor: _core.Tensor, splits: Sequence[int], keep: object, blocking: bool
+    name: str,
+    tensor: _core.Tensor,
+    splits: Sequence[int],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
 ) -> _core.Handle:
     """Submit a tensor whose rows go to different ranks; see `take_received`."""
-    return basics.engine().alltoall(name, tensor, splits, keep=keep, blocking=blocking)
+    return basics.engine().alltoall(name, tensor, splits, member_id(process_set), keep, blocking)
 
 
 class Received(NamedTuple):
@@ -94,7 +106,13 @@ def take_received(handle: _core.Handle, sources: Sequence[torch.Tensor]) -> list
 
 
 def start_broadcast(
-    name: str, specs: Sequence[_core.Tensor], root_rank: int, keep: object, blocking: bool
+    name: str,
+    specs: Sequence[_core.Tensor],
+    root_rank: int,
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
 ) -> _core.Handle:
     """Submit tensors that take the root's values."""
-    return basics.engine().broadcast(name, specs, root_rank, keep=keep, blocking=blocking)
+    number = member_id(process_set)
+    return basics.engine().broadcast(name, specs, root_rank, number, keep, blocking)
