@@ -160,23 +160,13 @@ def DistributedGradientTape(
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
-    if gradient_predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if gradient_predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
-    if weight is not None and op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
+    reduction = _reduction(op, gradient_predivide_factor, weight)
     if process_set is not global_process_set:
         registered_id(process_set)
     if gradtape is None:
         gradtape = tf.GradientTape()
     if isinstance(gradtape, _Distributed):
         raise ArgumentError("this tape is a DistributedGradientTape already")
-    reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight)
     groups = _check_groups(num_groups if groups is None else groups)
     settings = _Settings(
         reduction,
@@ -194,6 +184,20 @@ def DistributedGradientTape(
     tape = distributed.__new__(distributed)
     tape.__dict__ = gradtape.__dict__
     return tape
+
+
+def _reduction(op: int, predivide_factor: float, weight: Any) -> Reduction:
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
+        )
+    if predivide_factor != 1.0 and op != ops.Average:
+        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    if predivide_factor <= 0:
+        raise ArgumentError("gradient_predivide_factor is a positive number")
+    if weight is not None and op != ops.Average:
+        raise ArgumentError("weight goes with op=hvd.Average")
+    return Reduction(op, 1.0 / predivide_factor, predivide_factor, weight)
 
 
 def PartialDistributedGradientTape(

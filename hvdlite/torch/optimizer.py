@@ -250,25 +250,12 @@ def DistributedOptimizer(
     basics.size()  # Without init() this raises here, rather than in the first backward().
     if isinstance(optimizer, Distributed):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
-    if gradient_predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if gradient_predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
     if bucket_cap_mb <= 0:
         raise ArgumentError("bucket_cap_mb is a positive number of MiB")
     if weight is not None:
         _check_weight(op)
     settings = Settings(
-        reduction=Reduction(
-            op,
-            1.0 / gradient_predivide_factor,
-            gradient_predivide_factor,
-            process_set=process_set,
-        ),
+        reduction=_reduction(op, gradient_predivide_factor, process_set),
         compression=compression,
         passes=check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
@@ -277,6 +264,18 @@ def DistributedOptimizer(
         weight=weight,
     )
     return _distribute(optimizer, _names_of(optimizer, named_parameters), settings)
+
+
+def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
+        )
+    if predivide_factor != 1.0 and op != ops.Average:
+        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    if predivide_factor <= 0:
+        raise ArgumentError("gradient_predivide_factor is a positive number")
+    return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
 def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
