@@ -187,7 +187,7 @@ class Engine:
         """
 
     def remove_process_set(self, name: str, process_set: int) -> Handle:
-        """Submit the removal of a set, which takes nothing more; every rank of the world does so."""
+        """Submit the removal of a set, which takes nothing more; every rank of the world does."""
 
     def abort(self, reason: str) -> None:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""

@@ -43,6 +43,7 @@ std::optional<std::string> Coordinator::describe_bad_change(const Request& reque
     return subject + ": there are " + std::to_string(kMaxProcessSets) +
            " process sets already, no more fit; remove some";
   }
+  if (next_set_ > kMaxProcessSetId) return subject + ": this world had a million sets already";
   return std::nullopt;
 }
 

@@ -338,6 +338,10 @@ std::vector<EntryPtr> Negotiator::take_pending() {
   std::vector<EntryPtr> entries;
   for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
   pending_.clear();
+  for (Round& round : served_) {
+    for (Agreed& agreed : round) entries.push_back(std::move(agreed.entry));
+  }
+  served_.clear();
   return entries;
 }
 

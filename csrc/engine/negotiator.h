@@ -39,7 +39,9 @@ class Negotiator {
 
   void submit(const std::vector<EntryPtr>& entries);
   // Bytes wait to be looked at: cheap enough for a spinning ready().
-  bool poll() { return control_.poll(); }
+  bool poll() {
+    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
+  }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: the root cause, as far as any peer told it; `rounds` then holds entries
   // that are nobody else's any more.
@@ -57,9 +59,9 @@ class Negotiator {
   // Tells every peer the root cause, or that this rank leaves cleanly, as far as it gets through.
   void announce_abort(const Status& cause);
   void announce_goodbye(std::uint64_t collectives);
-  // Entries without a response; they are this negotiator's no more.
+  // Entries that receive() has not handed out; they are this negotiator's no more.
   std::vector<EntryPtr> take_pending();
-  std::size_t pending() const { return pending_.size(); }
+  std::size_t pending() const { return pending_.size() + served_.size(); }
 
  private:
   Status handle(const Frame& frame, std::vector<Round>& rounds);

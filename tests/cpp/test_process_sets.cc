@@ -244,7 +244,11 @@ TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
       slow->completion->then([&] {
         while (!others_are_done.load()) std::this_thread::sleep_for(1ms);
       });
-      if (rank == 3) CHECK_OK(engine.enqueue(slow, false));
+      const auto outside = sum_in(outer, "x", values);
+      if (rank == 3) {
+        CHECK_OK(engine.enqueue(outside, false));
+        CHECK_OK(engine.enqueue(slow, false));
+      }
       if (rank == 1 || rank == 2) {
         std::this_thread::sleep_for(100ms);  // so that rank 0 waits for rank 3
         for (int step = 0; step < 50; ++step) {
@@ -255,10 +259,48 @@ TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
         if (rank == 1) others_are_done = true;
         return;
       }
-      CHECK_OK(run(engine, sum_in(outer, "x", values), rank == 0));
+      if (rank == 0) {
+        std::this_thread::sleep_for(50ms);  // so that rank 3 is busy
+        CHECK_OK(engine.enqueue(outside, true));
+      }
+      CHECK_OK(finish(engine, outside, rank == 0));
       CHECK_EQ(values.back(), 2.0f);
     });
   }
+}
+
+// What was agreed while rank 0 was in a collective still ends when the world ends in there.
+TEST(engine_fails_what_was_agreed_during_a_collective_that_fails) {
+  Config config = quick_config();
+  config.collective_timeout = 1;
+  std::atomic<bool> failed{false};
+  const auto body = [&](int rank, Engine& engine) {
+    const std::uint32_t outer = add_set(engine, {0, 2});
+    const std::uint32_t inner = add_set(engine, {0, 1});
+    const std::uint32_t last = add_set(engine, {2});
+    std::vector<float> first(4, 1.0f);
+    std::vector<float> second(4, 1.0f);
+    if (rank == 2) {
+      const auto slow = sum_in(last, "slow", first);
+      slow->completion->then([&] {
+        while (!failed.load()) std::this_thread::sleep_for(1ms);
+      });
+      const auto never = sum_in(outer, "x", second);
+      CHECK_OK(engine.enqueue(never, false));
+      CHECK_OK(engine.enqueue(slow, false));
+      (void)finish(engine, never);
+      return;
+    }
+    const auto outside = sum_in(outer, "x", first);
+    const auto inside = sum_in(inner, "x", second);
+    std::this_thread::sleep_for(rank == 0 ? 50ms : 100ms);  // rank 2 is busy; rank 0 waits for it
+    if (rank == 0) CHECK_OK(engine.enqueue(outside, false));
+    CHECK_OK(engine.enqueue(inside, false));
+    CHECK(!finish(engine, inside).ok());
+    if (rank == 0) CHECK_STATUS(finish(engine, outside), StatusCode::kTimeout);
+    if (rank == 0) failed = true;
+  };
+  run_world({0, 0, 0}, body, config);
 }
 
 TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
