@@ -7,17 +7,15 @@ others raise instead of waiting for it.
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 from typing import Any
 
-from hvdlite import _core, basics
+from hvdlite import basics
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-
-_UINT8 = _core.DTYPES["uint8"]
 
 
 def broadcast_object(
@@ -97,22 +95,9 @@ def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever a user's __reduce__ raises
             failure = error
-    blocks = _gather_bytes(data, name, member_id(process_set))
+    blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
-    return blocks
-
-
-def _gather_bytes(data: bytes, name: str, process_set: int) -> list[memoryview]:
-    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-    tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
-    handle = basics.engine().allgather(name, [tensor], process_set, keep=data, blocking=True)
-    handle.wait()
-    received = handle.take_output()
-    blocks, start = [], 0
-    for length in handle.first_dimensions:
-        blocks.append(received[start : start + length])
-        start += length
     return blocks
 
 

@@ -31,10 +31,11 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   Book& book = found->second;
   activity_[rank] = {request.name, now};
-  if (fail_late_change(request)) return Status();
+  if (fail_late_change(rank, request)) return Status();
   const auto [at, is_new] = book.tallies.try_emplace(request.name);
   Tally& tally = at->second;
   if (is_new) {
+    tally.number = ++tallied_;
     tally.request = request;
     tally.first_rank = rank;
     tally.submitted.resize(book.group.ranks.size());
@@ -47,6 +48,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     return Status(StatusCode::kInternal,
                   "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
+  if (timeline_ != nullptr) timeline_->arrived(tally.number, request, rank, is_new);
   tally.submitted[index] = true;
   --tally.missing;
   if (tally.refusal.ok()) compare(tally, rank, static_cast<std::size_t>(index), request);
@@ -130,6 +132,7 @@ void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
 
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
   if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   Response response;
   const std::string key = tally.request.key();
@@ -153,6 +156,7 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   if (tally.request.changes_process_sets()) {
     for (auto& [id, book] : books_) book.removing.clear();
   }
+  if (timeline_ != nullptr) timeline_->answered(tally.number, error);
   Response response;
   response.form = Response::Form::kError;
   response.request.process_set = tally.request.process_set;

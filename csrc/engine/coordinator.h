@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/response_cache.h"
+#include "engine/timeline.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -25,7 +26,8 @@ class Coordinator {
   using TimePoint = std::chrono::steady_clock::time_point;
 
   struct Tally {
-    Request request;  // as the first rank submitted it
+    std::uint64_t number = 0;  // of all tallies
+    Request request;           // as the first rank submitted it
     int first_rank = -1;
     std::vector<bool> submitted;  // by position in the set
     std::size_t missing = 0;
@@ -44,8 +46,9 @@ class Coordinator {
     std::vector<bool> removing;  // members that remove the set, by position; empty: nobody does
   };
 
-  Coordinator(int size, std::size_t cache_capacity)
-      : size_(size), cache_(cache_capacity), activity_(size), left_(size) {}
+  // `timeline` is borrowed; none in tests.
+  Coordinator(int size, std::size_t cache_capacity, const Timeline* timeline = nullptr)
+      : size_(size), timeline_(timeline), cache_(cache_capacity), activity_(size), left_(size) {}
 
   void add_set(const Group& group);
   // A rank wants a collective. kInternal when it is no member of the set or asks twice.
@@ -87,18 +90,20 @@ class Coordinator {
   std::optional<std::string> describe_bad_change(const Request& request);
   void respond_change(Tally tally);
   // This rank's request is of a change that has failed: it gets the error.
-  bool fail_late_change(const Request& request);
+  bool fail_late_change(int rank, const Request& request);
   // Where members wait for one that removes the set: they and the removal get an error. True: the
   // tally of `request`, which was counted last, is gone.
   bool fail_removal(int rank, const Request& request, Book& book);
 
   const int size_;
+  const Timeline* const timeline_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;  // tallies in all books
+  std::size_t waiting_ = 0;    // tallies in all books
+  std::uint64_t tallied_ = 0;  // tallies so far
   std::uint32_t next_set_ = 1;
   std::vector<std::uint32_t> removed_;                    // sets whose books go next
   std::unordered_map<std::string, FailedChange> failed_;  // by name

@@ -51,6 +51,7 @@ void Coordinator::respond_change(Tally tally) {
   if (auto text = describe_bad_change(tally.request)) {
     return respond_error(tally, Status(StatusCode::kInvalidArgument, std::move(*text)));
   }
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   Response response;
   response.form = Response::Form::kFull;
   std::uint32_t set = next_set_;
@@ -76,11 +77,13 @@ void Coordinator::fail_change(const std::string& name, const Status& error) {
   if (tally.missing > 0) failed_[name] = {error, tally.missing};
 }
 
-bool Coordinator::fail_late_change(const Request& request) {
+bool Coordinator::fail_late_change(int rank, const Request& request) {
   const auto failed = failed_.find(request.name);
   if (failed == failed_.end() || !request.changes_process_sets()) return false;
   Tally tally;
+  tally.number = ++tallied_;
   tally.request = request;
+  if (timeline_ != nullptr) timeline_->arrived(tally.number, request, rank, /*first=*/true);
   respond_error(tally, failed->second.error);
   if (--failed->second.missing == 0) failed_.erase(failed);
   return true;

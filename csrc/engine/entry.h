@@ -16,6 +16,7 @@ struct Entry {
   std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
   std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
   double weight = 1.0;              // this rank's, for weighted averages
+  std::int64_t submitted_at = 0;    // trace_now() at the call, where the timeline was on
   std::uint32_t removes = 0;        // a removal's process set; the engine adds its ranks
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };

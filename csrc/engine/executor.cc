@@ -79,6 +79,7 @@ Status Executor::run(std::vector<Agreed>& round) {
 }
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
+  const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get());
   const GroupPtr members = sets_.get(batch.process_set);
   const Group& group = *members;
   const Agreed& first = round[batch.tensors[0].agreed];

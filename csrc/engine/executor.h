@@ -16,6 +16,7 @@
 #include "engine/negotiator.h"
 #include "engine/process_set.h"
 #include "engine/tensor_queue.h"
+#include "engine/timeline.h"
 
 namespace hvdlite {
 
@@ -23,13 +24,14 @@ class Executor {
  public:
   // All borrowed from the engine.
   Executor(int rank, Backend& backend, ProcessSets& sets, const Config& config, TensorQueue& queue,
-           Counters& counters)
+           Counters& counters, const Timeline& timeline)
       : rank_(rank),
         backend_(backend),
         sets_(sets),
         config_(config),
         queue_(queue),
-        counters_(counters) {}
+        counters_(counters),
+        timeline_(timeline) {}
 
   // Executes the batches of one round and finishes its entries, each once all its tensors are done.
   // A failed status is final for the backend; entries that are not finished yet stay with the
@@ -56,6 +58,7 @@ class Executor {
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;
+  const Timeline& timeline_;
   std::vector<Piece> pieces_;     // of the current batch; kept for its capacity
   std::vector<double> weights_;   // of the current batch, by tensor; then their sums
   std::vector<std::byte> zeros_;  // what a rank of weight 0 gives

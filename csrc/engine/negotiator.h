@@ -17,6 +17,7 @@
 #include "engine/entry.h"
 #include "engine/stall_monitor.h"
 #include "engine/tensor_queue.h"
+#include "engine/timeline.h"
 
 namespace hvdlite {
 
@@ -35,7 +36,7 @@ class Negotiator {
 
   // All borrowed; the engine owns them and outlives this.
   Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
-             Counters& counters);
+             Counters& counters, const Timeline& timeline);
 
   void submit(const std::vector<EntryPtr>& entries);
   // Bytes wait to be looked at: cheap enough for a spinning ready().

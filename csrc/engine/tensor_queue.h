@@ -10,11 +10,14 @@
 
 #include "base/mutex.h"
 #include "engine/entry.h"
+#include "engine/timeline.h"
 
 namespace hvdlite {
 
 class TensorQueue {
  public:
+  explicit TensorQueue(const Timeline& timeline) : timeline_(timeline) {}  // borrowed
+
   // kDuplicateName when the name is in flight; kInvalidArgument when its process set is being
   // removed; the closing status once closed. What a removal removes is refused from then on.
   Status push(EntryPtr entry);
@@ -31,6 +34,7 @@ class TensorQueue {
   std::vector<EntryPtr> close(const Status& status);
 
  private:
+  const Timeline& timeline_;
   Mutex mutex_;
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);

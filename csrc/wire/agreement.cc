@@ -90,15 +90,15 @@ std::optional<std::string> describe_bad_splits(int rank, const Request& request,
   }
   const std::int64_t rows = request.tensors[0].dims[0];
   const std::string subject = "alltoall '" + request.name + "': rank " + std::to_string(rank);
-  const std::string among = " in a process set of " + std::to_string(members);
+  const std::string size = std::to_string(members);
   if (request.splits.empty()) {
     if (rows % static_cast<std::int64_t>(members) == 0) return std::nullopt;
-    return subject + " has " + std::to_string(rows) + " rows, which cannot be split evenly" +
-           among + "; give splits";
+    return subject + " has " + std::to_string(rows) +
+           " rows, which cannot be split evenly in a process set of " + size + "; give splits";
   }
   if (request.splits.size() != members) {
-    return subject + " has " + std::to_string(request.splits.size()) + " splits" + among +
-           "; give one for each member";
+    return subject + " has " + std::to_string(request.splits.size()) +
+           " splits in a process set of " + size + "; give one for each member";
   }
   std::int64_t sum = 0;
   for (const std::int64_t split : request.splits) {

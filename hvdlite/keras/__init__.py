@@ -34,6 +34,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -134,6 +136,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

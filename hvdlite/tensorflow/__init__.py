@@ -35,6 +35,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -163,6 +165,8 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 # These import Keras, and are looked up at first use: TensorFlow alone does without.

@@ -30,6 +30,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -170,5 +172,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
