@@ -221,9 +221,14 @@ class Engine:
     def barrier(self, name: str, process_set: int = 0, blocking: bool = False) -> Handle:
         """Submit a barrier."""
 
-    def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Register a set and return its id. Every rank calls it in the same order, while no
-        collective is in flight (at init)."""
+    def add_process_set(self, name: str, ranks: Sequence[int]) -> Handle:
+        """Submit the addition of a set of ranks (ascending); every rank of the world does so.
+
+        Its id is then in `Handle.first_dimensions`.
+        """
+
+    def remove_process_set(self, name: str, process_set: int) -> Handle:
+        """Submit the removal of a set, which takes nothing more; every rank of the world does."""
 
     def abort(self, reason: str) -> None:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""

@@ -70,6 +70,8 @@ class Backend {
                           std::span<const std::size_t> receive_bytes, Patience patience) = 0;
   // Returns when every member has called it.
   virtual Status barrier(const Group& group, Patience patience) = 0;
+  // No collective of this group follows.
+  virtual void forget(const Group& /*group*/) {}
 };
 
 }  // namespace hvdlite

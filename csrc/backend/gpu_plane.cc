@@ -243,10 +243,31 @@ void GpuPlane::abort() {
   under_way_.clear();
 }
 
-void GpuPlane::close(Deadline deadline) {
+void GpuPlane::settle(Deadline deadline) {
   while (busy() && poll().ok() && busy() && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
+}
+
+void GpuPlane::forget(const Group& group) {
+  {
+    MutexLock lock(mutex_);
+    device_of_.erase(static_cast<std::uint32_t>(group.id));
+  }
+  const auto at = backends_.find(group.id);
+  if (at == backends_.end()) return;
+  const Deadline deadline = Deadline::after_seconds(config_.collective_timeout);
+  settle(deadline);
+  if (busy()) {
+    at->second->abort();
+  } else {
+    at->second->close(deadline);
+  }
+  backends_.erase(at);
+}
+
+void GpuPlane::close(Deadline deadline) {
+  settle(deadline);
   if (busy()) return abort();
   for (const auto& [id, backend] : backends_) backend->close(deadline);
 }

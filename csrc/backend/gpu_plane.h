@@ -49,6 +49,9 @@ class GpuPlane {
   // the same place in its order of collectives. A status that is not sticky is the same on every
   // member.
   Result<DeviceBackend*> open(const Group& group, int ordinal, Patience patience);
+  // Ends the data plane of a group that is about to go, once its work has ended. Every member calls
+  // it at the same place.
+  void forget(const Group& group);
   // Memory for a result. Of a device that mark() has seen.
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
@@ -79,6 +82,8 @@ class GpuPlane {
   Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
                                                    const std::vector<Candidate>& members,
                                                    Patience patience);
+  // Waits until no work is under way.
+  void settle(Deadline deadline);
   Status fall_back(const Group& group, const std::vector<Candidate>& members);
 
   Backend& host_;

@@ -1,9 +1,19 @@
 #include "backend/staging.h"
 
+#include <algorithm>
+
 namespace hvdlite {
+namespace {
+
+// Room for 10^13 steps of one process set, and a million sets.
+constexpr int kStepBits = 44;
+
+}  // namespace
 
 Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
-  const std::uint64_t number = ++numbers_[locals.lane];
+  std::uint64_t& last = numbers_[locals.group.lane];
+  last = std::max(last, static_cast<std::uint64_t>(locals.group.id) << kStepBits);
+  const std::uint64_t number = ++last;
   return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
 }
 
@@ -14,14 +24,16 @@ Status Staging::reuse(const Step& step) {
                                   static_cast<int>(last.locals.group.ranks.size()), step.patience,
                                   step.operation));
   }
-  if (last.locals.lane != step.locals->lane || last.number == 0) last.locals = *step.locals;
+  if (last.locals.group.id != step.locals->group.id || last.number == 0) {
+    last.locals = *step.locals;
+  }
   last.number = step.number;
   return Status();
 }
 
 void Staging::advance(const Step& step, Counter counter) {
   // Sequentially consistent: a sleeper publishes its flag, then looks at this counter.
-  (fabric_.own_segment->lane(step.locals->lane).*counter).store(step.number);
+  (fabric_.own_segment->lane(step.locals->group.lane).*counter).store(step.number);
   fabric_.ring_local(step.locals->group);
 }
 
@@ -49,7 +61,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
   int missing = first;  // locals before it have reached the number
   const auto ready = [&] {
     for (; missing < last; ++missing) {
-      const Lane& lane = segment_of(locals, missing).lane(locals.lane);
+      const Lane& lane = segment_of(locals, missing).lane(locals.group.lane);
       if (missing != locals.index && (lane.*counter).load() < number) return false;
     }
     return true;
@@ -58,7 +70,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
     for (int i = missing; i < last; ++i) {
       const int rank = locals.group.ranks[i];
       if (i == locals.index || !fabric_.waiter->lost(rank)) continue;
-      if ((segment_of(locals, i).lane(locals.lane).*counter).load() >= number) continue;
+      if ((segment_of(locals, i).lane(locals.group.lane).*counter).load() >= number) continue;
       return Status(StatusCode::kRankFailed,
                     "rank " + std::to_string(rank) + " was lost during " + operation, rank);
     }

@@ -400,10 +400,17 @@ void abort(const HolderPtr& self, const std::string& reason) {
   engine.abort(reason);
 }
 
-int add_process_set(const HolderPtr& self, std::vector<int> ranks) {
-  const Result<int> id = self->engine().add_process_set(std::move(ranks));
-  raise_if_error(id.status());
-  return id.value();
+HandlePtr add_process_set(const HolderPtr& self, std::string name,
+                          std::vector<std::int64_t> ranks) {
+  EntryPtr entry = make_entry(Kind::kAddProcessSet, std::move(name), 0, {}, 0);
+  entry->request.splits = std::move(ranks);
+  return submit(self, std::move(entry), py::none(), /*blocking=*/true);
+}
+
+HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint32_t process_set) {
+  EntryPtr entry = make_entry(Kind::kRemoveProcessSet, std::move(name), 0, {}, 0);
+  entry->removes = process_set;
+  return submit(self, std::move(entry), py::none(), /*blocking=*/true);
 }
 
 void register_handle(py::module_& module) {
@@ -455,7 +462,8 @@ void register_engine(py::module_& module) {
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking, stream)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
-      .def("add_process_set", &add_process_set, py::arg("ranks"))
+      .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
+      .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
       .def("abort", &abort, py::arg("reason"))
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)

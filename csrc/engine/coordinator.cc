@@ -31,6 +31,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   Book& book = found->second;
   activity_[rank] = {request.name, now};
+  if (fail_late_change(rank, request)) return Status();
   const auto [at, is_new] = book.tallies.try_emplace(request.name);
   Tally& tally = at->second;
   if (is_new) {
@@ -51,6 +52,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   tally.submitted[index] = true;
   --tally.missing;
   if (tally.refusal.ok()) compare(tally, rank, static_cast<std::size_t>(index), request);
+  if (fail_removal(rank, request, book)) return Status();
   const std::string name = request.name;
   if (tally.missing == 0 || fail_if_left(book, name, tally)) {
     auto node = book.tallies.extract(at);
@@ -131,6 +133,7 @@ void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
   if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
   if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
+  if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   Response response;
   const std::string key = tally.request.key();
   if (const auto id = cache_.find(key, tally.request)) {
@@ -150,6 +153,9 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
 }
 
 void Coordinator::respond_error(const Tally& tally, Status error) {
+  if (tally.request.changes_process_sets()) {
+    for (auto& [id, book] : books_) book.removing.clear();
+  }
   if (timeline_ != nullptr) timeline_->answered(tally.number, error);
   Response response;
   response.form = Response::Form::kError;
@@ -159,6 +165,9 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   responses_.push_back(std::move(response));
 }
 
-std::vector<Response> Coordinator::take_responses() { return std::exchange(responses_, {}); }
+std::vector<Response> Coordinator::take_responses() {
+  for (const std::uint32_t set : std::exchange(removed_, {})) books_.erase(set);
+  return std::exchange(responses_, {});
+}
 
 }  // namespace hvdlite

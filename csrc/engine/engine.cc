@@ -64,8 +64,8 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
       executor_(rank_, *backend_, gpus_, sets_, config_, queue_, counters_, timeline_) {
   backend_->trace_to(*trace_);
   if (size_ == 1) return;
-  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_, timeline_);
-  negotiator_->add_set(*sets_.get(0));
+  negotiator_ =
+      std::make_unique<Negotiator>(*fabric_, *sets_.get(0), config_, queue_, counters_, timeline_);
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
@@ -73,15 +73,18 @@ Engine::~Engine() { shutdown(); }
 
 Status Engine::check(const Entry& entry) const {
   const Request& request = entry.request;
-  const Group* group = sets_.get(request.process_set);
-  if (group == nullptr || group->index_of(rank_) < 0) {
-    return invalid(request, "rank " + std::to_string(rank_) + " is no member of process set " +
-                                std::to_string(request.process_set));
+  const GroupPtr group = sets_.get(request.process_set);
+  if (group == nullptr) {
+    return invalid(request, "there is no process set " + std::to_string(request.process_set) +
+                                "; it was removed, or never added");
+  }
+  if (group->index_of(rank_) < 0) {
+    return invalid(request,
+                   "rank " + std::to_string(rank_) + " is no member of " + describe(*group));
   }
   if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
-    return invalid(request, "the root rank " + std::to_string(request.root) +
-                                " is no member of process set " +
-                                std::to_string(request.process_set));
+    return invalid(request, "the root rank " + std::to_string(request.root) + " is no member of " +
+                                describe(*group));
   }
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
     return invalid(request, "prescale and postscale factors are finite numbers");
@@ -107,8 +110,25 @@ Status Engine::check(const Entry& entry) const {
   return Status();
 }
 
+// Ranks that differ, or cannot be, are the coordinator's to refuse, so that all hear of it.
+Status Engine::check_change(Entry& entry) const {
+  Request& request = entry.request;
+  if (request.kind == Kind::kRemoveProcessSet) {
+    const GroupPtr group = sets_.get(entry.removes);
+    if (group == nullptr || group->id == 0) {
+      return invalid(request, group == nullptr ? "there is no such set, or no more"
+                                               : "the world itself stays");
+    }
+    request.splits.assign(group->ranks.begin(), group->ranks.end());
+  }
+  if (size_ > 1) return Status();
+  const auto text = describe_bad_ranks(request, size_);
+  return invalid(request, text ? *text : "there is one of these ranks already, the world");
+}
+
 Status Engine::enqueue(EntryPtr entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(check(*entry));
+  if (entry->request.changes_process_sets()) HVDLITE_RETURN_IF_ERROR(check_change(*entry));
   entry->key = entry->request.key();
   if (entry->gpu) {
     Result<CudaEventPtr> ready =
@@ -200,9 +220,6 @@ void Engine::drain() {
 }
 
 bool Engine::run_once() {
-  for (; const Group* added = sets_.get(static_cast<std::uint32_t>(sets_known_)); ++sets_known_) {
-    negotiator_->add_set(*added);
-  }
   const std::vector<EntryPtr> entries = queue_.take();
   if (!entries.empty()) negotiator_->submit(entries);
   std::vector<Negotiator::Round> rounds;
@@ -213,6 +230,9 @@ bool Engine::run_once() {
 }
 
 void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
+  if (rounds.empty()) return;
+  const bool serves = negotiator_->serves();
+  if (serves) fabric_->waiter->set_meanwhile([this] { negotiator_->serve(); });
   for (const Negotiator::Round& round : rounds) timeline_.agreed(round);
   for (Negotiator::Round& round : rounds) {
     Status status = this->status();
@@ -225,6 +245,7 @@ void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
     }
     collectives_ += round.size();
   }
+  if (serves) fabric_->waiter->set_meanwhile(nullptr);
 }
 
 void Engine::look_at_gpus() {
@@ -271,17 +292,6 @@ void Engine::fail(const EntryPtr& entry, const Status& cause) {
                               cause.message() + " [" + describe(entry->request) +
                                   " was in flight on rank " + std::to_string(rank_) + "]",
                               cause.failed_rank()));
-}
-
-Result<int> Engine::add_process_set(std::vector<int> ranks) {
-  const Result<const Group*> group = sets_.add(std::move(ranks));
-  if (!group.ok()) return group.status();
-  if (size_ > 1) {
-    // The coordinator has to know the set before any rank submits to it.
-    turn_.nudge();
-    fabric_->waiter->bell().ring();
-  }
-  return group.value()->id;
 }
 
 void Engine::request_end(Status cause) {

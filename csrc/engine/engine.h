@@ -48,8 +48,10 @@ class Engine {
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline);
 
-  // Adds a process set; every rank calls this alike and lets a barrier follow.
-  Result<int> add_process_set(std::vector<int> ranks);
+  // The members of a process set, null if there is none of this id. Sets are added and removed by
+  // entries of the kinds kAddProcessSet (whose id is in first_dimensions of the completion) and
+  // kRemoveProcessSet.
+  GroupPtr process_set(std::uint32_t id) const { return sets_.get(id); }
 
   // Ends the world on every rank with this reason. Returns when the peers have been told.
   void abort(const std::string& reason);
@@ -65,6 +67,7 @@ class Engine {
 
  private:
   Status check(const Entry& entry) const;
+  Status check_change(Entry& entry) const;
   // A world of one.
   Status run_alone(const EntryPtr& entry);
   Status execute_alone(const EntryPtr& entry);
@@ -102,7 +105,6 @@ class Engine {
   std::unique_ptr<Negotiator> negotiator_;
   Executor executor_;
   Deadline next_gpu_look_ = Deadline::after({});
-  std::size_t sets_known_ = 1;     // process sets that the negotiator has heard of
   std::uint64_t collectives_ = 0;  // entries that ended well
 
   mutable Mutex mutex_;

@@ -28,6 +28,7 @@ struct Entry {
   std::optional<GpuSource> gpu;     // where some tensor is on one
   double weight = 1.0;              // this rank's, for weighted averages
   std::int64_t submitted_at = 0;    // trace_now() at the call, where the timeline was on
+  std::uint32_t removes = 0;        // a removal's process set; the engine adds its ranks
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };
 using EntryPtr = std::shared_ptr<Entry>;

@@ -150,7 +150,8 @@ Result<std::byte*> Executor::add_output(const Entry& entry, DeviceType device, s
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
   const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get());
-  const Group& group = *sets_.get(batch.process_set);
+  const GroupPtr members = sets_.get(batch.process_set);
+  const Group& group = *members;
   const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {
     case Kind::kAllreduce:
@@ -165,6 +166,9 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
       return alltoall(first, group);
     case Kind::kReducescatter:
       return reducescatter(first, group);
+    case Kind::kAddProcessSet:
+    case Kind::kRemoveProcessSet:
+      return change_sets(first);
   }
   return Status(StatusCode::kInternal, "a collective of unknown kind");
 }
@@ -258,6 +262,21 @@ Status Executor::alltoall(const Agreed& agreed, const Group& group) {
   HVDLITE_RETURN_IF_ERROR(output.status());
   return plane_of(tensor).alltoall(group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
                                    {output.value(), total}, received, patience());
+}
+
+Status Executor::change_sets(const Agreed& agreed) {
+  const Request& request = agreed.entry->request;
+  const auto id = static_cast<int>(agreed.first_dimensions.at(0));
+  if (request.kind == Kind::kAddProcessSet) {
+    sets_.add(id, {request.splits.begin(), request.splits.end()});
+    agreed.entry->completion->first_dimensions = {id};
+  } else {
+    const GroupPtr group = sets_.get(static_cast<std::uint32_t>(id));
+    gpus_.forget(*group);
+    backend_.forget(*group);
+    sets_.remove(id);
+  }
+  return Status();
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {

@@ -26,8 +26,8 @@ namespace hvdlite {
 class Executor {
  public:
   // All borrowed from the engine.
-  Executor(int rank, Backend& backend, GpuPlane& gpus, const ProcessSets& sets,
-           const Config& config, TensorQueue& queue, Counters& counters, const Timeline& timeline)
+  Executor(int rank, Backend& backend, GpuPlane& gpus, ProcessSets& sets, const Config& config,
+           TensorQueue& queue, Counters& counters, const Timeline& timeline)
       : rank_(rank),
         backend_(backend),
         gpus_(gpus),
@@ -61,6 +61,7 @@ class Executor {
   Status reducescatter(const Agreed& agreed, const Group& group);
   Status alltoall(const Agreed& agreed, const Group& group);
   Status broadcast(const Agreed& agreed, const Group& group);
+  Status change_sets(const Agreed& agreed);
   Patience patience() const {
     return std::chrono::duration_cast<Patience>(
         std::chrono::duration<double>(config_.collective_timeout));
@@ -69,7 +70,7 @@ class Executor {
   const int rank_;
   Backend& backend_;
   GpuPlane& gpus_;
-  const ProcessSets& sets_;
+  ProcessSets& sets_;
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;

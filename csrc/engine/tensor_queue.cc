@@ -12,15 +12,25 @@ Status TensorQueue::push(EntryPtr entry) {
         closed_.message() + " [" + describe(entry->request) + " was submitted afterwards]",
         closed_.failed_rank());
   }
+  if (!removed_.empty() && removed_.contains(entry->request.process_set)) {
+    return Status(StatusCode::kInvalidArgument,
+                  describe(entry->request) + ": its process set was removed on this rank");
+  }
   if (!in_flight_.insert(entry->key).second) {
     return Status(StatusCode::kDuplicateName,
                   describe(entry->request) +
                       ": an operation of this name is already in flight on this rank; wait for it "
                       "first, or give each operation a name of its own");
   }
+  if (entry->request.kind == Kind::kRemoveProcessSet) removed_.insert(entry->removes);
   entries_.push_back(std::move(entry));
   waiting_.store(true, std::memory_order_seq_cst);
   return Status();
+}
+
+void TensorQueue::reopen(std::uint32_t process_set) {
+  MutexLock lock(mutex_);
+  removed_.erase(process_set);
 }
 
 std::vector<EntryPtr> TensorQueue::take() {

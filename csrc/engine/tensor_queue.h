@@ -18,8 +18,11 @@ class TensorQueue {
  public:
   explicit TensorQueue(const Timeline& timeline) : timeline_(timeline) {}  // borrowed
 
-  // kDuplicateName when the name is in flight; the closing status once closed.
+  // kDuplicateName when the name is in flight; kInvalidArgument when its process set is being
+  // removed; the closing status once closed. What a removal removes is refused from then on.
   Status push(EntryPtr entry);
+  // The removal of the set has failed.
+  void reopen(std::uint32_t process_set);
   // Everything pushed since the last call, in order. Runner only.
   std::vector<EntryPtr> take();
   // Racy by nature: a hint for a spinning runner.
@@ -35,6 +38,7 @@ class TensorQueue {
   Mutex mutex_;
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
+  std::unordered_set<std::uint32_t> removed_ HVDLITE_GUARDED_BY(mutex_);  // process sets
   Status closed_ HVDLITE_GUARDED_BY(mutex_);
   std::atomic<bool> waiting_{false};
 };

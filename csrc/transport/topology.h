@@ -21,8 +21,9 @@ struct Topology {
 
 // The members of one process set as the data plane sees them. `ranks` ascends.
 struct Group {
-  int id = 0;              // process set id; 0 is the world. Selects the lane of flags in segments
+  int id = 0;              // process set id; 0 is the world. Ids of later sets are higher
   std::vector<int> ranks;  // members, ascending
+  int lane = 0;            // of progress counters in segments; no other set of this time has it
   int index_of(int rank) const;  // position in `ranks`, or -1
 };
 

@@ -44,8 +44,11 @@ enum class Kind : std::uint8_t {
   kBarrier = 3,
   kAlltoall = 4,
   kReducescatter = 5,
+  // Changes of the process sets, which all ranks of the world make alike.
+  kAddProcessSet = 6,
+  kRemoveProcessSet = 7,
 };
-inline constexpr Kind kLastKind = Kind::kReducescatter;
+inline constexpr Kind kLastKind = Kind::kRemoveProcessSet;
 std::string_view name_of(Kind kind);
 
 struct TensorShape {
@@ -71,10 +74,13 @@ struct Request {
   std::string name;
   std::vector<TensorShape> tensors;
   // Alltoall: how many rows go to each member; empty: the same number to each. As this rank says,
-  // checked by describe_bad_splits.
+  // checked by describe_bad_splits. A change of the process sets: the ranks of the set.
   std::vector<std::int64_t> splits;
 
   bool operator==(const Request&) const = default;
+  bool changes_process_sets() const {
+    return kind == Kind::kAddProcessSet || kind == Kind::kRemoveProcessSet;
+  }
   // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
   std::string key() const { return std::to_string(process_set) + ":" + name; }
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
@@ -94,9 +100,9 @@ struct Response {
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
   Request request;                      // kFull; kError: process_set and name only
-  // kFull, the rows that come from each member, by position in the set: of an allgather tensor by
-  // tensor; of an alltoall what this member receives (as the coordinator decides it, what every
-  // member receives, member by member).
+  // kFull, a change of the process sets: the id of the set. Otherwise the rows that come from each
+  // member, by position in the set: of an allgather tensor by tensor; of an alltoall what this
+  // member receives (as the coordinator decides it, what every member receives, member by member).
   std::vector<std::int64_t> first_dimensions;
   Status error;  // kError
 };
@@ -110,6 +116,8 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
 // tensor, rank and values; nothing when they can be used.
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
                                                std::size_t members);
+// What is wrong with the ranks of a new process set in a world of `size`; nothing when it can be.
+std::optional<std::string> describe_bad_ranks(const Request& request, int size);
 // The rows that a member gives: of an allgather by tensor, of an alltoall (whose splits are good)
 // by receiving member; nothing for other kinds.
 std::vector<std::int64_t> rows_given(const Request& request, std::size_t members);

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hvdlite import _core, basics
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
 class Submission:
@@ -78,12 +79,13 @@ def _stream_of(gpu: int) -> int:
 
 
 class Reduction(NamedTuple):
-    """How an allreduce combines the ranks' tensors."""
+    """How an allreduce combines the tensors of the members of a process set."""
 
     op: int
     prescale: float = 1.0
     postscale: float = 1.0
     weight: float | None = None
+    process_set: ProcessSet = global_process_set
 
 
 def start_allreduce(
@@ -94,7 +96,7 @@ def start_allreduce(
     blocking: bool,
 ) -> Submission:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight = reduction
+    op, prescale, postscale, weight, process_set = reduction
     gpu = _gpu_of(specs)
     core = basics.engine().allreduce(
         name,
@@ -103,20 +105,25 @@ def start_allreduce(
         prescale,
         postscale,
         weight,
-        keep=keep,
-        blocking=blocking,
-        stream=_stream_of(gpu),
+        member_id(process_set),
+        keep,
+        blocking,
+        _stream_of(gpu),
     )
     return Submission(core, gpu, keep)
 
 
 def start_allgather(
-    name: str, specs: Sequence[_core.Tensor], keep: object, blocking: bool
+    name: str,
+    specs: Sequence[_core.Tensor],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
 ) -> Submission:
     """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
     gpu = _gpu_of(specs)
     core = basics.engine().allgather(
-        name, specs, keep=keep, blocking=blocking, stream=_stream_of(gpu)
+        name, specs, member_id(process_set), keep, blocking, _stream_of(gpu)
     )
     return Submission(core, gpu, keep)
 
@@ -129,7 +136,7 @@ def start_reducescatter(
     blocking: bool,
 ) -> Submission:
     """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
-    op, prescale, postscale, _ = reduction
+    op, prescale, postscale, _, process_set = reduction
     gpu = _gpu_of(specs)
     core = basics.engine().reducescatter(
         name,
@@ -137,19 +144,26 @@ def start_reducescatter(
         op,
         prescale,
         postscale,
-        keep=keep,
-        blocking=blocking,
-        stream=_stream_of(gpu),
+        member_id(process_set),
+        keep,
+        blocking,
+        _stream_of(gpu),
     )
     return Submission(core, gpu, keep)
 
 
 def start_alltoall(
-    name: str, tensor: _core.Tensor, splits: Sequence[int], keep: object, blocking: bool
+    name: str,
+    tensor: _core.Tensor,
+    splits: Sequence[int],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
 ) -> Submission:
     """Submit a tensor whose rows go to different ranks; see `take_received`."""
+    stream = _stream_of(tensor.gpu)
     core = basics.engine().alltoall(
-        name, tensor, splits, keep=keep, blocking=blocking, stream=_stream_of(tensor.gpu)
+        name, tensor, splits, member_id(process_set), keep, blocking, stream
     )
     return Submission(core, tensor.gpu, keep)
 
@@ -179,11 +193,16 @@ def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[R
 
 
 def start_broadcast(
-    name: str, specs: Sequence[_core.Tensor], root_rank: int, keep: object, blocking: bool
+    name: str,
+    specs: Sequence[_core.Tensor],
+    root_rank: int,
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
 ) -> Submission:
     """Submit tensors that take the root's values."""
     gpu = _gpu_of(specs)
     core = basics.engine().broadcast(
-        name, specs, root_rank, keep=keep, blocking=blocking, stream=_stream_of(gpu)
+        name, specs, root_rank, member_id(process_set), keep, blocking, _stream_of(gpu)
     )
     return Submission(core, gpu, keep)

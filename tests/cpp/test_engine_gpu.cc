@@ -120,6 +120,33 @@ TEST(engine_gpu_refuses_a_second_device_in_a_process_set) {
   });
 }
 
+TEST(engine_gpu_a_removed_process_set_lets_go_of_its_communicator_and_device) {
+  GpuWorld{{0, 0, 0}}.run([](int rank, Engine& engine, Framework& gpu) {
+    Framework other(rank + 4);
+    for (int i = 0; i < 3; ++i) {
+      auto adding = std::make_shared<Entry>();
+      adding->request.kind = Kind::kAddProcessSet;
+      adding->request.name = "#add." + std::to_string(i);
+      adding->request.splits = {0, 2};
+      CHECK_OK(run(engine, adding));
+      const auto set = static_cast<std::uint32_t>(adding->completion->first_dimensions.at(0));
+      if (rank != 1) {
+        Framework& by = i == 1 ? other : gpu;  // a new set may have another device
+        const OnDevice tensor = by.tensor({3.0F});
+        const EntryPtr entry = by.entry("in the set", tensor, 1);
+        entry->request.process_set = set;
+        CHECK_OK(by.run(engine, entry));
+        CHECK_EQ(by.read(tensor.data(), 1)[0], 6.0F);
+      }
+      auto removing = std::make_shared<Entry>();
+      removing->request.kind = Kind::kRemoveProcessSet;
+      removing->request.name = "#remove." + std::to_string(i);
+      removing->removes = set;
+      CHECK_OK(run(engine, removing));
+    }
+  });
+}
+
 TEST(engine_gpu_refuses_a_captured_stream) {
   GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor({1.0F});

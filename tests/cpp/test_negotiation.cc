@@ -209,12 +209,3 @@ TEST(fusion_plan_gives_a_tensor_above_the_threshold_its_own_batch) {
   CHECK_EQ(batches.size(), std::size_t{2});
   CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
 }
-
-TEST(process_sets_refuse_what_is_no_set) {
-  ProcessSets sets(4);
-  CHECK_EQ(sets.add({3, 1}).value()->ranks, (std::vector<int>{1, 3}));
-  CHECK_STATUS(sets.add({}).status(), StatusCode::kInvalidArgument);
-  CHECK_STATUS(sets.add({1, 1}).status(), StatusCode::kInvalidArgument);
-  CHECK_STATUS(sets.add({4}).status(), StatusCode::kInvalidArgument);
-  CHECK(sets.get(2) == nullptr);
-}
