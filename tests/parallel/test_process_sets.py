@@ -343,18 +343,18 @@ def _kill_a_member() -> str:
     basics.init()
     first, second = sets.add_process_set([0, 1]), sets.add_process_set([2, 3])
     own = first if first.included() else second
+    members_say(sets.global_process_set)  # all of them have both sets
     try:
         for step in range(100_000):
             if step == 100 and basics.rank() == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             total(own, "x")
     except RankFailedError as error:
-        assert error.failed_rank == 3
-        return str(error)
+        return f"{error.failed_rank}: {error}"
     return "went on"
 
 
 def test_killed_member_of_one_set_ends_the_world_of_all() -> None:
     results = run_world(4, _kill_a_member, expect_failure=True)
     for result in results[:3]:
-        assert "rank 3 died" in result.value
+        assert re.search("^3: rank 3 (died|was lost)", result.value or result.stderr)
