@@ -36,7 +36,7 @@ def test(release: str, wheel: Path) -> None:
     if not python.exists():
         run(sys.executable, "-m", "venv", environment)
     pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    run(*pip, f"tensorflow-cpu=={release}", *NEEDS)
+    run(*pip, f"tensorflow-cpu=={release}", *NEEDS, wheel)
     run(*pip, "--no-deps", "--force-reinstall", wheel)
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "HVDLITE_", "HOROVOD_")
     variables = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}

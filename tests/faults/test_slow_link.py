@@ -73,7 +73,7 @@ def reduce_over_the_link(count: int) -> dict[str, Any]:
     return {
         "seconds": time.monotonic() - begin,
         "right": bool((gradient == 3).all()),
-        "hosts": basics.cross_size(),
+        "hosts": len(set(basics._current().host_of)),
     }
 
 

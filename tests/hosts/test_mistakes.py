@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from hosts.bed import Bed, finish, python, why_not
 
 NOTHING = python("print('ran')")
+PYTHON = shlex.quote(sys.executable)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_another_version_there(bed: Bed, tmp_path: Path) -> None:
     """A Python there whose hvdlite says another version."""
     fake = tmp_path / "python"
     fake.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c \"import hvdlite; hvdlite.__version__ = '0.0.9'\n"
+        f"#!/bin/sh\nexec {PYTHON} -c \"import hvdlite; hvdlite.__version__ = '0.0.9'\n"
         'from hvdlite.launch.agent import main; main()"\n'
     )
     fake.chmod(0o755)
@@ -96,7 +98,7 @@ def test_another_version_there(bed: Bed, tmp_path: Path) -> None:
 
 def test_login_that_talks_is_understood(bed: Bed, tmp_path: Path) -> None:
     talking = tmp_path / "python"
-    talking.write_text(f'#!/bin/sh\necho "Welcome to this host"\nexec {sys.executable} "$@"\n')
+    talking.write_text(f'#!/bin/sh\necho "Welcome to this host"\nexec {PYTHON} "$@"\n')
     talking.chmod(0o755)
     status, stdout, stderr, _ = finish(
         bed.start_launcher("-H", "node2", "--remote-python", str(talking), *NOTHING), 60
