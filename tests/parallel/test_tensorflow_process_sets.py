@@ -276,7 +276,7 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start, forms=(eagerly, in_graph))
 
 
-@pytest.fixture(scope="module", params=[3, 4])
+@pytest.fixture(scope="module", params=[4])
 def outcomes(request: pytest.FixtureRequest) -> list[RankResult]:
     return run_world(request.param, _scenarios, env=ENVIRONMENT, timeout=TIMEOUT)
 

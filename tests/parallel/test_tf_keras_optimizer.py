@@ -150,7 +150,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[2])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     return run_world(request.param, body, timeout=TIMEOUT, env=environment("tensorflow"))
 
