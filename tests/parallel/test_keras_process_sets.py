@@ -10,7 +10,6 @@ import pytest
 from harness import RankResult, run_world
 from hvdlite.errors import ArgumentError
 from parallel.keras_worlds import (
-    BACKENDS,
     TIMEOUT,
     data,
     dense_model,
