@@ -3,17 +3,28 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include "base/mutex.h"
+
 namespace hvdlite {
+namespace {
+
+// The loader has a lock of its own, which ThreadSanitizer does not see; what one thread loads
+// another may ask about.
+Mutex loading;
+
+}  // namespace
 
 Dylib::~Dylib() {
   if (handle_ != nullptr) ::dlclose(handle_);
 }
 
 Dylib Dylib::find_loaded(const std::string& name) {
+  MutexLock lock(loading);
   return Dylib(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD));
 }
 
 Result<Dylib> Dylib::open(const std::string& name) {
+  MutexLock lock(loading);
   void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle != nullptr) return Dylib(handle);
   const char* why = ::dlerror();
@@ -22,6 +33,7 @@ Result<Dylib> Dylib::open(const std::string& name) {
 }
 
 std::string Dylib::path() const {
+  MutexLock lock(loading);
   ::link_map* map = nullptr;
   const bool known = handle_ != nullptr && ::dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0;
   return known ? std::string(map->l_name) : std::string();

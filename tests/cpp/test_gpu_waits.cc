@@ -15,12 +15,12 @@ constexpr std::size_t kCount = 300;
 // The waits of rank 0, numbered; the one of number `skipped` is not made.
 std::atomic<int> waits{0};
 std::atomic<int> skipped{-1};
-int (*real_wait)(CudaStream, CudaEventHandle, unsigned) = nullptr;
+std::atomic<int (*)(CudaStream, CudaEventHandle, unsigned)> real_wait{nullptr};
 
 int counted_wait(CudaStream stream, CudaEventHandle event, unsigned flags) {
   const bool rank_0 = gpu_hook<decltype(fake_current_device)>("fake_current_device") == 0;
   if (rank_0 && waits++ == skipped) return kCudaSuccess;
-  return real_wait(stream, event, flags);
+  return real_wait.load()(stream, event, flags);
 }
 
 GpuLibraries counting_libraries() {
@@ -136,7 +136,9 @@ void expect_every_wait_is_needed(Scenario scenario, std::vector<int> needed) {
   for (int i = 0; i < 3; ++i) CHECK(is_right(scenario, -1, made));
   for (const int skip : needed) {
     CHECK(skip < made);
+#ifndef __SANITIZE_THREAD__  // which would rightly call a missing wait a race
     for (int i = 0; i < 3; ++i) CHECK(!is_right(scenario, skip, made));
+#endif
   }
 }
 
