@@ -99,9 +99,11 @@ $(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
 	$(IN_VENV) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(INSTALL) --no-build-isolation --no-deps -e .
 	touch $@
 
-# The extras of the hvdlite that is installed already.
+# The extras of the hvdlite that is installed already. Tests also need tf_keras, without what it asks
+# for: `tensorflow`, the wheel for GPUs, which would overwrite tensorflow-cpu.
 $(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
 	$(INSTALL) 'hvdlite[$*]'
+	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@
 
 # The C++ test program, three ways.

@@ -46,7 +46,7 @@ PYTHON_ROOMS = {
 PACKAGES_OF_ROOM = {
     "hvdlite.launch": {"rich"},
     "hvdlite.torch": {"torch", "numpy"},
-    "hvdlite.tensorflow": {"tensorflow", "keras", "numpy"},
+    "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},
     "hvdlite.keras": {"keras", "numpy"},
 }
 

@@ -181,7 +181,7 @@ void run_call(void* outputs, const void** inputs, const char* opaque, std::size_
   const auto results = static_cast<void**>(outputs);
   *status = allreduce(description, inputs, results);
   const std::size_t turn = description.tensors.size();
-  std::memcpy(results[turn], inputs[turn], sizeof(std::int32_t));
+  std::memcpy(results[turn], inputs[turn], sizeof(std::int64_t));
 }
 
 bool refuse(const std::string& why, char* error, std::size_t size) {

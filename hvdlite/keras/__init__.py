@@ -1,5 +1,7 @@
 """hvdlite for Keras 3, on its TensorFlow and PyTorch backends: `import hvdlite.keras as hvd`.
 
+The optimizer and the callbacks also take models of Keras 2, the package `tf_keras`.
+
 Example:
     >>> import keras
     >>> import hvdlite.keras as hvd

@@ -7,7 +7,7 @@ from typing import Any
 from hvdlite import basics
 from hvdlite.errors import ArgumentError, MismatchError
 from hvdlite.keras.arrays import describe_by_rank, exchange
-from hvdlite.keras.optimizer import first_wire_name
+from hvdlite.keras.distribution import first_wire_name
 from hvdlite.numbering import next_name
 
 _COMPARED = {

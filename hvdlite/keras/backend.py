@@ -31,3 +31,14 @@ def seam() -> Any:
             f"{' or '.join(_BACKENDS)} before Keras is imported"
         )
     return importlib.import_module(f"hvdlite.{backend}.keras_seam")
+
+
+def keras_2(thing: Any) -> Any:
+    """Return the module that knows `tf_keras` if an object's class is of that, None if not.
+
+    `tf_keras` is Keras 2, and knows no framework but TensorFlow. Whoever holds an object of it has
+    imported it; others never do.
+    """
+    if any(each.__module__.partition(".")[0] == "tf_keras" for each in type(thing).__mro__):
+        return importlib.import_module("hvdlite.tensorflow.tf_keras_seam")
+    return None

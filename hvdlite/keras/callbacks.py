@@ -19,13 +19,31 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.agreement import agree_on_end_of_epoch, agree_on_fit
 from hvdlite.keras.arrays import broadcast_variables, exchange
+from hvdlite.keras.backend import keras_2
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.ops import check_root
 
 Logs = dict[str, Any] | None
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class _HasBatchHooks:
+    """What `fit` of Keras 2 (`tf_keras`) asks of a callback: whether it wants to see batches."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class _Callback(_HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback for models of Keras 3 and of Keras 2."""
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
     """Makes all ranks begin with one rank's weights and optimizer state.
 
     Before the first batch where every rank's model is built by then, after it otherwise. The states
@@ -64,7 +82,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     def _broadcast(self) -> None:
         model, optimizer = self.model, self.model.optimizer
         variables = list(model.weights)
-        if optimizer is not None:
+        older = keras_2(optimizer)
+        if older is not None:
+            variables += older.optimizer_variables(optimizer, model.trainable_variables)
+        elif optimizer is not None:
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
             variables += optimizer.variables
@@ -72,7 +93,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.broadcast_done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverageCallback(_Callback):
     """Replaces each epoch's metrics by those of all ranks together.
 
     Put it first: callbacks after it (and the history) see the averages. It also ends `fit` with an
@@ -160,7 +181,7 @@ def _average(parts: list[list[float]]) -> float:
     return math.fsum(value * weight for value, weight in parts) / total
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateScheduleCallback(_Callback):
     """Multiplies the learning rate during some epochs.
 
     Where the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
@@ -298,7 +319,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"epoch {epoch + 1}: warmed up; the learning rate is {self._rate.value():g}")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(_HasBatchHooks, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Saves the model when it is the best so far, on rank 0 only.
 
     Behind `MetricAverageCallback` the best is that of all ranks together.

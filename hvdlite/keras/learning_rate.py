@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hvdlite.errors import ArgumentError
+from hvdlite.keras.backend import keras_2
 
 Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 
@@ -52,16 +53,20 @@ class LearningRate:
         optimizer = model.optimizer
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._initial_rate = initial_rate
+        self._model = model
+        self._older = keras_2(self._optimizer)
         decides = getattr(self._optimizer, "_learning_rate", None)
         self._factor: Any = None
         if isinstance(decides, Schedule):
             self._factor = self._factor_of(decides, model)
+        elif self._older is not None:
+            self._older.check_rate(self._optimizer)
         elif not isinstance(decides, keras.Variable):
             raise ArgumentError(
                 f"the learning rate of this {type(self._optimizer).__name__} is neither a number "
                 "nor a LearningRateSchedule, and cannot be changed by a callback"
             )
-        elif initial_rate is None:
+        if self._factor is None and initial_rate is None:
             raise ArgumentError("give initial_lr, the learning rate that is multiplied")
 
     @staticmethod
@@ -89,9 +94,13 @@ class LearningRate:
             self._optimizer.learning_rate = self._initial_rate * multiplier
         after = self.value()
         if correct_momentum and before > 0 and after != before:
-            for velocity in getattr(self._optimizer, "momentums", ()):
-                if velocity is not None:
-                    velocity.assign(keras.ops.multiply(velocity, after / before))
+            for velocity in self._velocities():
+                velocity.assign(velocity * (after / before))
+
+    def _velocities(self) -> list[Any]:
+        if self._older is not None:
+            return list(self._older.velocities(self._optimizer, self._model.trainable_variables))
+        return [one for one in getattr(self._optimizer, "momentums", ()) if one is not None]
 
     def value(self) -> float:
         """Return the rate that the next batch gets."""

@@ -1,16 +1,13 @@
 """`DistributedOptimizer`: a Keras optimizer that applies the gradients of all ranks.
 
-`fit` reaches an optimizer by its public `apply`, on every backend; a subclass that is made for the
-optimizer's class overrides it, and the optimizer itself becomes an instance of that subclass. It
-stays the same object with the same variables, and to all who ask for its `__class__` (Keras does
-when it saves) it is what it was: files hold a plain optimizer.
+`fit` of Keras 3 reaches an optimizer by its public `apply`, on every backend: that is overridden
+here. What to override in an optimizer of Keras 2 (`tf_keras`), the adapter for TensorFlow knows.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -19,59 +16,19 @@ from hvdlite import basics, ops
 from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.keras.backend import seam
-from hvdlite.numbering import next_number
+from hvdlite.keras.backend import keras_2, seam
+from hvdlite.keras.distribution import (
+    Distributed,
+    Distribution,
+    distribute,
+    give_up,
+    is_distributed,
+    with_inner,
+)
 
 
-@dataclass
-class Distribution:
-    """How one optimizer's gradients are reduced.
-
-    Wire names are the prefix and the index of the variable: what ranks have in common that built
-    other models besides, or trace a function more often. Without a name of its own an optimizer is
-    numbered when it reduces for the first time, since ranks may make some that they never use.
-    """
-
-    prefix: str | None
-    op: int
-    compression: type[Compressor] | Compressor
-    prescale: float
-    postscale: float
-    sparse_as_dense: bool
-    passes: int
-    averages_passes: bool
-    allreduce: Callable[..., list[Any]]
-    accumulator: Accumulator | None = None
-
-    def wire_name(self, index: int) -> str:
-        """Name the gradient of the variable of this index."""
-        if self.prefix is None:
-            self.prefix = f"keras.{next_number('keras.DistributedOptimizer')}"
-        return f"{self.prefix}.{index}"
-
-    def reduce(self, gradients: Sequence[Any], indices: Sequence[int]) -> list[Any]:
-        """Reduce the gradients of the variables of these indices over all ranks."""
-        return self.allreduce(
-            gradients,
-            [self.wire_name(index) for index in indices],
-            op=self.op,
-            compression=self.compression,
-            prescale_factor=self.prescale,
-            postscale_factor=self.postscale,
-            sparse_as_dense=self.sparse_as_dense,
-        )
-
-
-class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """What `DistributedOptimizer` adds to the class of the optimizer that it is given."""
-
-    _wrapped_class: Any
-    _distribution: Distribution | None = None
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """The class that was wrapped: what a saved file names."""
-        return self._wrapped_class
+class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
+    """What `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce the gradients over all ranks, then update the variables with them.
@@ -90,12 +47,7 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         if indices is None or len(indices) != len(gradients):
             super().apply(gradients, given)  # which says what is wrong
             return
-        distribution = self._distribution
-        if distribution is None:
-            raise ArgumentError(
-                f"this {type(self).__name__} was made from the class of a DistributedOptimizer, "
-                "and reduces nothing; wrap it in hvd.DistributedOptimizer"
-            )
+        distribution = self._require_distribution()
         if distribution.passes == 1:
             super().apply(distribution.reduce(gradients, indices), given)
             return
@@ -122,44 +74,6 @@ class Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
             return None
 
 
-@functools.cache
-def _distributed_class(wrapped_class: Any) -> type[Distributed]:
-    return type(
-        wrapped_class.__name__,
-        (Distributed, wrapped_class),
-        {
-            "__doc__": wrapped_class.__doc__,
-            "__module__": wrapped_class.__module__,
-            "__qualname__": wrapped_class.__qualname__,
-            "_wrapped_class": wrapped_class,
-        },
-    )
-
-
-def _become(optimizer: Any, its_class: type) -> None:
-    """Change the class of an object, also where `__class__` is the property above."""
-    object.__dict__["__class__"].__set__(optimizer, its_class)
-
-
-def _distribute(optimizer: Any, distribution: Distribution) -> None:
-    wrapped_class: Any = type(optimizer)
-    _become(optimizer, _distributed_class(wrapped_class))
-    vars(optimizer)["_distribution"] = distribution  # Past Keras, which would track it.
-
-
-def is_distributed(optimizer: Any) -> bool:
-    """Say whether an optimizer applies the gradients of all ranks."""
-    return isinstance(optimizer, Distributed) and optimizer._distribution is not None
-
-
-def first_wire_name(optimizer: Any) -> str | None:
-    """Return the name under which ranks meet first in every step; None if it is not distributed."""
-    if not is_distributed(optimizer):
-        return None
-    distribution: Distribution = optimizer._distribution
-    return distribution.wire_name(0)
-
-
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -181,8 +95,8 @@ def DistributedOptimizer(
     load with and without hvdlite.
 
     Args:
-        optimizer: any Keras 3 optimizer, built or not; it is changed in place. What `compile()`
-            makes of it under "mixed_float16" is distributed in its place.
+        optimizer: any optimizer of Keras 3 or of `tf_keras`, built or not; it is changed in place.
+            What `compile()` makes of it under "mixed_float16" is distributed in its place.
         name: the prefix of the gradients' names; without one optimizers are numbered as they are
             used.
         device_dense: ignored, as is device_sparse; scripts written for Horovod may pass them.
@@ -211,33 +125,36 @@ def DistributedOptimizer(
         >>> model.compile(optimizer=optimizer, loss="mse")
     """
     basics.size()  # Without init() this raises here, rather than in the first batch.
-    allreduce = seam().allreduce_gradients
+    older = keras_2(optimizer)
+    allreduce = (older or seam()).allreduce_gradients
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
-    _let_loss_scaling_adopt()
-    _distribute(
-        optimizer,
-        Distribution(
-            prefix=name,
-            op=op,
-            compression=compression,
-            prescale=1.0 / gradient_predivide_factor,
-            postscale=gradient_predivide_factor,
-            sparse_as_dense=sparse_as_dense,
-            passes=backward_passes_per_step,
-            averages_passes=average_aggregated_gradients,
-            allreduce=allreduce,
-        ),
+    distribution = Distribution(
+        prefix=name,
+        op=op,
+        compression=compression,
+        prescale=1.0 / gradient_predivide_factor,
+        postscale=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        passes=backward_passes_per_step,
+        averages_passes=average_aggregated_gradients,
+        allreduce=allreduce,
     )
+    if older is not None:
+        older.distribute_optimizer(optimizer, distribution)
+    else:
+        _let_loss_scaling_adopt()
+        distribute(optimizer, _Applies, distribution)
     return optimizer
 
 
 def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> None:
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    accepted = (keras_2(optimizer) or keras.optimizers).Optimizer
+    if not isinstance(optimizer, accepted):
         raise ArgumentError(
-            f"DistributedOptimizer takes an optimizer of Keras 3, such as keras.optimizers.Adam(), "
-            f"not {optimizer!r}"
+            "DistributedOptimizer takes an optimizer, such as keras.optimizers.Adam() or one of "
+            f"tf_keras, not {optimizer!r}"
         )
-    parts = _with_inner(optimizer)
+    parts = with_inner(optimizer)
     if any(is_distributed(part) for part in parts):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     if op not in (ops.Average, ops.Sum):
@@ -260,12 +177,6 @@ def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> Non
             )
 
 
-def _with_inner(optimizer: Any) -> list[Any]:
-    """List an optimizer and those that it contains."""
-    contained = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    return [optimizer, *(part for one in contained if one is not None for part in _with_inner(one))]
-
-
 @functools.cache
 def _let_loss_scaling_adopt() -> None:
     """Make a LossScaleOptimizer that is given a distributed optimizer the distributed one itself.
@@ -282,8 +193,6 @@ def _let_loss_scaling_adopt() -> None:
         construct(self, *args, **options)
         inner = self.inner_optimizer
         if is_distributed(inner):
-            distribution = vars(inner).pop("_distribution")
-            _become(inner, inner._wrapped_class)
-            _distribute(self, distribution)
+            distribute(self, _Applies, give_up(inner))
 
     loss_scaling.__init__ = construct_and_adopt

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 
 from hvdlite.compression import Compressor, NoneCompressor
-from hvdlite.keras.optimizer import DistributedOptimizer, is_distributed
+from hvdlite.keras.distribution import is_distributed
+from hvdlite.keras.optimizer import DistributedOptimizer
 
 
 def load_model(

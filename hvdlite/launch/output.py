@@ -159,10 +159,6 @@ class OutputPump:
         self._open = stream if stream.cutter.mid_line else None
 
     def _show_rest(self, stream: Stream) -> None:
-        if self._open is not None and self._open is not stream:
-            self._console.write(self._open.sink, b"\n")
-            self._open.cutter.interrupted()
-            self._open = None
         text = stream.cutter.flush(self._prefix(stream))
         if text:
             self._show(stream, text)

@@ -47,7 +47,7 @@ def wire_name(kind: str, name: str | None) -> WireName:
 
 def graph_name(kind: str) -> str:
     """Return the next name of that kind in the function that is being traced."""
-    graph = _outermost_graph()
+    graph = outermost_graph()
     name = f"{getattr(graph, 'name', 'graph')}.{kind}"
     return f"{name}.{_count(graph, name)}"
 
@@ -59,7 +59,7 @@ def derived_name(text: str) -> str:
     """
     if tf.executing_eagerly():
         return text
-    count = _count(_outermost_graph(), text)
+    count = _count(outermost_graph(), text)
     return f"{text}.{count}" if count else text
 
 
@@ -69,7 +69,7 @@ def _count(graph: Any, name: str) -> int:
     return counts[name] - 1
 
 
-def _outermost_graph() -> Any:
+def outermost_graph() -> Any:
     """Return the function at the top: branches, loops and inner functions share its counts."""
     graph = tf.compat.v1.get_default_graph()
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
@@ -81,7 +81,7 @@ def is_nested() -> bool:
     """Say whether what is traced now stands inside of a loop, a branch or an inner function."""
     if tf.executing_eagerly():
         return False
-    return tf.compat.v1.get_default_graph() is not _outermost_graph()
+    return tf.compat.v1.get_default_graph() is not outermost_graph()
 
 
 def terms(
@@ -107,7 +107,7 @@ def terms(
 
 
 def _make_terms(*values: float) -> tf.Tensor:
-    if not (tf.executing_eagerly() or hasattr(_outermost_graph(), "outer_graph")):
+    if not (tf.executing_eagerly() or hasattr(outermost_graph(), "outer_graph")):
         # A graph of TensorFlow 1 captures nothing; this is what its optimizer does not fold.
         constant = tf.constant(values, tf.float64)
         return tf.compat.v1.placeholder_with_default(constant, [4])
@@ -121,5 +121,5 @@ def _kept_terms(*values: float) -> tf.Tensor:
 
 
 def _constant_terms(*values: float) -> tf.Tensor:
-    in_function = tf.executing_eagerly() or hasattr(_outermost_graph(), "outer_graph")
+    in_function = tf.executing_eagerly() or hasattr(outermost_graph(), "outer_graph")
     return _kept_terms(*values) if in_function else _make_terms(*values)

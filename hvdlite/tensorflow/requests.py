@@ -17,6 +17,7 @@ from hvdlite.ops import dtype_number
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import raw_ops
 from hvdlite.tensorflow.names import WireName, derived_name, is_nested, terms
+from hvdlite.tensorflow.turns import turn
 
 
 class Reduction(NamedTuple):
@@ -29,9 +30,6 @@ class Reduction(NamedTuple):
 
 
 _SUM = Reduction(ops.Sum)
-
-# By name: see `take_turns`. Functions refer to them for as long as they live.
-_turns: dict[str, tf.Tensor] = {}
 
 
 def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
@@ -91,22 +89,13 @@ def take_turns(name: str, results: Sequence[tf.Tensor]) -> None:
 
     It has the same names each time, and two operations of one name cannot be in flight together.
     TensorFlow runs what touches one variable in the order of the program: so each time ends with a
-    write to the variable of that name, when all of `results` are there.
+    write to the variable of that name, when all of `results` are there. Calls that XLA compiles do
+    so by themselves.
     """
-    if not is_nested():
+    if not is_nested() or xla.in_xla_context():
         return
-    if name not in _turns:
-        _turns[name] = _make_turn(name)
     with tf.control_dependencies(results):
-        tf.raw_ops.AssignAddVariableOp(resource=_turns[name], value=tf.constant(1, tf.int64))
-
-
-def _make_turn(name: str) -> tf.Tensor:
-    """Make a variable by hand: functions watch over tf.Variable, and refuse to make it later."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"hvdlite.{name}")
-        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
-    return handle
+        tf.raw_ops.AssignAddVariableOp(resource=turn(name), value=tf.constant(1, tf.int64))
 
 
 def allreduce(

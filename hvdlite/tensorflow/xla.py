@@ -4,7 +4,7 @@ XLA runs no asynchronous operations, and its custom calls block, so all tensors 
 in one call (csrc/tensorflow/xla.cc). On CPU; the call is registered for no other platform.
 
 XLA keeps no order between calls that do not depend on each other: ranks would block in different
-ones, each waiting for the other. So there is a *turn*: a number in a variable that each call of a
+ones, each waiting for the other. So there is a *turn* (see `turns`) that each call of a
 function takes in and gives out, which makes it depend on the call that was traced before it, in
 loops, branches and inner functions too.
 """
@@ -22,12 +22,10 @@ import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
-from hvdlite.tensorflow import library
+from hvdlite.tensorflow import library, names
+from hvdlite.tensorflow.turns import turn
 
 _TARGET = "hvdlite_allreduce"
-
-# By function: see `_turn`. Functions refer to them for as long as they live.
-_turns: dict[str, tf.Tensor] = {}
 
 
 def in_xla_context() -> bool:
@@ -72,8 +70,10 @@ def allreduce_group(
             )
     from tensorflow.compiler.tf2xla.python import xla
 
-    turn = _turn()
-    before = tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int32)
+    # One for each outermost function, since XLA locks the variables that a function writes:
+    # functions that run in several threads do not wait for each other.
+    handle = turn(names.outermost_graph().name)
+    before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
     operands = [*tensors, before]
     results: list[tf.Tensor] = xla.custom_call_v2(
         _TARGET,
@@ -82,26 +82,8 @@ def allreduce_group(
         backend_config=_describe(tensors, tensor_name, tensor_names, op, prescale, postscale),
         has_side_effect=True,
     )
-    tf.raw_ops.AssignVariableOp(resource=turn, value=results[-1])
+    tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
     return results[:-1]
-
-
-def _turn() -> tf.Tensor:
-    """Return the turn of the function that is being traced.
-
-    One for each outermost function, since XLA locks the variables that a function writes: functions
-    that run in several threads do not wait for each other. Made by hand: functions watch over
-    tf.Variable, and refuse to make it later.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
-        graph = graph.outer_graph
-    name = f"hvdlite.turn.{graph.name}"
-    if name not in _turns:
-        with tf.init_scope(), tf.device("CPU:0"):
-            _turns[name] = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=name)
-            tf.raw_ops.AssignVariableOp(resource=_turns[name], value=tf.constant(0))
-    return _turns[name]
 
 
 def _check_platform(name: str) -> None:

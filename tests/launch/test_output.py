@@ -78,6 +78,17 @@ def test_line_longer_than_any_buffer_arrives_whole() -> None:
     assert result.stdout == "[0] " + "x" * 3_000_000 + "\n"
 
 
+def test_end_of_one_stream_leaves_the_line_of_the_other_whole() -> None:
+    code = """
+import os, sys, time
+sys.stdout.write("x" * 600_000); sys.stdout.flush(); time.sleep(0.3)
+os.close(2); time.sleep(0.3)
+print("y")
+"""
+    result = run_launcher("-np", "1", *python(code))
+    assert result.stdout == "[0] " + "x" * 600_000 + "y\n"
+
+
 def test_bytes_that_are_no_text_pass() -> None:
     code = "import sys; sys.stdout.buffer.write(bytes([0, 255, 10]))"
     process = start_launcher("-np", "1", *python(code))

@@ -5,34 +5,19 @@
 
 from __future__ import annotations
 
-import importlib
-import time
-import traceback
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from hvdlite import basics
-from parallel.scenarios import names_in
+from parallel.scenarios import Later, run_all
 
 BACKENDS = ("tensorflow", "torch")
 TIMEOUT = 100.0
 
 
-class _Later:
-    """A module that is imported when something of it is asked for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
-
-
-keras: Any = _Later("keras")
-hvd: Any = _Later("hvdlite.keras")
+keras: Any = Later("keras")
+hvd: Any = Later("hvdlite.keras")
 
 
 def environment(backend: str) -> dict[str, str]:
@@ -53,26 +38,14 @@ def start() -> None:
 
 
 def run_scenarios(namespace: dict[str, Any]) -> dict[str, str]:
-    """Run the scenarios on this rank; give each one's traceback, "" where it passed.
+    """Run the scenarios on this rank, each from the same seed."""
 
-    After a failure the ranks may be out of step, so the others are not run.
-    """
-    start()
-    warnings.simplefilter("error")
-    # Keras's own, with the PyTorch of today.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(keras|torch)\b")
-    outcomes = {}
-    for name in names_in(namespace):
-        outcomes[name] = ""
-        try:
-            keras.utils.set_random_seed(7)
-            namespace[name]()
-            basics.engine().barrier(f"after.{name}").wait()
-        except Exception:
-            outcomes[name] = traceback.format_exc()
-            break
-    hvd.shutdown()
-    return outcomes
+    def seeded() -> None:
+        # Keras's own, with the PyTorch of today.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(keras|torch)\b")
+        keras.utils.set_random_seed(7)
+
+    return run_all(namespace, start, before_each=seeded)
 
 
 def data(samples: int = 24, width: int = 5, dtype: str = "float32") -> tuple[Any, Any]:
@@ -108,15 +81,3 @@ def same_bits(arrays: list[Any]) -> bool:
     """Say whether the ranks' arrays are the same to the bit."""
     everyone = on_every_rank([array.tobytes() for array in arrays])
     return all(one == everyone[0] for one in everyone)
-
-
-def sent_by(call: Callable[[], Any]) -> int:
-    """Count the tensors that went between the ranks during a call."""
-
-    def count() -> int:
-        time.sleep(0.05)  # the engine tells what it counted at the end of a cycle
-        return basics.engine().counters()["tensors"]
-
-    begin = count()
-    call()
-    return count() - begin

@@ -1,4 +1,4 @@
-"""Many scenarios in one world: starting ranks and importing torch costs more than most of them.
+"""Many scenarios in one world: starting ranks and importing a framework costs more than most.
 
 A test file has functions `scenario_x()` that run on every rank and assert; `run_all(globals())`
 runs them in order, and `check(results, name)` fails with what went wrong in one of them.
@@ -6,14 +6,28 @@ runs them in order, and `check(results, name)` fails with what went wrong in one
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness import RankResult
+from hvdlite import basics
 
 PREFIX = "scenario_"
+
+
+class Later:
+    """A module that is imported when something of it is asked for: by the ranks, not by pytest."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 def names_in(namespace: dict[str, Any]) -> list[str]:
@@ -21,25 +35,38 @@ def names_in(namespace: dict[str, Any]) -> list[str]:
     return [name for name in namespace if name.startswith(PREFIX)]
 
 
-def run_all(namespace: dict[str, Any]) -> dict[str, str]:
+def run_all(
+    namespace: dict[str, Any],
+    start: Callable[[], None] = basics.init,
+    before_each: Callable[[], object] = lambda: None,
+    forms: Sequence[Callable[[Any], Any]] = (),
+) -> dict[str, str]:
     """Run the scenarios on this rank; give each one's traceback, "" where it passed.
 
     After a failure the ranks may be out of step, so the others are not run.
-    """
-    import hvdlite.torch as hvd
 
-    hvd.init()
+    Args:
+        namespace: of the test file.
+        start: begins the world.
+        before_each: is called before each scenario.
+        forms: a scenario with an argument is called once with each of them.
+    """
+    start()
     warnings.simplefilter("error")
     outcomes = {}
     for name in names_in(namespace):
         outcomes[name] = ""
         try:
-            namespace[name]()
-            hvd.barrier()
+            before_each()
+            scenario = namespace[name]
+            takes_form = bool(inspect.signature(scenario).parameters)
+            for arguments in [(form,) for form in forms] if takes_form else [()]:
+                scenario(*arguments)
+            basics.engine().barrier(f"after.{name}").wait()
         except Exception:
             outcomes[name] = traceback.format_exc()
             break
-    hvd.shutdown()
+    basics.shutdown()
     return outcomes
 
 
@@ -51,3 +78,15 @@ def check(results: Sequence[RankResult], name: str) -> None:
         if (result.value or {}).get(name, "not reached")
     ]
     assert not failures, "\n".join(failures)
+
+
+def tensors_sent_by(call: Callable[[], Any]) -> int:
+    """Count the tensors that went between the ranks during a call."""
+
+    def count() -> int:
+        time.sleep(0.05)  # the engine tells what it counted at the end of a cycle
+        return basics.engine().counters()["tensors"]
+
+    begin = count()
+    call()
+    return count() - begin

@@ -7,34 +7,18 @@ with an argument `form` runs twice: `form` leaves a function as it is, or makes 
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import time
-import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hvdlite import basics
-from parallel.scenarios import names_in
+from parallel.scenarios import Later, run_all
 
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 TIMEOUT = 100.0
 
 
-class _Later:
-    """A module that is imported when something of it is asked for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
-
-
-tf: Any = _Later("tensorflow")
-hvd: Any = _Later("hvdlite.tensorflow")
-keras: Any = _Later("keras")
+tf: Any = Later("tensorflow")
+hvd: Any = Later("hvdlite.tensorflow")
+keras: Any = Later("keras")
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,28 +37,8 @@ def start() -> None:
 
 
 def run_scenarios(namespace: dict[str, Any]) -> dict[str, str]:
-    """Run the scenarios on this rank; give each one's traceback, "" where it passed.
-
-    After a failure the ranks may be out of step, so the others are not run.
-    """
-    start()
-    warnings.simplefilter("error")
-    outcomes = {}
-    for name in names_in(namespace):
-        outcomes[name] = ""
-        try:
-            scenario = namespace[name]
-            forms = (eagerly, in_graph) if inspect.signature(scenario).parameters else ()
-            for form in forms:
-                scenario(form)
-            if not forms:
-                scenario()
-            basics.engine().barrier(f"after.{name}").wait()
-        except Exception:
-            outcomes[name] = traceback.format_exc()
-            break
-    hvd.shutdown()
-    return outcomes
+    """Run the scenarios on this rank, those with a form in each."""
+    return run_all(namespace, start, forms=(eagerly, in_graph))
 
 
 def mine(*shape: int, dtype: Any = "float32") -> Any:
@@ -92,15 +56,3 @@ def same(tensor: Any, expected: Any, tolerance: float = 0.0) -> bool:
         expected = tf.constant(expected, tf.float64)
     difference = tf.abs(tf.cast(tensor, tf.float64) - tf.cast(expected, tf.float64))
     return bool(tf.reduce_all(difference <= tolerance))
-
-
-def tensors_sent_by(function: Callable[[], Any]) -> int:
-    """Count the tensors that went between the ranks during a call."""
-
-    def count() -> int:
-        time.sleep(0.05)  # the engine tells what it counted at the end of a cycle
-        return basics.engine().counters()["tensors"]
-
-    begin = count()
-    function()
-    return count() - begin

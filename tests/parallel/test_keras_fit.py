@@ -21,10 +21,9 @@ from parallel.keras_worlds import (
     on_tensorflow,
     run_scenarios,
     same_bits,
-    sent_by,
     weights_of,
 )
-from parallel.scenarios import check, names_in
+from parallel.scenarios import check, names_in, tensors_sent_by
 
 STEPS, EPOCHS, BATCH = 3, 2, 4
 
@@ -33,7 +32,7 @@ def fit(model: Any, optimizer: Any, **how: Any) -> None:
     """Fit and check that each of the model's variables was reduced once per step."""
     model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse", **how)
     inputs, targets = data(STEPS * BATCH * hvd.size())
-    count = sent_by(
+    count = tensors_sent_by(
         lambda: model.fit(
             mine(inputs), mine(targets), batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0
         )
@@ -84,7 +83,7 @@ def fit_embedding(**arguments: Any) -> None:
     alone.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
     tokens = np.random.default_rng(0).integers(0, 8, (12 * hvd.size(), 3))
     targets = np.random.default_rng(1).normal(size=(len(tokens), 1)).astype("float32")
-    count = sent_by(
+    count = tensors_sent_by(
         lambda: model.fit(mine(tokens), mine(targets), batch_size=4, shuffle=False, verbose=0)
     )
     alone.fit(tokens, targets, batch_size=4 * hvd.size(), shuffle=False, verbose=0)
@@ -117,7 +116,7 @@ def scenario_a_loop_of_ones_own() -> None:
     for optimizer, part in ((first, slice(2, 4)), (second, slice(0, 2))):
         before = weights_of(model)
         pairs = list(zip(gradients[part], model.trainable_variables[part], strict=True))
-        assert sent_by(lambda pairs=pairs, by=optimizer: by.apply_gradients(pairs)) == 2
+        assert tensors_sent_by(lambda pairs=pairs, by=optimizer: by.apply_gradients(pairs)) == 2
         for was, now in list(zip(before, weights_of(model), strict=True))[part]:
             assert np.allclose(was - now, 0.1 * expected, atol=1e-6)
 

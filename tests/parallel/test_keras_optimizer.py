@@ -27,10 +27,9 @@ from parallel.keras_worlds import (
     on_tensorflow,
     run_scenarios,
     same_bits,
-    sent_by,
     weights_of,
 )
-from parallel.scenarios import check, names_in
+from parallel.scenarios import check, names_in, tensors_sent_by
 
 
 def array(variable: Any) -> Any:
@@ -72,7 +71,7 @@ def fit_with_a_bad_batch(optimizer: Any, **how: Any) -> None:
     inputs, targets = mine(inputs).copy(), mine(targets)
     if hvd.rank() == 0:
         inputs[8] = np.inf
-    count = sent_by(
+    count = tensors_sent_by(
         lambda: model.fit(inputs, targets, batch_size=4, epochs=1, shuffle=False, verbose=0)
     )
     assert count == 4 * len(model.trainable_variables)
@@ -112,7 +111,7 @@ def scenario_loss_scaling_outside() -> None:
 def scenario_loss_scaling_without_us_stays_as_it_is() -> None:
     scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     variable = keras.Variable(np.ones(2, "float32"))
-    assert sent_by(lambda: scaler.apply([keras.ops.ones(2)], [variable])) == 0
+    assert tensors_sent_by(lambda: scaler.apply([keras.ops.ones(2)], [variable])) == 0
 
 
 def scenario_static_loss_scale_sees_averages() -> None:
@@ -134,7 +133,7 @@ def fit_in_passes(passes: int, average: bool, make: Any, **how: Any) -> None:
     model.compile(optimizer=optimizer, loss="mse", **how)
     # A mean over the batches of a step, or their sum.
     alone.compile(optimizer=make(), loss="mse", loss_weights=None if average else float(passes))
-    count = sent_by(
+    count = tensors_sent_by(
         lambda: model.fit(
             mine(inputs), mine(targets), batch_size=4, epochs=2, shuffle=False, verbose=0
         )
@@ -281,9 +280,9 @@ def scenario_saves_and_loads_with_its_state() -> None:
     assert len(state) == 2 + 2 * 4
     for other in (plain, loaded):
         assert close(other.optimizer.variables, state, 0.0)
-    assert sent_by(lambda: plain.evaluate(inputs, targets, verbose=0)) == 0
+    assert tensors_sent_by(lambda: plain.evaluate(inputs, targets, verbose=0)) == 0
     # What was loaded goes on exactly as what was saved.
-    assert sent_by(lambda: loaded.fit(inputs, targets, **how)) == 3 * 4
+    assert tensors_sent_by(lambda: loaded.fit(inputs, targets, **how)) == 3 * 4
     model.fit(inputs, targets, **how)
     assert all(
         np.array_equal(a, b) for a, b in zip(weights_of(model), weights_of(loaded), strict=True)
@@ -308,7 +307,10 @@ def scenario_loads_optimizers_of_ones_own() -> None:
             loaded = hvd.load_model(Path(folder) / "model.keras", **arguments)
         assert isinstance(loaded.optimizer, make)
         inputs, targets = (mine(part) for part in data(4 * hvd.size()))
-        assert sent_by(lambda model=loaded, x=inputs, y=targets: model.fit(x, y, verbose=0)) == 4
+        assert (
+            tensors_sent_by(lambda model=loaded, x=inputs, y=targets: model.fit(x, y, verbose=0))
+            == 4
+        )
 
 
 def scenario_saves_loss_scaling() -> None:
@@ -323,7 +325,7 @@ def scenario_saves_loss_scaling() -> None:
             loaded = hvd.load_model(Path(folder) / "model.keras")
     assert type(plain.optimizer) is keras.optimizers.LossScaleOptimizer
     assert close(loaded.optimizer.variables, model.optimizer.variables, 0.0)
-    assert sent_by(lambda: loaded.fit(inputs, targets, batch_size=4, verbose=0)) == 2 * 4
+    assert tensors_sent_by(lambda: loaded.fit(inputs, targets, batch_size=4, verbose=0)) == 2 * 4
 
 
 def scenario_collectives_of_arrays() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness import RankResult, base_environment, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import check, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -21,7 +21,6 @@ from parallel.tensorflow_worlds import (
     ranks,
     run_scenarios,
     same,
-    tensors_sent_by,
     tf,
 )
 

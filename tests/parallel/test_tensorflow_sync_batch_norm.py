@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness import RankResult, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import check, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -17,7 +17,6 @@ from parallel.tensorflow_worlds import (
     keras,
     run_scenarios,
     same,
-    tensors_sent_by,
     tf,
 )
 

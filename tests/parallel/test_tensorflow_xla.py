@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from harness import RankResult, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import check, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -22,7 +22,6 @@ from parallel.tensorflow_worlds import (
     run_scenarios,
     same,
     start,
-    tensors_sent_by,
     tf,
 )
 

@@ -1,0 +1,137 @@
+"""What is distributed about an optimizer, whichever Keras it is of.
+
+A subclass that is made for the optimizer's class overrides the method that gradients come through,
+and the optimizer itself becomes an instance of that subclass. It stays the same object with the
+same variables, and to all who ask for its `__class__` (Keras does when it saves) it is what it was:
+files hold a plain optimizer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdlite.compression import Compressor
+from hvdlite.errors import ArgumentError
+from hvdlite.keras.accumulation import Accumulator
+from hvdlite.numbering import next_number
+
+
+@dataclass
+class Distribution:
+    """How one optimizer's gradients are reduced.
+
+    Wire names are the prefix and the index of the variable: what ranks have in common that built
+    other models besides, or trace a function more often. Without a name of its own an optimizer is
+    numbered when it reduces for the first time, since ranks may make some that they never use.
+    """
+
+    prefix: str | None
+    op: int
+    compression: type[Compressor] | Compressor
+    prescale: float
+    postscale: float
+    sparse_as_dense: bool
+    passes: int
+    averages_passes: bool
+    allreduce: Callable[..., list[Any]]
+    accumulator: Accumulator | None = None
+
+    def wire_name(self, index: int) -> str:
+        """Name the gradient of the variable of this index."""
+        if self.prefix is None:
+            self.prefix = f"keras.{next_number('keras.DistributedOptimizer')}"
+        return f"{self.prefix}.{index}"
+
+    def reduce(self, gradients: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+        """Reduce the gradients of the variables of these indices over all ranks."""
+        return self.allreduce(
+            gradients,
+            [self.wire_name(index) for index in indices],
+            op=self.op,
+            compression=self.compression,
+            prescale_factor=self.prescale,
+            postscale_factor=self.postscale,
+            sparse_as_dense=self.sparse_as_dense,
+        )
+
+
+class Distributed:
+    """What the subclasses have in common: the mark, and the class that was wrapped."""
+
+    _wrapped_class: Any
+    _distribution: Distribution | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class that was wrapped: what a saved file names."""
+        return self._wrapped_class
+
+    def _require_distribution(self) -> Distribution:
+        if self._distribution is None:
+            raise ArgumentError(
+                f"this {type(self).__name__} was made from the class of a DistributedOptimizer, "
+                "and reduces nothing; wrap it in hvd.DistributedOptimizer"
+            )
+        return self._distribution
+
+
+@functools.cache
+def _subclass(mixin: Any, wrapped_class: Any) -> type:
+    return type(
+        wrapped_class.__name__,
+        (mixin, wrapped_class),
+        {
+            "__doc__": wrapped_class.__doc__,
+            "__module__": wrapped_class.__module__,
+            "__qualname__": wrapped_class.__qualname__,
+            "_wrapped_class": wrapped_class,
+        },
+    )
+
+
+def _become(optimizer: Any, its_class: type) -> None:
+    """Change the class of an object, also where `__class__` is the property above."""
+    object.__dict__["__class__"].__set__(optimizer, its_class)
+
+
+def distribute(optimizer: Any, mixin: Any, distribution: Distribution) -> None:
+    """Make an optimizer a distributed one.
+
+    Args:
+        optimizer: that becomes an instance of a subclass of its class.
+        mixin: overrides the method that gradients come through.
+        distribution: how they are reduced.
+    """
+    wrapped_class: Any = type(optimizer)
+    _become(optimizer, _subclass(mixin, wrapped_class))
+    vars(optimizer)["_distribution"] = distribution  # Past Keras, which would track it.
+
+
+def give_up(optimizer: Any) -> Distribution:
+    """Make a distributed optimizer a plain one again; return how it was distributed."""
+    distribution: Distribution = vars(optimizer).pop("_distribution")
+    _become(optimizer, optimizer._wrapped_class)
+    return distribution
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Say whether an optimizer applies the gradients of all ranks."""
+    return isinstance(optimizer, Distributed) and optimizer._distribution is not None
+
+
+def first_wire_name(optimizer: Any) -> str | None:
+    """Return the name under which ranks meet first in every step; None if it is not distributed."""
+    for part in with_inner(optimizer):
+        if is_distributed(part):
+            distribution: Distribution = part._distribution
+            return distribution.wire_name(0)
+    return None
+
+
+def with_inner(optimizer: Any) -> list[Any]:
+    """List an optimizer and those that it contains."""
+    contained = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(part for one in contained if one is not None for part in with_inner(one))]
