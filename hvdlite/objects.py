@@ -18,6 +18,7 @@ from hvdlite.numbering import next_name
 from hvdlite.ops import check_root
 
 _UINT8 = _core.DTYPES["uint8"]
+_FAILED = b"!"  # what a rank sends that could not pickle its object; no pickle is so short
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -57,7 +58,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         name: identifies the operation on all ranks; numbered without.
 
     Returns:
-        The objects by rank; this rank's own among them is a copy.
+        The objects by rank, without those of ranks that have joined (`hvd.join`); this rank's own
+        among them is a copy.
 
     Raises:
         ArgumentError: pickling is forbidden here.
@@ -69,7 +71,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """
     name = name or next_name("allgather_object")
     blocks = _exchange(obj, name, sends=True)
-    return [_load(block, rank, name) for rank, block in enumerate(blocks)]
+    return [_load(block, rank, name) for rank, block in enumerate(blocks) if len(block) > 0]
 
 
 def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
@@ -80,12 +82,12 @@ def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
             "send tensors, or unset it"
         )
     failure: Exception | None = None
-    data = b""
+    data = b""  # as from a rank that has joined
     if sends:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever a user's __reduce__ raises
-            failure = error
+            failure, data = error, _FAILED
     blocks = _gather_bytes(data, name)
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
@@ -107,5 +109,7 @@ def _gather_bytes(data: bytes, name: str) -> list[memoryview]:
 
 def _load(block: memoryview, rank: int, name: str) -> Any:
     if len(block) == 0:
+        raise ArgumentError(f"'{name}': its root is rank {rank}, which has joined (hvd.join)")
+    if block == _FAILED:
         raise HvdliteError(f"'{name}': rank {rank} could not pickle its object; see its own error")
     return pickle.loads(block)

@@ -23,6 +23,7 @@
 #include <map>
 #include <vector>
 
+#include "backend/adasum_reduction.h"
 #include "backend/backend.h"
 #include "backend/exchange.h"
 #include "backend/staging.h"
@@ -56,7 +57,7 @@ class HostBackend : public Backend {
  private:
   using Step = Staging::Step;
 
-  // How a group lies on the hosts; made at the group's first collective.
+  // How a group lies on the hosts; made at the first collective of each of its generations.
   struct Layout {
     Staging::Locals locals;
     std::vector<std::vector<int>> hosts;  // members by host, hosts in order of their lowest rank
@@ -152,7 +153,8 @@ class HostBackend : public Backend {
   Fabric& fabric_;
   const Config config_;
   Staging staging_;
-  std::map<int, Layout> layouts_;     // by group id
+  std::map<int, Layout> layouts_;  // by group id
+  AdasumReduction adasum_;
   PieceList pieces_;                  // of the current all-reduce
   std::vector<const void*> sources_;  // of the current reduction, in order
   std::vector<const void*> shifted_;  // the same, at a piece within the range

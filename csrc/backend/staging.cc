@@ -1,9 +1,17 @@
 #include "backend/staging.h"
 
+#include <algorithm>
+
 namespace hvdlite {
+namespace {
+
+constexpr int kStepBits = 40;  // of a step's number; the rest is its group's generation
+
+}  // namespace
 
 Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
-  const std::uint64_t number = ++numbers_[locals.lane];
+  std::uint64_t& number = numbers_[locals.lane];
+  number = std::max(number, std::uint64_t{locals.group.generation} << kStepBits) + 1;
   return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
 }
 
@@ -14,7 +22,10 @@ Status Staging::reuse(const Step& step) {
                                   static_cast<int>(last.locals.group.ranks.size()), step.patience,
                                   step.operation));
   }
-  if (last.locals.lane != step.locals->lane || last.number == 0) last.locals = *step.locals;
+  if (last.locals.lane != step.locals->lane || last.number == 0 ||
+      last.locals.group.generation != step.locals->group.generation) {
+    last.locals = *step.locals;
+  }
   last.number = step.number;
   return Status();
 }

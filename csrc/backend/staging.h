@@ -10,6 +10,9 @@
 // the slot last is done with that step (reuse()). A local's being done depends on nothing that this
 // rank still has to do, so the wait always ends; and it holds across process sets, because each
 // slot remembers the lane and the group of its last use. Thread: the engine's runner.
+//
+// Members that have joined (hvd.join) miss steps. A generation of the group begins with a number
+// above all those of the ones before it, so that nobody has to know how many it missed.
 #pragma once
 
 #include <array>

@@ -63,8 +63,10 @@ class Completion {
   // What was received, written before finish(). The first dimensions say of which rows an output is
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
   // the process set; of a reducescatter those of this rank, by tensor.
+  // Of a join: the last rank to join.
   std::vector<std::int64_t> first_dimensions;
   std::vector<Output> outputs;  // by tensor
+  int members = 0;              // that took part: those of the process set that had not joined
 
  private:
   Mutex mutex_;

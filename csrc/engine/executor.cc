@@ -1,5 +1,6 @@
 #include "engine/executor.h"
 
+#include <algorithm>
 #include <new>
 #include <numeric>
 
@@ -19,12 +20,14 @@ std::uint64_t row_elements(const TensorShape& tensor) {
   return elements;
 }
 
+// By member that is present, from rows by position in the set.
 std::vector<std::size_t> bytes_of_rows(const TensorShape& tensor,
-                                       std::span<const std::int64_t> rows) {
+                                       std::span<const std::int64_t> rows,
+                                       const Presence& present) {
+  const std::uint64_t row_bytes = row_elements(tensor) * size_of(tensor.dtype);
   std::vector<std::size_t> bytes;
-  for (const std::int64_t count : rows) {
-    bytes.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor) *
-                    size_of(tensor.dtype));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (present[i]) bytes.push_back(static_cast<std::uint64_t>(rows[i]) * row_bytes);
   }
   return bytes;
 }
@@ -65,12 +68,14 @@ Status Executor::run(std::vector<Agreed>& round) {
     left[i] = std::max<std::size_t>(round[i].entry->request.tensors.size(), 1);
   }
   for (const Batch& batch : plan_batches(round, threshold)) {
-    HVDLITE_RETURN_IF_ERROR(run_batch(batch, round));
+    const Members& members = members_of(batch, round[batch.tensors[0].agreed]);
+    HVDLITE_RETURN_IF_ERROR(run_batch(batch, round, members));
     ++counters_.batches;
     counters_.bytes += batch.bytes;
     for (const TensorRef& ref : batch.tensors) {
       ++counters_.tensors;
       if (--left[ref.agreed] > 0) continue;
+      round[ref.agreed].entry->completion->members = static_cast<int>(members.group.ranks.size());
       queue_.finish(round[ref.agreed].entry, Status());
       round[ref.agreed].entry = nullptr;
     }
@@ -78,22 +83,39 @@ Status Executor::run(std::vector<Agreed>& round) {
   return Status();
 }
 
-Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
-  const Group& group = *sets_.get(batch.process_set);
+const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
+  const auto [at, is_new] = members_.try_emplace(batch.process_set);
+  Members& members = at->second;
+  if (!is_new && members.group.generation == batch.generation) return members;
+  const Group& whole = *sets_.get(batch.process_set);
+  const std::vector<int>& absent = agreed.absent;
+  members = {{whole.id, {}, batch.generation}, {}};
+  for (const int rank : whole.ranks) {
+    members.present.push_back(!std::binary_search(absent.begin(), absent.end(), rank));
+    if (members.present.back()) members.group.ranks.push_back(rank);
+  }
+  return members;
+}
+
+Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members) {
+  const Group& group = members.group;
   const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {
     case Kind::kAllreduce:
       return allreduce(batch, round, group);
     case Kind::kAllgather:
-      return allgather(first, group);
+      return allgather(first, members);
     case Kind::kBroadcast:
       return broadcast(first, group);
     case Kind::kBarrier:
       return backend_.barrier(group, patience());
     case Kind::kAlltoall:
-      return alltoall(first, group);
+      return alltoall(first, members);
     case Kind::kReducescatter:
       return reducescatter(first, group);
+    case Kind::kJoin:
+      first.entry->completion->first_dimensions = first.first_dimensions;
+      return Status();
   }
   return Status(StatusCode::kInternal, "a collective of unknown kind");
 }
@@ -130,19 +152,20 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
   return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, patience());
 }
 
-Status Executor::allgather(const Agreed& agreed, const Group& group) {
+Status Executor::allgather(const Agreed& agreed, const Members& members) {
   const Entry& entry = *agreed.entry;
   const std::span<const std::int64_t> rows(agreed.first_dimensions);
-  const std::size_t members = group.ranks.size();
+  const std::size_t size = members.present.size();
   entry.completion->first_dimensions = agreed.first_dimensions;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
-    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * members, members));
+    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members.present);
     const std::size_t total = sum(bytes);
     std::byte* output = add_output(entry, total);
     if (output == nullptr) return no_memory(entry, total);
-    HVDLITE_RETURN_IF_ERROR(backend_.allgather(group, bytes_of(entry.inputs[i], tensor.bytes()),
-                                               bytes, {output, total}, patience()));
+    HVDLITE_RETURN_IF_ERROR(backend_.allgather(members.group,
+                                               bytes_of(entry.inputs[i], tensor.bytes()), bytes,
+                                               {output, total}, patience()));
   }
   return Status();
 }
@@ -169,17 +192,18 @@ Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
   return Status();
 }
 
-Status Executor::alltoall(const Agreed& agreed, const Group& group) {
+Status Executor::alltoall(const Agreed& agreed, const Members& members) {
   const Entry& entry = *agreed.entry;
   const TensorShape& tensor = entry.request.tensors[0];
-  const auto sent = bytes_of_rows(tensor, rows_given(entry.request, group.ranks.size()));
-  const auto received = bytes_of_rows(tensor, agreed.first_dimensions);
+  const Presence& present = members.present;
+  const auto sent = bytes_of_rows(tensor, rows_given(entry.request, present), present);
+  const auto received = bytes_of_rows(tensor, agreed.first_dimensions, present);
   const std::size_t total = sum(received);
   entry.completion->first_dimensions = agreed.first_dimensions;
   std::byte* output = add_output(entry, total);
   if (output == nullptr) return no_memory(entry, total);
-  return backend_.alltoall(group, bytes_of(entry.inputs[0], tensor.bytes()), sent, {output, total},
-                           received, patience());
+  return backend_.alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
+                           {output, total}, received, patience());
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {

@@ -37,12 +37,18 @@ class Executor {
   Status run(std::vector<Agreed>& round);
 
  private:
-  Status run_batch(const Batch& batch, std::vector<Agreed>& round);
+  // Who takes part in a batch: the members of its process set that have not joined.
+  struct Members {
+    Group group;
+    Presence present;  // of the set
+  };
+  const Members& members_of(const Batch& batch, const Agreed& agreed);
+  Status run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members);
   Status allreduce(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
   Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
-  Status allgather(const Agreed& agreed, const Group& group);
+  Status allgather(const Agreed& agreed, const Members& members);
   Status reducescatter(const Agreed& agreed, const Group& group);
-  Status alltoall(const Agreed& agreed, const Group& group);
+  Status alltoall(const Agreed& agreed, const Members& members);
   Status broadcast(const Agreed& agreed, const Group& group);
   Patience patience() const {
     return std::chrono::duration_cast<Patience>(
@@ -55,9 +61,10 @@ class Executor {
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;
-  std::vector<Piece> pieces_;     // of the current batch; kept for its capacity
-  std::vector<double> weights_;   // of the current batch, by tensor; then their sums
-  std::vector<std::byte> zeros_;  // what a rank of weight 0 gives
+  std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
+  std::vector<Piece> pieces_;                 // of the current batch; kept for its capacity
+  std::vector<double> weights_;               // of the current batch, by tensor; then their sums
+  std::vector<std::byte> zeros_;              // what a rank of weight 0 gives
 };
 
 }  // namespace hvdlite

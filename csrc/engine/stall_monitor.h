@@ -25,8 +25,8 @@ class StallMonitor {
   std::chrono::milliseconds interval() const;
 
  private:
-  std::string describe_stall(const Coordinator::Book& book, const std::string& name,
-                             const Coordinator::Tally& tally, Coordinator::TimePoint now) const;
+  std::string describe_stall(const Coordinator::Book& book, const Coordinator::Tally& tally,
+                             Coordinator::TimePoint now) const;
   double warning_;
   double shutdown_;
   Coordinator& coordinator_;  // borrowed from the negotiator, which owns both

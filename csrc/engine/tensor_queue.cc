@@ -12,12 +12,18 @@ Status TensorQueue::push(EntryPtr entry) {
         closed_.message() + " [" + describe(entry->request) + " was submitted afterwards]",
         closed_.failed_rank());
   }
+  if (joining_) {
+    return Status(StatusCode::kInvalidArgument,
+                  describe(entry->request) +
+                      ": this rank has called join() and gives nothing more until it returns");
+  }
   if (!in_flight_.insert(entry->key).second) {
     return Status(StatusCode::kDuplicateName,
                   describe(entry->request) +
                       ": an operation of this name is already in flight on this rank; wait for it "
                       "first, or give each operation a name of its own");
   }
+  joining_ = entry->request.kind == Kind::kJoin;
   entries_.push_back(std::move(entry));
   waiting_.store(true, std::memory_order_seq_cst);
   return Status();
@@ -34,6 +40,7 @@ void TensorQueue::finish(const EntryPtr& entry, Status status) {
   {
     MutexLock lock(mutex_);
     in_flight_.erase(entry->key);
+    if (entry->request.kind == Kind::kJoin) joining_ = false;
   }
   entry->completion->finish(std::move(status));
 }

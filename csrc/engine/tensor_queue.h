@@ -1,7 +1,8 @@
 // Where submitted collectives wait for the runner: the only crossing from callers to the engine.
 //
 // Any thread pushes; the runner takes all at once. Knows which names are in flight on this rank, so
-// that a duplicate is refused at the call. Closed with a status once the engine can do no more.
+// that a duplicate is refused at the call; so is everything while this rank waits in a join. Closed
+// with a status once the engine can do no more.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,8 @@ namespace hvdlite {
 
 class TensorQueue {
  public:
-  // kDuplicateName when the name is in flight; the closing status once closed.
+  // kDuplicateName when the name is in flight; kInvalidArgument during a join; the closing status
+  // once closed.
   Status push(EntryPtr entry);
   // Everything pushed since the last call, in order. Runner only.
   std::vector<EntryPtr> take();
@@ -31,6 +33,7 @@ class TensorQueue {
   Mutex mutex_;
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
+  bool joining_ HVDLITE_GUARDED_BY(mutex_) = false;
   Status closed_ HVDLITE_GUARDED_BY(mutex_);
   std::atomic<bool> waiting_{false};
 };

@@ -1,6 +1,7 @@
 // Who is where: ranks, and the hosts that they share. Pure values, immutable after construction.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 namespace hvdlite {
@@ -19,10 +20,13 @@ struct Topology {
   int local_size(int of_rank) const;
 };
 
-// The members of one process set as the data plane sees them. `ranks` ascends.
+// The members of one process set as the data plane sees them. `ranks` ascends. While some of the
+// members have joined (hvd.join), the group is what is left of the set, under the same id: each
+// change of `ranks` has a higher generation, the same number on every rank.
 struct Group {
   int id = 0;              // process set id; 0 is the world. Selects the lane of flags in segments
   std::vector<int> ranks;  // members, ascending
+  std::uint32_t generation = 0;
   int index_of(int rank) const;  // position in `ranks`, or -1
 };
 

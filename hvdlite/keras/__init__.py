@@ -64,9 +64,11 @@ from hvdlite.keras.backend import seam
 from hvdlite.keras.optimizer import DistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.uneven import join
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "BootstrapError",
@@ -107,6 +109,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "load_model",
     "local_rank",
     "local_size",

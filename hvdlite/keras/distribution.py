@@ -16,7 +16,7 @@ from typing import Any
 from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.numbering import next_number
+from hvdlite.numbering import next_object
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Distribution:
     def wire_name(self, index: int) -> str:
         """Name the gradient of the variable of this index."""
         if self.prefix is None:
-            self.prefix = f"keras.{next_number('keras.DistributedOptimizer')}"
+            self.prefix = f"keras.{next_object('keras.DistributedOptimizer')}"
         return f"{self.prefix}.{index}"
 
     def reduce(self, gradients: Sequence[Any], indices: Sequence[int]) -> list[Any]:

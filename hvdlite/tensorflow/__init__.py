@@ -54,7 +54,7 @@ from hvdlite.errors import (
     StalledError,
 )
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
 from hvdlite.tensorflow.gradient_tape import DistributedGradientTape
@@ -77,8 +77,10 @@ from hvdlite.tensorflow.rows import (
     grouped_reducescatter,
     reducescatter,
 )
+from hvdlite.uneven import join
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "BootstrapError",
@@ -127,6 +129,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_rank_op",
     "local_size",

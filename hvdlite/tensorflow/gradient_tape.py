@@ -100,7 +100,7 @@ def DistributedGradientTape(
         device_sparse: likewise.
         compression: what happens to gradients on the way, see `Compression`.
         sparse_as_dense: makes tf.IndexedSlices dense; without it their rows are gathered.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         num_groups: cuts the gradients into that many groups that travel together; 0: alone each.
@@ -121,10 +121,7 @@ def DistributedGradientTape(
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
+    ops.check_gradient_op(op)
     if gradient_predivide_factor != 1.0 and op != ops.Average:
         raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
     if gradient_predivide_factor <= 0:

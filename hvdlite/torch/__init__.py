@@ -49,7 +49,7 @@ from hvdlite.errors import (
     StalledError,
 )
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.handle import Handle, poll, synchronize
@@ -81,8 +81,10 @@ from hvdlite.torch.rows import (
     reducescatter,
     reducescatter_async,
 )
+from hvdlite.uneven import join
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "BootstrapError",
@@ -141,6 +143,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",

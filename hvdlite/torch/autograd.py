@@ -148,9 +148,10 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
         result: Sequence[torch.Tensor],
         name: str,
         reduction: Reduction,
+        members: int,
     ) -> torch.Tensor:
         """Return the result."""
-        ctx.name, ctx.reduction = name, reduction
+        ctx.name, ctx.reduction, ctx.members = name, reduction, members
         return _forward(ctx, tensor, result)
 
     @staticmethod
@@ -160,8 +161,8 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
         _check_differentiable("reducescatter", ctx.name, reduction.op)
         factor = reduction.prescale * reduction.postscale
         if reduction.op == ops.Average:
-            factor /= basics.size()
-        return gather(gradient * factor, f"{ctx.name}.backward"), None, None, None
+            factor /= ctx.members
+        return gather(gradient * factor, f"{ctx.name}.backward"), None, None, None, None
 
 
 class Exchanged(torch.autograd.Function):  # type: ignore[misc]

@@ -14,7 +14,8 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.numbering import next_number
+from hvdlite.numbering import next_object
+from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce
 from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes
@@ -220,7 +221,7 @@ def DistributedOptimizer(
         compression: what happens to gradients on the way, see `Compression`.
         backward_passes_per_step: how many backward() calls accumulate on this rank before gradients
             are sent. They are summed, as in torch: divide the loss by their number for a mean.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum`, or `Adasum` of what the optimizer changes, see `hvdlite.torch.adasum`.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         num_groups: cuts the parameters into that many buckets, rather than by size.
@@ -244,12 +245,9 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # Without init() this raises here, rather than in the first backward().
-    if isinstance(optimizer, Distributed):
+    if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
+    ops.check_gradient_op(op)
     if gradient_predivide_factor != 1.0 and op != ops.Average:
         raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
     if gradient_predivide_factor <= 0:
@@ -258,6 +256,10 @@ def DistributedOptimizer(
         raise ArgumentError("bucket_cap_mb is a positive number of MiB")
     if weight is not None:
         _check_weight(op)
+    names = _names_of(optimizer, named_parameters)
+    if op == ops.Adasum:
+        adasum: Distributed = distribute_adasum(optimizer, names, compression, bucket_cap_mb)
+        return adasum
     settings = Settings(
         reduction=Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor),
         compression=compression,
@@ -267,7 +269,7 @@ def DistributedOptimizer(
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
     )
-    return _distribute(optimizer, _names_of(optimizer, named_parameters), settings)
+    return _distribute(optimizer, names, settings)
 
 
 def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
@@ -296,7 +298,7 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
             f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
             "make it a DistributedOptimizer before that"
         )
-    number = next_number("DistributedOptimizer")
+    number = next_object("DistributedOptimizer")
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # which owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)

@@ -128,7 +128,7 @@ def _start_scattering(
     def finish(core: _core.Handle) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
-            tie(Scattered, tensor, one.tensor, tensor_name, reduction)
+            tie(Scattered, tensor, one.tensor, tensor_name, reduction, core.members)
             for tensor, one, tensor_name in zip(tensors, received, names, strict=True)
         ]
 
