@@ -187,8 +187,8 @@ class Engine:
     def join(self, blocking: bool = False) -> Handle:
         """Say that this rank gives nothing more until every rank has said so.
 
-        `Handle.first_dimensions` is then [the last rank to join]. Until then submissions of this rank
-        are refused, and collectives go on without it.
+        `Handle.first_dimensions` is then [the last rank to join]. Until then submissions of this
+        rank are refused, and collectives go on without it.
         """
 
     def add_process_set(self, ranks: Sequence[int]) -> int:

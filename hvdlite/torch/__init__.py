@@ -81,6 +81,7 @@ from hvdlite.torch.rows import (
     reducescatter,
     reducescatter_async,
 )
+from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.uneven import join
 
 __all__ = [
@@ -157,5 +158,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

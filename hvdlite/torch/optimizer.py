@@ -227,7 +227,8 @@ def DistributedOptimizer(
         num_groups: cuts the parameters into that many buckets, rather than by size.
         groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
             is every parameter in none of them.
-        sparse_as_dense: makes sparse gradients dense; without it they are an error.
+        sparse_as_dense: makes sparse gradients dense; without it they stay sparse: the ranks' rows
+            are gathered, or travel dense while that is cheaper.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
             and the core sends those together that are ready together.
         weight: what this rank counts in the average, see `Distributed.weight`.
