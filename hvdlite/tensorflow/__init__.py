@@ -65,6 +65,7 @@ from hvdlite.tensorflow.ops import (
     cross_rank_op,
     cross_size_op,
     grouped_allreduce,
+    join,
     local_rank_op,
     local_size_op,
     rank_op,
@@ -77,7 +78,6 @@ from hvdlite.tensorflow.rows import (
     grouped_reducescatter,
     reducescatter,
 )
-from hvdlite.uneven import join
 
 __all__ = [
     "Adasum",
