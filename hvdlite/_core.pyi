@@ -15,6 +15,9 @@ def knobs() -> list[dict[str, str]]:
     Each has name, environment, horovod, type, default, unit and help.
     """
 
+def knob_values() -> dict[str, str | int | float]:
+    """Return the present value of every knob, by its name."""
+
 def agreed_knobs() -> dict[str, str]:
     """Return the values, by variable, that every rank of a world must have alike."""
 
@@ -84,6 +87,8 @@ class Engine:
         links: Sequence[tuple[int, int, int, int, int]] = (),
         segment_fd: int = -1,
         bell_fd: int = -1,
+        trace_file: int = -1,
+        trace_rounds: bool = False,
     ) -> None:
         """Build the engine and start its thread (none for a world of one).
 
@@ -93,6 +98,8 @@ class Engine:
                 none: data_fd only between hosts, segment_fd and bell_fd only within one.
             segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one.
             bell_fd: this rank's own eventfd; -1 for a world of one.
+            trace_file: as `start_trace` takes it, to have the first events too; -1 for none.
+            trace_rounds: likewise.
 
         The engine owns the descriptors from here on, also when it raises.
         """
@@ -200,6 +207,16 @@ class Engine:
 
     def shutdown(self) -> None:
         """Leave cleanly: finish what is running, fail what is pending, tell the peers, stop."""
+
+    def start_trace(self, file: int, rounds: bool = False) -> None:
+        """Begin to write events of the Trace Event format to a descriptor, which it then owns.
+
+        The opening bracket of the array is written already, and each line before ends in a comma.
+        `rounds` also marks the engine's rounds.
+        """
+
+    def stop_trace(self) -> None:
+        """Write the rest of the events and the closing bracket; does nothing when none are."""
 
     def core_table(self) -> int:
         """Return the address of this engine's table of C functions (csrc/engine/core_table.h).

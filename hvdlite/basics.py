@@ -19,12 +19,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from hvdlite import _core, numbering
-from hvdlite.bootstrap.connect import connect
-from hvdlite.bootstrap.environment import detect
-from hvdlite.errors import NotInitializedError
+from hvdlite.bootstrap.connect import Connection, connect
+from hvdlite.bootstrap.environment import detect, timeline_parts
+from hvdlite.errors import HvdliteError, NotInitializedError
+from hvdlite.gathering import gather_bytes
+from hvdlite.recording import Recorder
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,14 @@ class _World:
     cross_rank: int
     cross_size: int
     host_of: tuple[int, ...]
+    recorder: Recorder
 
 
 _world: _World | None = None
 _watchers: list[Callable[[_core.Engine | None], None]] = []
 _lock = threading.Lock()
 _hooks_installed = False
+_LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
 
 def init() -> None:
@@ -55,20 +60,18 @@ def init() -> None:
 
     Raises:
         BootstrapError: a rank did not arrive in time, or was refused; the message says which.
+        ArgumentError: the file that HVDLITE_TIMELINE names cannot be written.
     """
     global _world
     with _lock:
         if _world is not None:
             return
-        connection = connect(detect(), _core.create_segment, _core.agreed_knobs())
-        engine = _core.Engine(
-            connection.rank,
-            connection.size,
-            connection.host_of,
-            connection.links,
-            connection.segment_fd,
-            connection.bell_fd,
+        worker = detect()
+        connection = connect(worker, _core.create_segment, _core.agreed_knobs())
+        recorder = Recorder(
+            connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
         )
+        engine = _make_engine(connection, recorder)
         _world = _World(
             engine=engine,
             rank=connection.rank,
@@ -78,11 +81,32 @@ def init() -> None:
             cross_rank=connection.cross_rank,
             cross_size=connection.cross_size,
             host_of=tuple(connection.host_of),
+            recorder=recorder,
         )
         numbering.restart()
         _install_hooks()
         for watcher in _watchers:
             watcher(engine)
+
+
+def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
+    """Start the engine, and the timeline with it where the knobs say so."""
+    try:
+        knobs = _core.knob_values()
+        trace_file = recorder.begin_by_knob(str(knobs["timeline"]))
+    except BaseException:
+        connection.close()
+        raise
+    return _core.Engine(
+        connection.rank,
+        connection.size,
+        connection.host_of,
+        connection.links,
+        connection.segment_fd,
+        connection.bell_fd,
+        trace_file,
+        bool(knobs["timeline_mark_cycles"]),
+    )
 
 
 def shutdown() -> None:
@@ -95,6 +119,7 @@ def shutdown() -> None:
         world, _world = _world, None
         if world is None:
             return
+        _stop_timeline(world)
         world.engine.shutdown()
         for watcher in _watchers:
             watcher(None)
@@ -164,6 +189,65 @@ def is_homogeneous() -> bool:
     """Say whether every host has the same number of ranks."""
     hosts = _current().host_of
     return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def start_timeline(path: str | Path, mark_cycles: bool = False) -> None:
+    """Write down what this rank does from now on, until `stop_timeline` or `shutdown`.
+
+    Every rank calls it, with the same path; once all have stopped, their parts are one file there,
+    which https://ui.perfetto.dev and chrome://tracing open. Where some rank never stops, or never
+    started, hvdlite-run makes the file when the job is over. See docs/timeline.md.
+
+    Args:
+        path: the file to write.
+        mark_cycles: also mark where the engine's rounds begin.
+
+    Raises:
+        ArgumentError: a timeline is being written already, or the file cannot be.
+        NotInitializedError: `init` was not called.
+
+    Example:
+        >>> import json, os, tempfile
+        >>> init()
+        >>> path = os.path.join(tempfile.mkdtemp(), "timeline.json")
+        >>> start_timeline(path)
+        >>> engine().barrier("all").wait()
+        >>> stop_timeline()
+        >>> "all" in {event.get("name") for event in json.load(open(path))["traceEvents"]}
+        True
+    """
+    with _lock:
+        world = _current()
+        file = world.recorder.begin(path)
+        try:
+            world.engine.start_trace(file, mark_cycles)
+        except BaseException:
+            world.recorder.cancel()
+            raise
+
+
+def stop_timeline() -> None:
+    """End this rank's part of the timeline; does nothing when none is being written.
+
+    Where the ranks span several hosts, every rank calls it: their parts travel to rank 0.
+
+    Raises:
+        NotInitializedError: `init` was not called.
+    """
+    with _lock:
+        _stop_timeline(_current())
+
+
+def _stop_timeline(world: _World) -> None:
+    world.engine.stop_trace()
+    try:
+        world.recorder.end(
+            lambda data, name: gather_bytes(world.engine, data, name, _LONGEST_GATHERING)
+        )
+    except OSError as error:  # TimeoutError is one.
+        print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
+    except HvdliteError:
+        pass  # The world has failed, and says so elsewhere; the part stays where it is.
 
 
 def _install_hooks() -> None:

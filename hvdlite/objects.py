@@ -1,23 +1,22 @@
 """Python objects between ranks, pickled.
 
 Ranks are authenticated, so what arrives comes from a rank of this job; `HVDLITE_ALLOW_PICKLE=0`
-forbids unpickling all the same. A rank that cannot pickle its object sends nothing, so that the
+forbids unpickling all the same. A rank that cannot pickle its object sends a mark, so that the
 others raise instead of waiting for it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 from typing import Any
 
-from hvdlite import _core, basics
+from hvdlite import basics
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
 from hvdlite.ops import check_root
 
-_UINT8 = _core.DTYPES["uint8"]
 _FAILED = b"!"  # what a rank sends that could not pickle its object; no pickle is so short
 
 
@@ -88,22 +87,9 @@ def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever a user's __reduce__ raises
             failure, data = error, _FAILED
-    blocks = _gather_bytes(data, name)
+    blocks = gather_bytes(basics.engine(), data, name)
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
-    return blocks
-
-
-def _gather_bytes(data: bytes, name: str) -> list[memoryview]:
-    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-    tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
-    handle = basics.engine().allgather(name, [tensor], keep=data, blocking=True)
-    handle.wait()
-    received = handle.take_output()
-    blocks, start = [], 0
-    for length in handle.first_dimensions:
-        blocks.append(received[start : start + length])
-        start += length
     return blocks
 
 

@@ -58,6 +58,7 @@ def build_wheel(folder: Path) -> Path:
         "hvdlite/py.typed",
         "hvdlite/_core.pyi",
         "hvdlite/basics.py",
+        "hvdlite/compat/horovod/__init__.py",
         "hvdlite/tensorflow/libhvdlite_tensorflow.so",
     ):
         assert wanted in names, f"{wanted} is missing in {wheel.name}"

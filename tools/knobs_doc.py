@@ -13,8 +13,9 @@ INTRODUCTION = """\
 <!-- Written by tools/knobs_doc.py from csrc/base/config.h: run `make docs`, do not edit. -->
 
 Each knob is an environment variable that every rank reads when hvdlite starts. Set it in front of
-`hvdlite-run`, which hands it on to all ranks. Where Horovod has a variable for the same thing, that
-one is read if ours is not set. All ranks must have the same values.
+`hvdlite-run`, which hands it on to all ranks, or give hvdlite-run the flag of that name
+(`--fusion-threshold`). Where Horovod has a variable for the same thing, that one is read if ours is
+not set. All ranks must have the same values.
 """
 
 

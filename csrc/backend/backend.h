@@ -18,6 +18,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "collective/piece_list.h"
+#include "trace/trace.h"
 #include "transport/topology.h"
 
 namespace hvdlite {
@@ -30,9 +31,15 @@ struct Viability {
 
 class Backend {
  public:
+  static constexpr const char* kTraceRow = "engine";  // where the engine draws its batches
+
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   virtual Viability viable() const = 0;
+  // Called once, before the first collective, with what outlives the backend: the parts of a
+  // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
+  // (Trace::span).
+  virtual void trace_to(Trace&) {}
 
   // Reduces element i of every piece over the group, in ascending rank order (within a host; then
   // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result

@@ -170,8 +170,7 @@ Status HostBackend::reduce_across_hosts(const Reduction& reduction, const Step& 
     sources_.push_back(own ? bytes_at(own_part).data() : incoming);
     if (!own) transfers_.push_back({layout.peers[h], bytes_at(part(h)), {incoming, part_bytes}});
   }
-  HVDLITE_RETURN_IF_ERROR(
-      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.patience, kAllreduce));
+  HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(reduction.patience, kAllreduce));
   finish(reduction, own_part, bytes_at(own_part).data());
 
   transfers_.clear();
@@ -179,8 +178,7 @@ Status HostBackend::reduce_across_hosts(const Reduction& reduction, const Step& 
     if (h == static_cast<std::size_t>(layout.host)) continue;
     transfers_.push_back({layout.peers[h], bytes_at(own_part), bytes_at(part(h))});
   }
-  HVDLITE_RETURN_IF_ERROR(
-      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.patience, kAllreduce));
+  HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(reduction.patience, kAllreduce));
   copy_out(reduction, slice, bytes_at(slice).data());
   return Status();
 }
@@ -199,7 +197,15 @@ Status HostBackend::take_results(const Reduction& reduction, const Step& step, R
   return Status();
 }
 
+Status HostBackend::exchange_between_hosts(Patience patience, const char* operation) {
+  if (transfers_.empty()) return Status();
+  const TraceSpan traced = part("exchange");
+  return exchange(fabric_.data, *fabric_.waiter, transfers_, patience, operation);
+}
+
 void HostBackend::copy_in(const Reduction& reduction, Range range, std::byte* to) const {
+  if (range.count() == 0) return;
+  const TraceSpan traced = part("pack");
   pieces_.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
                               std::uint64_t at, std::uint64_t count) {
     scale_copy(reduction.dtype, input, to + at * reduction.element_bytes, count, piece.prescale);
@@ -207,6 +213,7 @@ void HostBackend::copy_in(const Reduction& reduction, Range range, std::byte* to
 }
 
 void HostBackend::copy_out(const Reduction& reduction, Range range, const std::byte* from) const {
+  const TraceSpan traced = part("unpack");
   pieces_.for_each(range, [&](const Piece&, const std::byte*, std::byte* output, std::uint64_t at,
                               std::uint64_t count) {
     std::memcpy(output, from + at * reduction.element_bytes, count * reduction.element_bytes);
@@ -214,6 +221,7 @@ void HostBackend::copy_out(const Reduction& reduction, Range range, const std::b
 }
 
 void HostBackend::finish(const Reduction& reduction, Range range, std::byte* to) {
+  const TraceSpan traced = part("reduce");
   const int divisor = reduction.op == ReduceOp::kAverage ? reduction.size : 1;
   pieces_.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
                               std::uint64_t at, std::uint64_t count) {
@@ -243,8 +251,7 @@ Status HostBackend::barrier(const Group& group, Patience patience) {
       if (h == static_cast<std::size_t>(layout.host)) continue;
       transfers_.push_back({layout.hosts[h][0], {&sent, 1}, {&received[h], 1}});
     }
-    HVDLITE_RETURN_IF_ERROR(
-        exchange(fabric_.data, *fabric_.waiter, transfers_, patience, kBarrier));
+    HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(patience, kBarrier));
   }
   staging_.reduced(step);
   HVDLITE_RETURN_IF_ERROR(staging_.await_reduced(step, 1));

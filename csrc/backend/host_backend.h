@@ -14,10 +14,12 @@
 // Reduce-scatter, per step: (1) every local publishes the next part of every member's block, (2)
 // each sums its own part over the locals, and the parts of those members of other hosts that it
 // *serves*, (3) sends them those, gets the sums of the other hosts for its own part, and ends its
-// sum in ascending host order. So the order of accumulation is the all-reduce's. Alltoall goes
-// through the slots within a host, and in one exchange of everybody with everybody between hosts.
-// Between hosts an allgather is a sequence of broadcasts, one per member. Thread: the engine's
-// runner. Allocates only while its buffers still grow.
+// sum in ascending host order. So the order of accumulation is the all-reduce's.
+//
+// An alltoall goes through the slots within a host, and in one exchange of everybody with everybody
+// between hosts. Between hosts an allgather is a sequence of broadcasts, one per member.
+//
+// Thread: the engine's runner. An all-reduce allocates only while its buffers still grow.
 #pragma once
 
 #include <map>
@@ -40,6 +42,10 @@ class HostBackend : public Backend {
 
   std::string_view name() const override { return "host"; }
   Viability viable() const override { return {}; }
+  void trace_to(Trace& trace) override {
+    trace_ = &trace;
+    staging_.trace_to(trace_, kTraceRow);
+  }
   Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                    Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
@@ -129,6 +135,11 @@ class HostBackend : public Backend {
   // reduction, and stores the result in the outputs and, if not null, at `to`.
   void finish(const Reduction& reduction, Range range, std::byte* to);
 
+  // Completes transfers_.
+  Status exchange_between_hosts(Patience patience, const char* operation);
+  // A part of the collective for the timeline, to the end of the scope.
+  TraceSpan part(const char* name) const { return {trace_, kTraceRow, name}; }
+
   Scatter make_scatter(const Reduction& reduction, const Group& group, const Piece& piece,
                        std::span<const std::uint64_t> counts, std::uint64_t share) const;
   Status publish_parts(const Scatter& scatter, const Step& step, std::uint64_t k);
@@ -153,6 +164,7 @@ class HostBackend : public Backend {
   Fabric& fabric_;
   const Config config_;
   Staging staging_;
+  Trace* trace_ = nullptr;         // borrowed
   std::map<int, Layout> layouts_;  // by group id
   AdasumReduction adasum_;
   PieceList pieces_;                  // of the current all-reduce

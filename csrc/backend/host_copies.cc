@@ -113,8 +113,7 @@ Status HostBackend::broadcast_chunk(const Layout& layout, int root,
     } else {
       transfers_.push_back({root, {}, {slot, output.size()}});
     }
-    HVDLITE_RETURN_IF_ERROR(
-        exchange(fabric_.data, *fabric_.waiter, transfers_, patience, kBroadcast));
+    HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(patience, kBroadcast));
     if (self != root) staging_.publish(step);
   } else {
     staging_.publish(step);
@@ -189,7 +188,7 @@ Status HostBackend::swap_remote(const Layout& layout, const Outgoing& outgoing,
       transfers_.push_back({rank, outgoing.of(rank), incoming.of(rank)});
     }
   }
-  return exchange(fabric_.data, *fabric_.waiter, transfers_, patience, kAlltoall);
+  return exchange_between_hosts(patience, kAlltoall);
 }
 
 }  // namespace hvdlite

@@ -59,6 +59,7 @@ HostBackend::Scatter HostBackend::make_scatter(const Reduction& reduction, const
 
 Status HostBackend::publish_parts(const Scatter& scatter, const Step& step, std::uint64_t k) {
   HVDLITE_RETURN_IF_ERROR(staging_.reuse(step));
+  const TraceSpan traced = part("pack");
   const std::uint64_t element_bytes = scatter.reduction.element_bytes;
   const auto* input = static_cast<const std::byte*>(scatter.piece.input);
   for (std::size_t member = 0; member < scatter.counts.size(); ++member) {
@@ -81,6 +82,7 @@ Status HostBackend::reduce_parts(const Scatter& scatter, const Step& step, std::
   const std::size_t needed = layout.spans_hosts() ? scatter.served.size() * share_bytes : 0;
   if (partials_.size() < needed) partials_.resize(needed);
   HVDLITE_RETURN_IF_ERROR(staging_.await_published(step));
+  const TraceSpan traced = part("reduce");
   transfers_.clear();
   for (std::size_t i = 0; i < scatter.served.size(); ++i) {
     const Scatter::Served& served = scatter.served[i];
@@ -124,8 +126,7 @@ Status HostBackend::end_part(const Scatter& scatter, std::uint64_t k) {
     const auto server = static_cast<std::size_t>(layout.locals.index) % layout.hosts[h].size();
     add_incoming(layout.hosts[h][server], {incoming, part_bytes});
   }
-  HVDLITE_RETURN_IF_ERROR(
-      exchange(fabric_.data, *fabric_.waiter, transfers_, reduction.patience, kReducescatter));
+  HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(reduction.patience, kReducescatter));
   if (part_bytes == 0) return Status();
   const int divisor = reduction.op == ReduceOp::kAverage ? reduction.size : 1;
   hvdlite::reduce(

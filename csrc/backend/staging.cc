@@ -75,6 +75,8 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
     }
     return Status();
   };
+  if (ready()) return Status();
+  const TraceSpan traced(trace_, trace_row_, "wait for ranks");
   Status status = fabric_.waiter->wait(ready, failed, Deadline::after(patience));
   if (status.code() != StatusCode::kTimeout) return status;
   const int rank = locals.group.ranks[missing];

@@ -21,6 +21,7 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "trace/trace.h"
 #include "transport/fabric.h"
 
 namespace hvdlite {
@@ -42,6 +43,11 @@ class Staging {
   };
 
   explicit Staging(Fabric& fabric) : fabric_(fabric) {}  // borrowed
+  // Waits for other ranks are drawn on this row from here on. Both are borrowed.
+  void trace_to(Trace* trace, const char* row) {
+    trace_ = trace;
+    trace_row_ = row;
+  }
 
   std::uint64_t slot_bytes() const { return fabric_.own_segment->layout().slot_bytes; }
   // The next step of the group. It must be ended by done(), unless an error ends everything.
@@ -78,6 +84,8 @@ class Staging {
                Patience patience, const char* operation);
 
   Fabric& fabric_;
+  Trace* trace_ = nullptr;
+  const char* trace_row_ = "";
   std::array<std::uint64_t, kLaneCount> numbers_{};
   std::array<LastUse, kSlotCount> last_use_;
 };

@@ -34,6 +34,10 @@
     "Up to this size an all-reduce in shared memory takes one synchronisation instead of two")     \
   X(std::int64_t, tcp_chunk, 4 << 20, "bytes", "",                                                 \
     "Chunk of the pipeline when the ranks span several hosts")                                     \
+  X(std::string, timeline, "", "path", "HOROVOD_TIMELINE",                                         \
+    "File that a timeline of all ranks is written to, from hvd.init() to the end; empty for none") \
+  X(std::int64_t, timeline_mark_cycles, 0, "", "HOROVOD_TIMELINE_MARK_CYCLES",                     \
+    "1 also marks the beginning of each of the engine's rounds in the timeline")                   \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 

@@ -245,7 +245,9 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
 using LinkTuple = std::tuple<int, int, int, int, int>;
 
 HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
-                      const std::vector<LinkTuple>& links, int segment_fd, int bell_fd) {
+                      const std::vector<LinkTuple>& links, int segment_fd, int bell_fd,
+                      int trace_file, bool trace_rounds) {
+  Fd trace_fd(trace_file);
   Fd segment(segment_fd);
   Fd bell(bell_fd);
   std::vector<PeerLink> peers;
@@ -255,6 +257,8 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
   Result<Config> config = Config::from_environment();
   raise_if_error(config.status());
   set_log_level(parse_log_level(config.value().log_level));
+  auto trace = std::make_unique<Trace>();
+  if (trace_fd.valid()) raise_if_error(trace->start(std::move(trace_fd), rank, trace_rounds));
   std::unique_ptr<Fabric> fabric;
   std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
   if (size > 1) {
@@ -265,8 +269,8 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
     fabric = std::move(connected.value());
     backend = std::make_unique<HostBackend>(*fabric, config.value());
   }
-  return std::make_shared<EngineHolder>(
-      std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value())));
+  return std::make_shared<EngineHolder>(std::make_unique<Engine>(
+      std::move(fabric), std::move(backend), std::move(config.value()), std::move(trace)));
 }
 
 py::dict counters(const HolderPtr& self) {
@@ -288,6 +292,19 @@ void shutdown(const HolderPtr& self) {
     self->engine().shutdown();
   }
   self->release_orphans();
+}
+
+void start_trace(const HolderPtr& self, int file, bool rounds) {
+  Fd owned(file);
+  Engine& engine = self->engine();
+  raise_if_error(engine.trace().start(std::move(owned), engine.rank(), rounds));
+}
+
+void stop_trace(const HolderPtr& self) {
+  if (forked()) return;  // its writer lives in the parent only
+  Trace& trace = self->engine().trace();
+  const py::gil_scoped_release unlocked;
+  trace.stop();
 }
 
 void abort(const HolderPtr& self, const std::string& reason) {
@@ -330,7 +347,7 @@ void register_engine(py::module_& module) {
   py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
       .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
            py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
-           py::arg("bell_fd") = -1)
+           py::arg("bell_fd") = -1, py::arg("trace_file") = -1, py::arg("trace_rounds") = false)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
            process_set, keep, blocking)
@@ -347,6 +364,8 @@ void register_engine(py::module_& module) {
       .def("add_process_set", &add_process_set, py::arg("ranks"))
       .def("abort", &abort, py::arg("reason"))
       .def("shutdown", &shutdown)
+      .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)
+      .def("stop_trace", &stop_trace)
       .def("core_table", &EngineHolder::core_table)
       .def("counters", &counters);
 }

@@ -54,6 +54,17 @@ std::map<std::string, std::string> agreed_knobs() {
   return {rows.begin(), rows.end()};
 }
 
+py::dict knob_values() {
+  const Result<Config> read = Config::from_environment();
+  raise_if_error(read.status());
+  const Config& config = read.value();
+  py::dict values;
+#define HVDLITE_VALUE(type, field, fallback, unit, horovod, help) values[#field] = config.field;
+  HVDLITE_KNOBS(HVDLITE_VALUE)
+#undef HVDLITE_VALUE
+  return values;
+}
+
 int create_segment(int local_size) {
   if (local_size < 1)
     raise_status(Status(StatusCode::kInvalidArgument, "local_size is at least 1"));
@@ -88,6 +99,7 @@ void register_tables(py::module_& module) {
   module.attr("DTYPES") = dtype_table();
   module.attr("REDUCE_OPS") = op_table();
   module.def("knobs", &knob_rows);
+  module.def("knob_values", &knob_values);
   module.def("agreed_knobs", &agreed_knobs);
   module.def("create_segment", &create_segment, py::arg("local_size"));
   module.def("memcpy_speed", &memcpy_speed, py::arg("bytes"), py::arg("repeats"));

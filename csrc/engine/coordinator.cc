@@ -56,11 +56,13 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   Book& book = found->second;
   activity_[rank] = {request.name, now};
   if (request.kind == Kind::kJoin) join(rank);
+  const std::uint64_t tallied = tallied_;
   Tally& tally = open(book, rank, request, now);
   if (tally.submitted[index]) {
     return Status(StatusCode::kInternal,
                   "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
+  if (timeline_ != nullptr) timeline_->arrived(tally.number, request, rank, tallied_ > tallied);
   tally.submitted[index] = true;
   --tally.missing;
   if (tally.refusal.ok()) {
@@ -82,6 +84,7 @@ Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& reque
   Tally& tally = at->second;
   if (!is_new) return tally;
   const std::vector<int>& members = book.group.ranks;
+  tally.number = ++tallied_;
   tally.request = request;
   tally.first_rank = rank;
   tally.submitted.resize(members.size());
@@ -217,6 +220,7 @@ void Coordinator::note_absent(Book& book, const Tally& tally, Response& response
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
   if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
   if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   Response response;
   note_absent(book, tally, response);
   const std::string key = tally.request.key();
@@ -241,6 +245,7 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
 }
 
 void Coordinator::respond_error(const Tally& tally, Status error) {
+  if (timeline_ != nullptr) timeline_->answered(tally.number, error);
   Response response;
   response.form = Response::Form::kError;
   response.request.process_set = tally.request.process_set;

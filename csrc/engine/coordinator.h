@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/response_cache.h"
+#include "engine/timeline.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -26,7 +27,8 @@ class Coordinator {
   using TimePoint = std::chrono::steady_clock::time_point;
 
   struct Tally {
-    Request request;  // as the first rank submitted it
+    std::uint64_t number = 0;  // of all tallies
+    Request request;           // as the first rank submitted it
     int first_rank = -1;
     Presence submitted;
     std::size_t missing = 0;         // members that have neither submitted nor joined
@@ -46,8 +48,9 @@ class Coordinator {
     std::uint32_t generation = 0;                    // of the group without them
   };
 
-  Coordinator(int size, std::size_t cache_capacity)
-      : cache_(cache_capacity), activity_(size), left_(size), joined_(size) {}
+  // `timeline` is borrowed; none in tests.
+  Coordinator(int size, std::size_t cache_capacity, const Timeline* timeline = nullptr)
+      : timeline_(timeline), cache_(cache_capacity), activity_(size), left_(size), joined_(size) {}
 
   void add_set(const Group& group);
   // A rank wants a collective. kInternal when it is no member of the set, asks twice or has joined.
@@ -83,6 +86,7 @@ class Coordinator {
   // Where a rank that has left is awaited: the error, else nothing.
   bool fail_if_left(const Book& book, const Tally& tally);
 
+  const Timeline* const timeline_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank
@@ -91,7 +95,8 @@ class Coordinator {
   int last_joined_ = -1;
   std::uint32_t generations_ = 0;  // given out so far
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;  // tallies in all books
+  std::size_t waiting_ = 0;    // tallies in all books
+  std::uint64_t tallied_ = 0;  // tallies so far
 };
 
 }  // namespace hvdlite

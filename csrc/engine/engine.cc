@@ -45,27 +45,29 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
     return invalid(request, "a tensor has at most 32 dimensions");
   }
   const bool scatters = request.kind == Kind::kReducescatter;
-  if (tensor.dims.empty() &&
-      (scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall)) {
-    return invalid(request, std::string("a tensor without dimensions has no first one to ") +
-                                (request.kind == Kind::kAllgather ? "gather" : "split") +
-                                " along; reshape it to [1]");
+  const bool has_rows =
+      scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall;
+  if (has_rows && tensor.dims.empty()) {
+    return invalid(request, "a tensor without dimensions has no rows; reshape it to [1]");
   }
   return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
 }
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config)
+Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
+               std::unique_ptr<Trace> trace)
     : rank_(fabric ? fabric->topology.rank : 0),
       size_(fabric ? fabric->topology.size : 1),
       config_(std::move(config)),
+      trace_(std::move(trace)),
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
       sets_(size_),
-      executor_(rank_, *backend_, sets_, config_, queue_, counters_) {
+      executor_(rank_, *backend_, sets_, config_, queue_, counters_, timeline_) {
+  backend_->trace_to(*trace_);
   if (size_ == 1) return;
-  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_);
+  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_, timeline_);
   negotiator_->add_set(*sets_.get(0));
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
@@ -111,6 +113,7 @@ Status Engine::check(const Entry& entry) const {
 Status Engine::enqueue(EntryPtr entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(check(*entry));
   entry->key = entry->request.key();
+  timeline_.submitted(*entry);
   if (size_ == 1) return run_alone(entry);
   HVDLITE_RETURN_IF_ERROR(queue_.push(std::move(entry)));
   if (!blocking) {
@@ -136,6 +139,7 @@ Status Engine::execute_alone(const EntryPtr& entry) {
   const bool joins = entry->request.kind == Kind::kJoin;
   round.push_back(
       {entry, joins ? std::vector<std::int64_t>{0} : rows_given(entry->request, {true}), {}, 0});
+  timeline_.agreed(round);
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors
   return Status();
@@ -204,6 +208,7 @@ bool Engine::run_once() {
 }
 
 void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
+  for (const Negotiator::Round& round : rounds) timeline_.agreed(round);
   for (Negotiator::Round& round : rounds) {
     Status status = this->status();
     if (status.ok()) {

@@ -21,6 +21,7 @@
 #include "engine/negotiator.h"
 #include "engine/process_set.h"
 #include "engine/tensor_queue.h"
+#include "engine/timeline.h"
 #include "engine/turn.h"
 #include "transport/fabric.h"
 
@@ -28,8 +29,9 @@ namespace hvdlite {
 
 class Engine {
  public:
-  // Starts the engine's thread. `fabric` is null for a world of one.
-  Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config);
+  // Starts the engine's thread. `fabric` is null for a world of one; `trace` may be on already.
+  Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
+         std::unique_ptr<Trace> trace = std::make_unique<Trace>());
   ~Engine();  // shuts down
 
   int rank() const { return rank_; }
@@ -54,6 +56,8 @@ class Engine {
   // The sticky error, or OK.
   Status status() const;
   Counters counters() const;
+  // Where the time of this rank goes; to be started and stopped by whoever wants to know.
+  Trace& trace() { return *trace_; }
 
  private:
   Status check(const Entry& entry) const;
@@ -79,10 +83,12 @@ class Engine {
   const int rank_;
   const int size_;
   const Config config_;
+  const std::unique_ptr<Trace> trace_;  // before all that writes to it
+  const Timeline timeline_{*trace_};
   std::unique_ptr<Fabric> fabric_;
   std::unique_ptr<Backend> backend_;
   ProcessSets sets_;
-  TensorQueue queue_;
+  TensorQueue queue_{timeline_};
   Turn turn_;
 
   // Of the runner (guarded by the turn).

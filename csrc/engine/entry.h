@@ -16,6 +16,7 @@ struct Entry {
   std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
   std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
   double weight = 1.0;              // this rank's, for weighted averages
+  std::int64_t submitted_at = 0;    // trace_now() at the call, where the timeline was on
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };
 using EntryPtr = std::shared_ptr<Entry>;

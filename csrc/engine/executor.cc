@@ -98,6 +98,7 @@ const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& 
 }
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members) {
+  const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get());
   const Group& group = members.group;
   const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {

@@ -16,6 +16,7 @@
 #include "engine/negotiator.h"
 #include "engine/process_set.h"
 #include "engine/tensor_queue.h"
+#include "engine/timeline.h"
 
 namespace hvdlite {
 
@@ -23,13 +24,14 @@ class Executor {
  public:
   // All borrowed from the engine.
   Executor(int rank, Backend& backend, const ProcessSets& sets, const Config& config,
-           TensorQueue& queue, Counters& counters)
+           TensorQueue& queue, Counters& counters, const Timeline& timeline)
       : rank_(rank),
         backend_(backend),
         sets_(sets),
         config_(config),
         queue_(queue),
-        counters_(counters) {}
+        counters_(counters),
+        timeline_(timeline) {}
 
   // Executes the batches of one round and finishes its entries, each once all its tensors are done.
   // A failed status is final for the backend; entries that are not finished yet stay with the
@@ -61,6 +63,7 @@ class Executor {
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;
+  const Timeline& timeline_;
   std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
   std::vector<Piece> pieces_;                 // of the current batch; kept for its capacity
   std::vector<double> weights_;               // of the current batch, by tensor; then their sums

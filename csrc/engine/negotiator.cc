@@ -25,17 +25,17 @@ Status garbage(const Frame& frame) {
                 frame.from);
 }
 
-// The member's part of a response: of an alltoall only the rows that it receives itself.
+// The member's part of a response: of an alltoall only the rows that it receives itself. (An error
+// has no kind.)
 Response addressed_part(const Response& response, const Group& group, std::size_t index) {
   if (response.request.kind != Kind::kAlltoall) return response;
-  Response part;
-  part.form = response.form;
-  part.cache_id = response.cache_id;
-  part.request = response.request;
-  part.error = response.error;
-  part.absent = response.absent;
-  part.generation = response.generation;
-  if (response.form != Response::Form::kFull) return part;
+  Response part{response.form,
+                response.cache_id,
+                response.request,
+                {},
+                response.absent,
+                response.generation,
+                {}};
   const std::size_t members = group.ranks.size();
   const auto begin =
       response.first_dimensions.begin() + static_cast<std::ptrdiff_t>(index * members);
@@ -57,7 +57,8 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 
 }  // namespace
 
-Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters)
+Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters,
+                       const Timeline& timeline)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
       queue_(queue),
@@ -68,7 +69,7 @@ Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue,
       cache_(static_cast<std::size_t>(config.cache_capacity)),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity);
+  coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity, &timeline);
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }

@@ -17,6 +17,7 @@
 #include "engine/entry.h"
 #include "engine/stall_monitor.h"
 #include "engine/tensor_queue.h"
+#include "engine/timeline.h"
 
 namespace hvdlite {
 
@@ -34,7 +35,8 @@ class Negotiator {
   using Round = std::vector<Agreed>;
 
   // All borrowed; the engine owns them and outlives this.
-  Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters);
+  Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters,
+             const Timeline& timeline);
 
   void add_set(const Group& group);
   void submit(const std::vector<EntryPtr>& entries);

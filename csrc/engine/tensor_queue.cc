@@ -31,12 +31,18 @@ Status TensorQueue::push(EntryPtr entry) {
 
 std::vector<EntryPtr> TensorQueue::take() {
   if (empty()) return {};
-  MutexLock lock(mutex_);
-  waiting_.store(false, std::memory_order_seq_cst);
-  return std::exchange(entries_, {});
+  std::vector<EntryPtr> taken;
+  {
+    MutexLock lock(mutex_);
+    waiting_.store(false, std::memory_order_seq_cst);
+    taken = std::exchange(entries_, {});
+  }
+  timeline_.taken(taken);
+  return taken;
 }
 
 void TensorQueue::finish(const EntryPtr& entry, Status status) {
+  timeline_.finished(*entry, status);
   {
     MutexLock lock(mutex_);
     in_flight_.erase(entry->key);

@@ -11,11 +11,14 @@
 
 #include "base/mutex.h"
 #include "engine/entry.h"
+#include "engine/timeline.h"
 
 namespace hvdlite {
 
 class TensorQueue {
  public:
+  explicit TensorQueue(const Timeline& timeline) : timeline_(timeline) {}  // borrowed
+
   // kDuplicateName when the name is in flight; kInvalidArgument during a join; the closing status
   // once closed.
   Status push(EntryPtr entry);
@@ -30,6 +33,7 @@ class TensorQueue {
   std::vector<EntryPtr> close(const Status& status);
 
  private:
+  const Timeline& timeline_;
   Mutex mutex_;
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);

@@ -29,8 +29,9 @@ std::vector<std::int64_t> dims_of(const TF_Tensor* tensor) {
   return dims;
 }
 
-// What is wrong with this rank's call alone is its own mistake; everything else ended the
-// collective, and ABORTED is the one code that graphs hand on unchanged for that.
+// What is wrong with one call alone, this rank's or that of another which the message names, is a
+// mistake in the program; everything else ended the collective, and ABORTED is the one code that
+// graphs hand on unchanged for that.
 TF_Code code_of(const HvdliteResult& result) {
   switch (static_cast<StatusCode>(result.code)) {
     case StatusCode::kInvalidArgument:

@@ -92,18 +92,19 @@ std::optional<std::string> describe_bad_splits(int rank, const Request& request,
   }
   const std::int64_t rows = request.tensors[0].dims[0];
   const std::string subject = "alltoall '" + request.name + "': rank " + std::to_string(rank);
-  const std::string among = " in a process set of " + std::to_string(members);
+  const std::string size = std::to_string(members);
   if (request.splits.empty()) {
     const std::int64_t parts = count_present(present);
     if (rows % parts == 0) return std::nullopt;
     const std::int64_t joined = std::ssize(present) - parts;
-    return subject + " has " + std::to_string(rows) + " rows, which cannot be split evenly" +
-           among + (joined == 0 ? "" : ", " + std::to_string(joined) + " of which have joined") +
+    return subject + " has " + std::to_string(rows) +
+           " rows, which cannot be split evenly in a process set of " + size +
+           (joined == 0 ? "" : ", " + std::to_string(joined) + " of which have joined") +
            "; give splits";
   }
   if (request.splits.size() != members) {
-    return subject + " has " + std::to_string(request.splits.size()) + " splits" + among +
-           "; give one for each member";
+    return subject + " has " + std::to_string(request.splits.size()) +
+           " splits in a process set of " + size + "; give one for each member";
   }
   std::int64_t sum = 0;
   for (const std::int64_t split : request.splits) {

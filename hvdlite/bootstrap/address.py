@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
 import struct
+from collections.abc import Sequence
+
+from hvdlite.errors import BootstrapError
 
 _BACKLOG = 1024
 _CREDENTIALS = struct.Struct("iII")
+_SIOCGIFADDR = 0x8915
+_INTERFACE = struct.Struct("16s4s4s16x")  # a name and an IPv4 socket address: family, port, address
 UNIX = "unix:"
 
 
@@ -64,6 +70,37 @@ def split_host(address: str) -> tuple[str, int]:
     """Split "host:port"; an IPv6 address may contain colons."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def interface_address(names: Sequence[str]) -> str:
+    """Return the IPv4 address of the first of these network interfaces that has one.
+
+    Raises:
+        BootstrapError: none has; the message lists those that this host has.
+    """
+    found = interface_addresses()
+    for name in names:
+        if name in found:
+            return found[name]
+    have = ", ".join(f"{name} ({address})" for name, address in found.items())
+    raise BootstrapError(
+        f"no network interface of {socket.gethostname()} is called {' or '.join(names)} and has an "
+        f"IPv4 address; it has {have or 'none'}"
+    )
+
+
+def interface_addresses() -> dict[str, str]:
+    """List this host's network interfaces that have an IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = _INTERFACE.pack(name.encode(), b"", b"")
+            try:
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # It has no IPv4 address.
+            found[name] = socket.inet_ntoa(_INTERFACE.unpack(answer)[2])
+    return found
 
 
 def same_user(connection: socket.socket) -> bool:

@@ -23,11 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.address import address_of, dial, fresh_unix_address, listen
+from hvdlite.bootstrap.address import (
+    address_of,
+    dial,
+    fresh_unix_address,
+    interface_address,
+    listen,
+)
+from hvdlite.bootstrap.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
 from hvdlite.bootstrap.store import Store, StoreClient, client_handshake
-from hvdlite.bootstrap.topology import Place, place_ranks
+from hvdlite.bootstrap.topology import Place, Said, place_ranks
 from hvdlite.errors import BootstrapError
 
 _LOOPBACK = "127.0.0.1"
@@ -44,6 +51,7 @@ class Connection:
     Attributes:
         links: per peer (rank, control, data, segment, bell) descriptors, -1 where there is none;
             whoever takes them owns them.
+        clock: of this host against rank 0's.
     """
 
     rank: int = 0
@@ -56,6 +64,18 @@ class Connection:
     local_size: int = 1
     cross_rank: int = 0
     cross_size: int = 1
+    clock: ClockOffset = SAME_CLOCK
+
+    def close(self) -> None:
+        """Close the descriptors: nobody takes them."""
+        descriptors = [
+            self.segment_fd,
+            self.bell_fd,
+            *(fd for link in self.links for fd in link[1:]),
+        ]
+        for fd in descriptors:
+            if fd >= 0:
+                os.close(fd)
 
 
 @dataclass
@@ -110,14 +130,28 @@ def connect(
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
-            store = Store.start(
-                worker.size, worker.token, worker.job_id, worker.epoch, worker.rendezvous
-            )
-            stack.enter_context(store)
+            stack.enter_context(_serve_store(worker, worker.rendezvous))
         client = StoreClient(worker.rendezvous, job, worker.rank, worker.start_timeout)
         stack.enter_context(client)
         mesh = _Mesh(worker, Job(worker.token, worker.job_id, epoch), client, create_segment)
         return mesh.connect(agreed or {})
+
+
+def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
+    """Serve the store in rank 0, where the launcher has none."""
+    remedy = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
+    try:
+        store = Store.start(worker.size, worker.token, worker.job_id, worker.epoch, address)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BootstrapError(f"rank 0 cannot listen at {address}: {reason}; {remedy}") from error
+    # As where /etc/hosts maps a host's own name to 127.0.1.1.
+    if store.address.startswith("127.") and worker.local_size not in (None, worker.size):
+        store.close()
+        raise BootstrapError(
+            f"rank 0 would serve at {address}, which no other host can reach; {remedy}"
+        )
+    return store
 
 
 def host_identity(override: str | None) -> str:
@@ -169,29 +203,59 @@ class _Mesh:
         try:
             peers = self._exchange_addresses(listeners, agreed)
             _check_agreed([peer["agreed"] for peer in peers])
-            place = place_ranks([peer["host"] for peer in peers], self._worker.rank)
+            place = place_ranks(
+                [peer["host"] for peer in peers],
+                self._worker.rank,
+                [Said(*peer["said"]) for peer in peers],
+            )
             self._segment = self._create_segment(place.local_size)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._run(listeners, peers, place)
+            own_clock = json.dumps(self._compare_clocks(place)).encode()
             # Nobody starts before everybody is connected: then every socket has its owner.
-            self._client.exchange(f"connected/{self._job.epoch}", b"")
+            clocks = self._client.exchange(f"connected/{self._job.epoch}", own_clock)
         except BaseException:
             self._close()
             raise
         finally:
             for listener in listeners:
                 listener.close()
-        return self._result(place)
+        first = place.host_of.index(place.host_of[self._worker.rank])
+        return self._result(place, ClockOffset(*json.loads(clocks[first])))
+
+    def _compare_clocks(self, place: Place) -> ClockOffset:
+        """Compare clocks over TCP: the first rank of every other host with rank 0."""
+        rank, host_of = self._worker.rank, place.host_of
+        firsts = [host_of.index(host) for host in range(1, max(host_of) + 1)]
+        for peer in firsts if rank == 0 else [0] if rank in firsts else []:
+            connection = self._links[peer].control
+            assert connection is not None
+            connection.settimeout(max(0.1, self._deadline - time.monotonic()))
+            try:
+                if rank != 0:
+                    return measure_offset(connection)
+                answer_readings(connection)
+            except OSError as error:
+                raise BootstrapError(
+                    f"rank {rank} could not compare its clock with rank {peer}'s: {error}"
+                ) from error
+        return SAME_CLOCK
 
     def _own_host(self) -> str:
-        """The address that other hosts reach this one at: that of the route to the store."""
+        """The address that other hosts reach this one at: by default, of the route to the store."""
+        if self._worker.interfaces:
+            return interface_address(self._worker.interfaces)
         return self._client.local_host or _LOOPBACK
 
     def _exchange_addresses(
         self, listeners: list[socket.socket], agreed: Mapping[str, str]
     ) -> list[dict[str, Any]]:
+        worker = self._worker
+        # A rank that plays another host knows better than its launcher where it is.
+        said = (worker.local_rank, worker.local_size, worker.node)
         own = {
-            "host": host_identity(self._worker.host_id),
+            "host": host_identity(worker.host_id),
+            "said": said if worker.host_id is None else (),
             "unix": address_of(listeners[0]),
             "tcp": address_of(listeners[1]),
             "agreed": dict(agreed),
@@ -304,7 +368,7 @@ class _Mesh:
             if fd >= 0:
                 os.close(fd)
 
-    def _result(self, place: Place) -> Connection:
+    def _result(self, place: Place, clock: ClockOffset) -> Connection:
         return Connection(
             rank=self._worker.rank,
             size=self._worker.size,
@@ -316,4 +380,5 @@ class _Mesh:
             local_size=place.local_size,
             cross_rank=place.cross_rank,
             cross_size=place.cross_size,
+            clock=clock,
         )

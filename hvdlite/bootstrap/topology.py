@@ -1,4 +1,7 @@
-"""From the hosts' identities to everybody's place: pure functions.
+"""From the hosts' identities and the launcher's words to everybody's place: pure functions.
+
+Two things are kept apart. Which ranks share memory follows from the identity of their hosts. Local
+ranks, by which scripts choose their GPU, are the launcher's, if it said any.
 
 Example:
     >>> from hvdlite.bootstrap.topology import place_ranks
@@ -27,23 +30,58 @@ class Place:
     cross_size: int
 
 
-def place_ranks(host_ids: Sequence[str], rank: int) -> Place:
+@dataclass(frozen=True)
+class Said:
+    """What its launcher said to one rank; see `WorkerEnvironment`."""
+
+    local_rank: int | None = None
+    local_size: int | None = None
+    node: int | None = None
+
+
+def place_ranks(host_ids: Sequence[str], rank: int, said: Sequence[Said] = ()) -> Place:
     """Number the hosts and find `rank`'s place.
 
     Args:
         host_ids: by rank, the identity of its host.
         rank: whose place to find.
+        said: by rank, the launcher's words; taken when every rank has some and they are consistent,
+            else the ranks of a host are counted.
     """
-    numbers: dict[str, int] = {}
-    host_of = tuple(numbers.setdefault(host_id, len(numbers)) for host_id in host_ids)
-    locals_ = [r for r, host in enumerate(host_of) if host == host_of[rank]]
-    local_rank = locals_.index(rank)
-    # Hosts that have a rank of this local rank, in order.
-    across = [host for host in range(len(numbers)) if host_of.count(host) > local_rank]
+    host_of = _numbered(host_ids)
+    nodes = _nodes(host_ids, said)
+    if nodes is None:
+        nodes = host_of
+        local_ranks = [host_of[:r].count(host) for r, host in enumerate(host_of)]
+        local_size = host_of.count(host_of[rank])
+    else:
+        local_ranks = [one.local_rank or 0 for one in said]
+        local_size = said[rank].local_size or nodes.count(nodes[rank])
+    # Hosts that have a rank of this local rank; their numbers are in order of first appearance.
+    across = sorted(
+        node
+        for node, local_rank in zip(nodes, local_ranks, strict=True)
+        if local_rank == local_ranks[rank]
+    )
     return Place(
         host_of=host_of,
-        local_rank=local_rank,
-        local_size=len(locals_),
-        cross_rank=across.index(host_of[rank]),
+        local_rank=local_ranks[rank],
+        local_size=local_size,
+        cross_rank=across.index(nodes[rank]),
         cross_size=len(across),
     )
+
+
+def _numbered(names: Sequence[object]) -> tuple[int, ...]:
+    numbers: dict[object, int] = {}
+    return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+
+
+def _nodes(host_ids: Sequence[str], said: Sequence[Said]) -> tuple[int, ...] | None:
+    """Number the launcher's hosts; None when it did not number every rank within its host."""
+    if not said or any(one.local_rank is None for one in said):
+        return None
+    named = all(one.node is not None for one in said)
+    nodes = _numbered([one.node for one in said] if named else host_ids)
+    seats = {(node, one.local_rank) for node, one in zip(nodes, said, strict=True)}
+    return nodes if len(seats) == len(said) else None

@@ -34,6 +34,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -61,7 +63,7 @@ from hvdlite.keras.arrays import (
     reducescatter,
 )
 from hvdlite.keras.backend import seam
-from hvdlite.keras.optimizer import DistributedOptimizer
+from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
@@ -86,6 +88,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OutOfMemoryError",
+    "PartialDistributedOptimizer",
     "Product",
     "RankFailedError",
     "ShutdownError",
@@ -122,6 +125,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from hvdlite import basics
 from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
@@ -37,7 +38,11 @@ class Distribution:
     passes: int
     averages_passes: bool
     allreduce: Callable[..., list[Any]]
+    scale: Callable[[Any, float], Any]
+    scales_local: bool = True
     accumulator: Accumulator | None = None
+    local: list[Any] = field(default_factory=list)  # variables that are not reduced
+    first_index: int = 0  # of those that are
 
     def wire_name(self, index: int) -> str:
         """Name the gradient of the variable of this index."""
@@ -45,17 +50,39 @@ class Distribution:
             self.prefix = f"keras.{next_object('keras.DistributedOptimizer')}"
         return f"{self.prefix}.{index}"
 
-    def reduce(self, gradients: Sequence[Any], indices: Sequence[int]) -> list[Any]:
-        """Reduce the gradients of the variables of these indices over all ranks."""
-        return self.allreduce(
-            gradients,
-            [self.wire_name(index) for index in indices],
+    def is_local(self, variable: Any) -> bool:
+        """Say whether a variable is this rank's own."""
+        return any(variable is one for one in self.local)
+
+    def reduce(
+        self, gradients: Sequence[Any], indices: Sequence[int], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Reduce the gradients of these variables over all ranks.
+
+        Args:
+            gradients: tensors, or None, which stays None.
+            indices: of the variables, by which ranks know them.
+            variables: the gradients of local ones stay, divided by the number of ranks if so asked.
+        """
+        shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
+        if shared:
+            self.first_index = indices[shared[0]]
+        factor = 1.0 / basics.size() if self.scales_local else 1.0
+        results: list[Any] = [None] * len(gradients)
+        for i in set(range(len(gradients))).difference(shared):
+            results[i] = None if gradients[i] is None else self.scale(gradients[i], factor)
+        reduced = self.allreduce(
+            [gradients[i] for i in shared],
+            [self.wire_name(indices[i]) for i in shared],
             op=self.op,
             compression=self.compression,
             prescale_factor=self.prescale,
             postscale_factor=self.postscale,
             sparse_as_dense=self.sparse_as_dense,
         )
+        for i, gradient in zip(shared, reduced, strict=True):
+            results[i] = gradient
+        return results
 
 
 class Distributed:
@@ -68,6 +95,17 @@ class Distributed:
     def __class__(self) -> Any:
         """The class that was wrapped: what a saved file names."""
         return self._wrapped_class
+
+    def register_local_var(self, variable: Any) -> None:
+        """Keep a variable this rank's own: its gradient is not reduced.
+
+        Every rank registers the same ones before the first step.
+
+        Example:
+            >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            >>> optimizer.register_local_var(head.kernel)
+        """
+        self._require_distribution().local.append(variable)
 
     def _require_distribution(self) -> Distribution:
         if self._distribution is None:
@@ -127,7 +165,7 @@ def first_wire_name(optimizer: Any) -> str | None:
     for part in with_inner(optimizer):
         if is_distributed(part):
             distribution: Distribution = part._distribution
-            return distribution.wire_name(0)
+            return distribution.wire_name(distribution.first_index)
     return None
 
 

@@ -25,6 +25,7 @@ from hvdlite.keras.distribution import (
     is_distributed,
     with_inner,
 )
+from hvdlite.local_layers import variables_of
 
 
 class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -48,8 +49,13 @@ class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
             super().apply(gradients, given)  # which says what is wrong
             return
         distribution = self._require_distribution()
+        if distribution.local and isinstance(self, keras.optimizers.LossScaleOptimizer):
+            raise ArgumentError(
+                "local variables do not go with loss scaling, which skips a step where a gradient "
+                "is infinite: on the rank whose local gradient is; use bfloat16, or no local layers"
+            )
         if distribution.passes == 1:
-            super().apply(distribution.reduce(gradients, indices), given)
+            super().apply(distribution.reduce(gradients, indices, variables), given)
             return
         if distribution.accumulator is None:
             distribution.accumulator = Accumulator(
@@ -59,7 +65,7 @@ class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
         distribution.accumulator.add(
             gradients,
             indices,
-            then=lambda sums: apply_plain(distribution.reduce(sums, indices), given),
+            then=lambda sums: apply_plain(distribution.reduce(sums, indices, variables), given),
         )
 
     def __reduce__(self) -> Any:
@@ -87,6 +93,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
+    scale_local_gradients: bool = True,
 ) -> Any:
     """Make a Keras optimizer apply the gradients of all ranks.
 
@@ -112,6 +119,8 @@ def DistributedOptimizer(
         average_aggregated_gradients: divides what has accumulated by that number.
         num_groups: ignored, as is groups: the core sends those together that are ready together.
         groups: ignored.
+        scale_local_gradients: divides the gradients of local variables (see `register_local_var`)
+            by the number of ranks, as averaging does with those of the others.
 
     Returns:
         The optimizer, which has become an instance of a subclass of its class of the same name.
@@ -126,7 +135,7 @@ def DistributedOptimizer(
     """
     basics.size()  # Without init() this raises here, rather than in the first batch.
     older = keras_2(optimizer)
-    allreduce = (older or seam()).allreduce_gradients
+    framework = older or seam()
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
     distribution = Distribution(
         prefix=name,
@@ -137,7 +146,9 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         passes=backward_passes_per_step,
         averages_passes=average_aggregated_gradients,
-        allreduce=allreduce,
+        allreduce=framework.allreduce_gradients,
+        scale=framework.scale_gradient,
+        scales_local=scale_local_gradients,
     )
     if older is not None:
         older.distribute_optimizer(optimizer, distribution)
@@ -145,6 +156,32 @@ def DistributedOptimizer(
         _let_loss_scaling_adopt()
         distribute(optimizer, _Applies, distribution)
     return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any, *args: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """Make a Keras optimizer apply the gradients of all ranks, but for some layers.
+
+    Those layers are this rank's own: experts, or the tables of this rank's part of the data.
+
+    Args:
+        optimizer: as for `DistributedOptimizer`.
+        args: as for `DistributedOptimizer`.
+        local_layers: a layer or several whose weights stay local; built already.
+        options: as for `DistributedOptimizer`.
+
+    Raises:
+        ArgumentError: as `DistributedOptimizer`, or a layer has no weights yet.
+
+    Example:
+        >>> optimizer = hvd.PartialDistributedOptimizer(
+        ...     keras.optimizers.Adam(1e-3), local_layers=[model.get_layer("expert")])
+    """
+    distributed = DistributedOptimizer(optimizer, *args, **options)
+    for variable in variables_of(local_layers):
+        distributed.register_local_var(variable)
+    return distributed
 
 
 def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> None:

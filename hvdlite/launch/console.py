@@ -13,6 +13,7 @@ import time
 from collections import deque
 
 _CAPACITY = 4 << 20  # bytes waiting; above it the console is full
+_END = -1  # queued after everything else
 STDOUT = 1
 STDERR = 2
 
@@ -33,6 +34,15 @@ class Console:
         self._failed: dict[int, OSError] = {}
         self._thread = threading.Thread(target=self._run, name="hvdlite-console", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread once it has written what is queued; do not wait for it."""
+        with self._changed:
+            self._queue.append((_END, None))
+            self._changed.notify_all()
 
     def is_terminal(self, fd: int) -> bool:
         """Say whether somebody watches the descriptor."""
@@ -91,6 +101,10 @@ class Console:
                 while not self._queue:
                     self._changed.wait()
                 fd, data = self._queue[0]
+            if fd == _END:
+                os.close(self.wake_fd)
+                os.close(self._wake_write)
+                return
             if data is None:
                 os.close(fd)
             elif fd not in self._failed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from hvdlite.launch import guardian, shim
+from hvdlite.launch.console import STDERR, STDOUT
+from hvdlite.launch.ending import Ending
 from hvdlite.launch.guardian import signal_group
 from hvdlite.launch.placement import Slot
 
+RESULT = 3  # the sink of what a rank returns to `hvdlite.run`; no descriptor of the console
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
 _PIPE_BYTES = 1 << 20
 _LONGEST_DEATH = 1.0  # seconds that a killed process may take to disappear
@@ -57,6 +61,7 @@ def job_environment(slot: Slot, job: Job) -> dict[str, str]:
         "CROSS_SIZE": slot.cross_size,
     }
     environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
+    environment["HVDLITE_NODE"] = str(slot.host)
     environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
     environment.update(
         HVDLITE_RENDEZVOUS=job.rendezvous,
@@ -78,39 +83,15 @@ def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a process ended: its exit status, or the signal that killed it."""
-
-    status: int
-    by_signal: bool
-
-    @property
-    def ok(self) -> bool:
-        """Say whether it ended well."""
-        return self.status == 0 and not self.by_signal
-
-    @property
-    def code(self) -> int:
-        """Give the exit status that a shell would: 128 + n for signal n."""
-        return 128 + self.status if self.by_signal else self.status
-
-    def __str__(self) -> str:
-        """Put it in words."""
-        if not self.by_signal:
-            return f"exit status {self.status}"
-        try:
-            return f"killed by {signal.Signals(self.status).name}"
-        except ValueError:
-            return f"killed by signal {self.status}"
-
-
 class Worker:
     """One started rank."""
 
-    def __init__(self, slot: Slot, process: subprocess.Popen[bytes]) -> None:
-        """Take a process that leads its own group."""
+    def __init__(
+        self, slot: Slot, process: subprocess.Popen[bytes], result: int | None = None
+    ) -> None:
+        """Take a process that leads its own group, and the pipe of its result, if any."""
         self.slot = slot
+        self._result = {} if result is None else {RESULT: result}
         self.pid = process.pid
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
@@ -120,6 +101,31 @@ class Worker:
     def rank(self) -> int:
         """The rank in the job."""
         return self.slot.rank
+
+    @property
+    def host(self) -> str:
+        """The name of the host, for messages."""
+        return socket.gethostname()
+
+    @property
+    def group(self) -> int:
+        """The process group that has to die with this process: the worker's own."""
+        return self.pid
+
+    @property
+    def lingers(self) -> bool:
+        """Nothing of it is out of sight: what it left carries the job's environment."""
+        return False
+
+    def take_pipes(self) -> dict[int, int]:
+        """Hand over the read ends of its output, by sink; whoever takes them owns them."""
+        pipes = dict(self._result)
+        self._result = {}
+        for sink, pipe in ((STDOUT, self.process.stdout), (STDERR, self.process.stderr)):
+            if pipe is not None and not pipe.closed:
+                pipes[sink] = os.dup(pipe.fileno())
+                pipe.close()
+        return pipes
 
     def look(self) -> Ending | None:
         """Say how it ended, None while it runs; it is not reaped."""
@@ -134,19 +140,18 @@ class Worker:
         """Send a signal to the worker and its children, also when itself has ended."""
         signal_group(self.pid, number)
 
-    def reap(self) -> bool:
-        """Kill what is left of the group and forget the process; False when it will not die."""
+    def reap(self) -> str | None:
+        """Kill what is left of the group and forget the process; say so when it will not die."""
         self.look()
         self.signal_group(signal.SIGKILL)
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for pipe in self.take_pipes().values():
+            os.close(pipe)
         os.close(self.pidfd)
         try:
             self.process.wait(_LONGEST_DEATH)
         except subprocess.TimeoutExpired:  # It sleeps inside a driver or a dead file system.
-            return False
-        return True
+            return f"rank {self.rank} (pid {self.pid}) cannot be killed"
+        return None
 
 
 def start_worker(
@@ -155,22 +160,49 @@ def start_worker(
     environment: Mapping[str, str],
     stdout: int | IO[Any] = subprocess.PIPE,
     stderr: int | IO[Any] = subprocess.PIPE,
+    stdin: bytes | None = None,
 ) -> Worker:
-    """Start one rank with exactly this environment; it dies when this process dies."""
+    """Start one rank with exactly this environment; it dies when this process dies.
+
+    With `stdin`, which it reads, it also gets a pipe for its result, in HVDLITE_RESULT_FD.
+    """
     own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
-    process = subprocess.Popen(
-        [*own, *command],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        bufsize=0,
-    )
+    result: int | None = None
+    passed: list[int] = []
+    closed: list[int] = []
+    source: int | IO[Any] = subprocess.DEVNULL
+    if stdin is not None:
+        result, write = os.pipe2(os.O_CLOEXEC)
+        source = _memory_file(stdin)
+        environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
+        passed, closed = [write], [write, source]
+    try:
+        process = subprocess.Popen(
+            [*own, *command],
+            env=dict(environment),
+            stdin=source,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=passed,
+            bufsize=0,
+        )
+    finally:
+        for fd in closed:
+            os.close(fd)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             _enlarge(pipe.fileno())
-    return Worker(slot, process)
+    return Worker(slot, process, result)
+
+
+def _memory_file(content: bytes) -> int:
+    """Make a file without a name; its descriptor stands at the start."""
+    fd = os.memfd_create("hvdlite-stdin", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _enlarge(pipe: int) -> None:
@@ -198,9 +230,9 @@ class Guardian:
         )
         self._tell(job_id.hex())
 
-    def watch(self, worker: Worker) -> None:
-        """Add a worker's process group."""
-        self._tell(str(worker.pid))
+    def watch(self, group: int) -> None:
+        """Add a process group."""
+        self._tell(str(group))
 
     def dismiss(self) -> None:
         """End it: nothing of the job is left."""

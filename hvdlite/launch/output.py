@@ -9,16 +9,15 @@ the console stands in; another stream then first gets a line of its own.
 
 from __future__ import annotations
 
-import os
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from hvdlite.launch.console import Console
+from hvdlite.launch.local import RESULT
+from hvdlite.launch.streams import Stream, StreamReader
 
-_BLOCK = 256 << 10  # read at once from a stream
 _LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
-_TAIL = 16 << 10  # kept of each stream for the failure report
 _REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
 
 
@@ -75,49 +74,43 @@ class LineCutter:
         return start + text
 
 
-class Stream:
-    """One worker's stdout or stderr, with its pipe's read end (owned)."""
+class ShownStream(Stream):
+    """A stream whose lines are shown; `file` takes its plain bytes, if any (owned)."""
 
-    def __init__(self, rank: int, pipe: int, sink: int, file: int | None) -> None:
-        """Name the console's descriptor `sink`, and a file for the plain bytes, if any (owned)."""
-        os.set_blocking(pipe, False)
-        self.rank = rank
-        self.pipe = pipe
-        self.sink = sink
+    def __init__(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
+        super().__init__(rank, pipe, sink)
         self.file = file
         self.cutter = LineCutter()
-        self.tail = b""
         self.rest_since = 0.0
-        self.at_end = False
 
 
-class OutputPump:
-    """Read all streams and write their lines to the console.
-
-    Owned and called by the supervisor's thread. While the console is behind by its capacity, no
-    stream is read: the workers' pipes fill, and memory stays bounded.
-    """
+class OutputPump(StreamReader):
+    """Read all streams and write their lines to the console."""
 
     def __init__(
         self, console: Console, selector: selectors.BaseSelector, timestamps: bool
     ) -> None:
+        super().__init__(selector)
         self._console = console
-        self._selector = selector
         self._timestamps = timestamps
-        self._streams: list[Stream] = []
-        self._open: Stream | None = None
-        self._paused = False
+        self._open: ShownStream | None = None
+        self._results: dict[int, bytearray] = {}
 
-    def add(self, stream: Stream) -> None:
-        """Start reading a stream; the pump owns it from here on."""
-        self._streams.append(stream)
-        self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
+    @property
+    def full(self) -> bool:
+        """Say whether the console is behind by its capacity."""
+        return self._console.full
 
-    def _reader(self, stream: Stream) -> Callable[[], None]:
-        def read() -> None:
-            self._read_block(stream)
+    @property
+    def results(self) -> Mapping[int, bytes]:
+        """By rank, all bytes that it returned."""
+        return {rank: bytes(result) for rank, result in self._results.items()}
 
-        return read
+    def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
+        """Start showing what comes through a pipe (owned), with a copy to `file` (owned)."""
+        self.add(
+            Stream(rank, pipe, sink) if sink == RESULT else ShownStream(rank, pipe, sink, file)
+        )
 
     def _prefix(self, stream: Stream) -> bytes:
         if not self._timestamps:
@@ -126,20 +119,13 @@ class OutputPump:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         return f"{clock}.{int(now * 1000) % 1000:03d} [{stream.rank}] ".encode()
 
-    def _read_block(self, stream: Stream) -> bool:
-        """Read once; say whether there was something."""
-        if stream.at_end:  # Its event came in the same batch as the end that closed it.
-            return False
-        try:
-            block = os.read(stream.pipe, _BLOCK)
-        except BlockingIOError:
-            return False
-        if not block:
-            self._end(stream)
-            return False
+    def took(self, stream: Stream, block: bytes) -> None:
+        """Show the lines that a block completes."""
+        if not isinstance(stream, ShownStream):
+            self._results.setdefault(stream.rank, bytearray()).extend(block)
+            return
         if stream.file is not None:
             self._console.write(stream.file, block)
-        stream.tail = (stream.tail + block)[-_TAIL:] if len(block) < _TAIL else block[-_TAIL:]
         had_rest = stream.cutter.rest_size > 0
         lines = stream.cutter.feed(block, self._prefix(stream))
         if lines:
@@ -148,9 +134,8 @@ class OutputPump:
             stream.rest_since = time.monotonic()
         if stream.cutter.rest_size > _LONGEST_REST:
             self._show_rest(stream)
-        return True
 
-    def _show(self, stream: Stream, text: bytes) -> None:
+    def _show(self, stream: ShownStream, text: bytes) -> None:
         """Write `text`, on a line of its own if the cursor stands in another stream's."""
         if self._open is not None and self._open is not stream:
             self._console.write(self._open.sink, b"\n")
@@ -158,16 +143,18 @@ class OutputPump:
         self._console.write(stream.sink, text)
         self._open = stream if stream.cutter.mid_line else None
 
-    def _show_rest(self, stream: Stream) -> None:
+    def _show_rest(self, stream: ShownStream) -> None:
         text = stream.cutter.flush(self._prefix(stream))
         if text:
             self._show(stream, text)
 
-    def show_rests(self, now: float) -> float | None:
+    def due(self, now: float) -> float | None:
         """Show rests that waited long enough (terminals only); return when the next one is due."""
         due = None
         for stream in self._streams:
-            if not stream.cutter.rest_size or not self._console.is_terminal(stream.sink):
+            if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
+                continue
+            if not self._console.is_terminal(stream.sink):
                 continue
             when = stream.rest_since + _REST_SHOWN_AFTER
             if when <= now:
@@ -176,49 +163,16 @@ class OutputPump:
                 due = when
         return due
 
-    def throttle(self) -> None:
-        """Stop reading while the console is behind, go on when it has caught up."""
-        if self._console.full == self._paused:
-            return
-        self._paused = self._console.full
-        for stream in self._streams:
-            if stream.at_end:
-                continue
-            if self._paused:
-                self._selector.unregister(stream.pipe)
-            else:
-                self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
-
-    def drain(self, rank: int) -> None:
-        """Read what a rank's pipes hold now (at most what fits into a pipe)."""
-        for stream in self._streams:
-            if stream.rank == rank:
-                for _ in range(8):
-                    if not self._read_block(stream):
-                        break
-
-    def _end(self, stream: Stream) -> None:
-        """Finish a stream: show its rest, close its pipe and its file."""
-        if stream.at_end:
-            return
-        stream.at_end = True
-        self._show_rest(stream)
-        if not self._paused:
-            self._selector.unregister(stream.pipe)
-        os.close(stream.pipe)
-        if stream.file is not None:
-            self._console.close_file(stream.file)
+    def closed(self, stream: Stream) -> None:
+        """Show a stream's rest and close its file."""
+        if isinstance(stream, ShownStream):
+            self._show_rest(stream)
+            if stream.file is not None:
+                self._console.close_file(stream.file)
 
     def finish(self) -> None:
         """Read what is left in every pipe, close all, and leave the console at a line's start."""
-        for stream in self._streams:
-            while not stream.at_end and self._read_block(stream):
-                pass
-            self._end(stream)
+        super().finish()
         if self._open is not None:
             self._console.write(self._open.sink, b"\n")
             self._open = None
-
-    def tail_of(self, rank: int, sink: int) -> bytes:
-        """Give the last bytes that a rank wrote to the console's descriptor `sink`."""
-        return b"".join(s.tail for s in self._streams if s.rank == rank and s.sink == sink)

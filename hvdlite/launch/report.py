@@ -1,7 +1,7 @@
 """Choose the failure that ended a job, and put it in words; pure.
 
 Example:
-    >>> from hvdlite.launch.local import Ending
+    >>> from hvdlite.launch.ending import Ending
     >>> ranks = [
     ...     Failure(0, 11, Ending(1, False), 5.00, b"hvdlite.errors.RankFailedError: rank 2 ..."),
     ...     Failure(2, 13, Ending(3, False), 5.02, b"ValueError: boom"),
@@ -16,10 +16,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdlite.launch.local import Ending
+from hvdlite.launch.ending import Ending
 
 # How long after the first failure another one may still be the cause of it.
 CAUSE_WINDOW = 0.5
+# The same where the first failure only tells of another rank's: that one is still on its way out.
+_PATIENCE = 1.5
 _LINES = 20
 _LINES_OF_TRACEBACK = 60
 # A rank whose last words are these did not start it: another rank did.
@@ -40,6 +42,16 @@ class Failure:
     at: float
     stderr: bytes
 
+    @property
+    def is_cause(self) -> bool:
+        """Say whether it is more than the consequence of another rank's failure."""
+        return self.ending.by_signal or not is_consequence(self.stderr)
+
+    @property
+    def window(self) -> float:
+        """Say for how many seconds another failure may still turn out to be the cause of it."""
+        return CAUSE_WINDOW if self.is_cause else _PATIENCE
+
 
 def is_consequence(stderr: bytes) -> bool:
     """Say whether a rank's traceback tells of another rank's failure."""
@@ -49,12 +61,8 @@ def is_consequence(stderr: bytes) -> bool:
 def root_failure(failures: Sequence[Failure]) -> Failure:
     """Pick the failure that the others followed from: the first that is no consequence."""
     first = min(failures, key=lambda failure: failure.at)
-    near = [failure for failure in failures if failure.at <= first.at + CAUSE_WINDOW]
-    causes = [
-        failure
-        for failure in near
-        if failure.ending.by_signal or not is_consequence(failure.stderr)
-    ]
+    near = [failure for failure in failures if failure.at <= first.at + first.window]
+    causes = [failure for failure in near if failure.is_cause]
     return min(causes, key=lambda failure: failure.at) if causes else first
 
 

@@ -35,6 +35,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -57,7 +59,10 @@ from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
-from hvdlite.tensorflow.gradient_tape import DistributedGradientTape
+from hvdlite.tensorflow.gradient_tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+)
 from hvdlite.tensorflow.ops import (
     allreduce,
     barrier,
@@ -99,6 +104,8 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "OutOfMemoryError",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "Product",
     "RankFailedError",
     "ShutdownError",
@@ -145,11 +152,14 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]
 
 # These import Keras, and are looked up at first use: TensorFlow alone does without.
 _LATER = {
     "DistributedOptimizer": "hvdlite.keras",
+    "PartialDistributedOptimizer": "hvdlite.keras",
     "SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm",
 }
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvdlite import ops
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
+from hvdlite.local_layers import variables_of
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.names import graph_name
@@ -31,6 +32,8 @@ class _Settings(NamedTuple):
     sparse_as_dense: bool
     groups: Groups
     name: str | None
+    local: list[Any]  # sources whose gradients are not reduced
+    scales_local: bool
 
 
 class _Distributed:
@@ -46,19 +49,41 @@ class _Distributed:
         """
         gradients = self._plain().gradient(target, sources, *args, **kwargs)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        local = [self._is_local(source) for source in flat_sources]
+        factor = 1.0 / basics.size() if self._hvdlite.scales_local else 1.0
+        reduced = self._reduce(
+            [None if own else one for own, one in zip(local, flat, strict=True)], flat_sources
+        )
+        for i, own in enumerate(local):
+            if own and flat[i] is not None:
+                reduced[i] = tf.math.scalar_mul(factor, flat[i])
+        return tf.nest.pack_sequence_as(gradients, reduced)
+
+    def register_local_source(self, source: Any) -> None:
+        """Keep a source this rank's own: its gradient is not reduced. All ranks register the same.
+
+        Example:
+            >>> tape = hvd.DistributedGradientTape(tape)
+            >>> tape.register_local_source(table)
+        """
+        self._hvdlite.local.append(source)
+
+    def _is_local(self, source: Any) -> bool:
+        return any(source is one for one in self._hvdlite.local)
+
+    def _reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         settings = self._hvdlite
         prefix = settings.name
         if prefix is None:
             prefix = "gradients" if tf.executing_eagerly() else graph_name("gradients")
-        reduced = reduce_gradients(
-            flat,
-            [f"{prefix}.{i}" for i in range(len(flat))],
+        return reduce_gradients(
+            gradients,
+            [f"{prefix}.{i}" for i in range(len(gradients))],
             settings.reduction,
             settings.compression,
             settings.sparse_as_dense,
-            _positions(settings.groups, flat_sources),
+            _positions(settings.groups, sources),
         )
-        return tf.nest.pack_sequence_as(gradients, reduced)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
         """Compute this rank's Jacobian: it is not reduced."""
@@ -86,6 +111,7 @@ def DistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups | None = None,
+    scale_local_gradients: bool = True,
     *,
     weight: Any = None,
     name: str | None = None,
@@ -105,6 +131,8 @@ def DistributedGradientTape(
             it, for ranges that overflow otherwise.
         num_groups: cuts the gradients into that many groups that travel together; 0: alone each.
         groups: as `num_groups`, or a list of lists of sources: each list is one group.
+        scale_local_gradients: divides the gradients of local sources (see `register_local_source`)
+            by the number of ranks, as averaging does with those of the others.
         weight: makes the average one over samples: this rank's number of them, say, as a number or
             a scalar tensor.
         name: tells tapes apart that run at the same time in several threads, or eagerly.
@@ -134,12 +162,35 @@ def DistributedGradientTape(
         raise ArgumentError("this tape is a DistributedGradientTape already")
     reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight)
     groups = _check_groups(num_groups if groups is None else groups)
-    settings = _Settings(reduction, compression, sparse_as_dense, groups, name)
+    settings = _Settings(
+        reduction, compression, sparse_as_dense, groups, name, [], scale_local_gradients
+    )
     kind: Any = type(gradtape)
     members = {"__module__": kind.__module__, "_hvdlite": settings}
     distributed: Any = type(kind.__name__, (_Distributed, kind), members)
     tape = distributed.__new__(distributed)
     tape.__dict__ = gradtape.__dict__
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: Any = None, *args: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """Make a tape's `gradient` return the gradients of all ranks, but for some layers.
+
+    Args:
+        gradtape: as for `DistributedGradientTape`.
+        args: as for `DistributedGradientTape`.
+        local_layers: a Keras layer or several, built already, whose weights are this rank's own.
+        options: as for `DistributedGradientTape`.
+
+    Example:
+        >>> expert = model.get_layer("expert")
+        >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[expert])
+    """
+    tape = DistributedGradientTape(gradtape, *args, **options)
+    for variable in variables_of(local_layers):
+        tape.register_local_source(variable)
     return tape
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from hvdlite.compression import Compressor
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.requests import Reduction
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
-__all__ = ["Compression", "allreduce_gradients"]
+__all__ = ["Compression", "allreduce_gradients", "scale_gradient"]
 
 
 @traced_as_it_is
@@ -38,3 +40,9 @@ def allreduce_gradients(
     """
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return reduce_gradients(gradients, names, reduction, compression, sparse_as_dense)
+
+
+@traced_as_it_is
+def scale_gradient(gradient: Any, factor: float) -> Any:
+    """Multiply a tensor or tf.IndexedSlices."""
+    return tf.math.scalar_mul(factor, gradient)

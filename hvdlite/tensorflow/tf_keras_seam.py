@@ -19,10 +19,10 @@ import tf_keras
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.distribution import Distributed, Distribution, distribute
-from hvdlite.tensorflow.keras_seam import allreduce_gradients
+from hvdlite.tensorflow.keras_seam import allreduce_gradients, scale_gradient
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
-__all__ = ["Optimizer", "allreduce_gradients"]
+__all__ = ["Optimizer", "allreduce_gradients", "scale_gradient"]
 
 _Legacy: Any = tf_keras.optimizers.legacy.Optimizer
 _LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer
@@ -67,7 +67,8 @@ class _Reduces(Distributed):
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         indices = self._positions.of(variables)
-        reduced = distribution.reduce([gradient for gradient, _ in pairs], indices)
+        gradients = [gradient for gradient, _ in pairs]
+        reduced = distribution.reduce(gradients, indices, variables)
         return list(zip(reduced, variables, strict=True))
 
     @traced_as_it_is

@@ -30,6 +30,8 @@ from hvdlite.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -82,6 +84,7 @@ from hvdlite.torch.rows import (
     reducescatter_async,
 )
 from hvdlite.torch.sparse import sparse_allreduce_async
+from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 from hvdlite.uneven import join
 
 __all__ = [
@@ -109,6 +112,7 @@ __all__ = [
     "ShutdownError",
     "StalledError",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -159,5 +163,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

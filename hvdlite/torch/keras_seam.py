@@ -11,7 +11,7 @@ from hvdlite.compression import Compressor
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce_async_
 
-__all__ = ["Compression", "allreduce_gradients"]
+__all__ = ["Compression", "allreduce_gradients", "scale_gradient"]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -58,3 +58,8 @@ def allreduce_gradients(
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
     ]
+
+
+def scale_gradient(gradient: Any, factor: float) -> Any:
+    """Multiply a tensor."""
+    return gradient * factor

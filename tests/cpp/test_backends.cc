@@ -250,4 +250,11 @@ TEST(backends_fake_fails_on_demand_and_records) {
   CHECK_STATUS(fake.barrier(*sets.get(0), kPatience), StatusCode::kRankFailed);
   CHECK_EQ(calls.at(0), std::string("allreduce of 1 float32 by max"));
   CHECK_EQ(calls.at(1), std::string("barrier"));
+  const std::vector<std::uint64_t> counts{1};
+  CHECK_STATUS(fake.reducescatter(*sets.get(0), DataType::kFloat32, ReduceOp::kSum, piece, counts,
+                                  kPatience),
+               StatusCode::kRankFailed);
+  CHECK_STATUS(fake.alltoall(*sets.get(0), {}, {}, {}, {}, kPatience), StatusCode::kRankFailed);
+  CHECK_EQ(calls.at(2), std::string("reducescatter of 1 float32 by sum"));
+  CHECK_EQ(calls.at(3), std::string("alltoall of 0 bytes"));
 }

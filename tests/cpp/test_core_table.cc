@@ -35,7 +35,8 @@ struct Ending {
                                  result->first_dimensions + result->parts * result->count);
     for (const HvdliteOutput& output : std::span(result->outputs, result->count)) {
       const auto* values = static_cast<const float*>(output.data);
-      self.output.insert(self.output.end(), values, values + output.bytes / sizeof(float));
+      const std::span<const float> all(values, output.bytes / sizeof(float));
+      self.output.insert(self.output.end(), all.begin(), all.end());
     }
     self.changed.notify_all();
   }

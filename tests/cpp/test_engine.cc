@@ -1,4 +1,6 @@
 // Whole engines.
+#include <fcntl.h>
+
 #include <functional>
 #include <random>
 #include <thread>
@@ -35,6 +37,26 @@ TEST(engine_sums_over_eight_ranks) { sum_in_many_steps(one_host(8), 50); }
 TEST(engine_sums_over_sixty_four_ranks) { sum_in_many_steps(one_host(64), 3); }
 TEST(engine_sums_over_two_hosts_of_two) { sum_in_many_steps({0, 0, 1, 1}, 50); }
 TEST(engine_sums_over_uneven_hosts) { sum_in_many_steps({0, 1, 1, 2, 1}, 20); }
+
+TEST(engine_can_be_traced_at_any_time) {
+  run_world({0, 0, 1}, [&](int rank, Engine& engine) {
+    std::atomic<bool> over{false};
+    std::thread tracer([&] {
+      while (!over.load()) {
+        CHECK_OK(engine.trace().start(Fd(::open("/dev/null", O_WRONLY)), rank, true));
+        std::this_thread::sleep_for(1ms);
+        engine.trace().stop();
+      }
+    });
+    for (int step = 0; step < 300; ++step) {
+      std::vector<float> values(1000, static_cast<float>(rank + step));
+      CHECK_OK(run(engine, allreduce_entry("x", values), step % 2 == 0));
+      CHECK_EQ(values[999], static_cast<float>(3 * step + 3));
+    }
+    over = true;
+    tracer.join();
+  });
+}
 
 TEST(engine_of_one_rank_needs_neither_thread_nor_fabric) {
   Engine engine(nullptr, std::make_unique<SelfBackend>(), Config());

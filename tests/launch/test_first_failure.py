@@ -61,6 +61,22 @@ raise RankFailedError("rank 2 raised ValueError: the cause")
     assert result.stderr.endswith("    ValueError: the cause\n")
 
 
+def test_cause_that_is_slow_to_end_is_still_blamed() -> None:
+    code = """
+import os, sys, time
+if os.environ["HVDLITE_RANK"] == "2":
+    time.sleep(1.0)
+    raise ValueError("the cause")
+class RankFailedError(Exception):
+    __module__ = "hvdlite.errors"
+raise RankFailedError("rank 2 raised ValueError: the cause")
+"""
+    result = run_launcher("-np", "3", *python(code))
+    assert "hvdlite-run: rank 2 (host" in result.stderr
+    assert result.stderr.endswith("    ValueError: the cause\n")
+    assert result.seconds <= BOUND + 1.0
+
+
 def test_rank_that_ends_well_does_not_end_the_others() -> None:
     code = """
 import os, time

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hvdlite.launch.local import Ending
+from hvdlite.launch.ending import Ending
 from hvdlite.launch.report import Failure, describe, last_lines, root_failure
 
 CONSEQUENCE = b"""Traceback (most recent call last):
@@ -29,7 +29,7 @@ def test_consequence_does_not_hide_its_slower_cause() -> None:
 
 
 def test_cause_after_the_window_is_another_story() -> None:
-    assert root_failure([failed(0, 5.0, CONSEQUENCE), failed(2, 5.6, BOOM)]).rank == 0
+    assert root_failure([failed(0, 5.0, CONSEQUENCE), failed(2, 6.6, BOOM)]).rank == 0
 
 
 def test_rank_killed_by_a_signal_is_a_cause_whatever_it_printed() -> None:

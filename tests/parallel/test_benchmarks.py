@@ -57,6 +57,14 @@ def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
             assert row[figure] > 0
 
 
+def test_timeline_prints_a_row_per_kind_of_work() -> None:
+    rows = rows_of("timeline.py", "--np", "2")
+    assert [row["work"] for row in rows] == ["4 B", "200 x 4 KiB", "16 MiB"]
+    for row in rows:
+        for figure in ("off_us", "on_us", "off_again_us", "on_to_off", "noise"):
+            assert row[figure] > 0
+
+
 def test_rows_are_drawn(
     allreduce_rows: list[dict[str, Any]], step_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:

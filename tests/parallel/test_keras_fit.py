@@ -137,6 +137,48 @@ def scenario_arguments_change_the_sum() -> None:
         assert np.allclose(keras.ops.convert_to_numpy(variable), -expected), arguments
 
 
+def fit_with_a_local_layer(scale: bool, op: Any, divisor: int) -> None:
+    """The local layer learns from this rank's samples alone, the other from all."""
+    model, alone = dense_model(), dense_model()
+    head = model.layers[-1]
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), op=op, local_layers=[head], scale_local_gradients=scale
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    inputs, targets = (mine(part) for part in data(4 * hvd.size()))
+    before = weights_of(model)
+    fit = functools.partial(model.fit, inputs, targets, batch_size=4, verbose=0)
+    assert tensors_sent_by(fit) == 2
+    alone.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    alone.fit(inputs, targets, batch_size=4, verbose=0)
+    for i in (2, 3):
+        step, whole = weights_of(model)[i] - before[i], weights_of(alone)[i] - before[i]
+        assert np.allclose(step, whole / divisor, atol=1e-6)
+    assert same_bits(weights_of(model)[:2])
+    assert hvd.size() == 1 or not same_bits(weights_of(model)[2:])
+
+
+def scenario_local_layer() -> None:
+    fit_with_a_local_layer(scale=True, op=hvd.Average, divisor=hvd.size())
+
+
+def scenario_local_layer_without_scale() -> None:
+    fit_with_a_local_layer(scale=False, op=hvd.Sum, divisor=1)
+
+
+def scenario_local_variables_say_what_they_cannot() -> None:
+    with pytest.raises(hvd.ArgumentError, match="'dense.*' has no weights yet"):
+        hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(0.1), local_layers=keras.layers.Dense(1, name="dense_without")
+        )
+    variable = keras.Variable(np.zeros(2, "float32"))
+    scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    optimizer = hvd.DistributedOptimizer(scaler)
+    optimizer.register_local_var(variable)
+    with pytest.raises(hvd.ArgumentError, match="do not go with loss scaling"):
+        optimizer.apply([keras.ops.ones(2)], [variable])
+
+
 def scenario_jit_compile() -> None:
     if not on_tensorflow():
         # What matters here is what is traced; generating C++ from it takes half a minute.

@@ -214,7 +214,7 @@ def without_a_world() -> list[str]:
 
 def test_operations_without_a_world_say_to_make_one() -> None:
     (result,) = run_world(1, without_a_world, env=ENVIRONMENT, timeout=TIMEOUT)
-    assert len(result.value) == 5
+    assert len(result.value) == 7
     for message in result.value:
         assert "hvdlite has not been initialized; call hvd.init() first" in message
 

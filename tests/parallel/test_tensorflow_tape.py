@@ -13,6 +13,7 @@ from parallel.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
     hvd,
+    keras,
     ranks,
     run_scenarios,
     same,
@@ -137,6 +138,48 @@ def scenario_upstream_gradients(form: Form) -> None:
         return tape.gradient(y, [source], output_gradients=[tf.fill([1, 2], hvd.rank() + 1.0)])
 
     assert_reduced(form(step)(), mean())
+
+
+def scenario_local_sources(form: Form) -> None:
+    """Theirs is this rank's gradient, divided by the number of ranks unless that is refused."""
+    rank, size = hvd.rank() + 1, hvd.size()
+    shared, own, unused = (tf.Variable([1.0, 2.0]) for _ in range(3))
+    table = tf.Variable(tf.ones([4, 2]))
+    for scale, divisor in ((True, size), (False, 1)):
+
+        def gradients(scale: bool = scale) -> Any:
+            with tf.GradientTape() as tape:
+                rows = tf.nn.embedding_lookup(table, [1, 2])
+                loss = tf.reduce_sum(shared * own * rank) + rank * tf.reduce_sum(rows)
+            tape = hvd.DistributedGradientTape(tape, scale_local_gradients=scale)
+            for source in (own, unused, table):
+                tape.register_local_source(source)
+            found = tape.gradient(loss, [shared, own, unused, table])
+            assert found[2] is None
+            return found[0], found[1], tf.convert_to_tensor(found[3])
+
+        of_shared, of_own, of_table = form(gradients)()
+        mean = sum(ranks()) / size
+        assert same(of_shared, [mean, 2 * mean], 1e-6)
+        assert same(of_own, [rank / divisor, 2 * rank / divisor], 1e-6)
+        assert same(of_table[1], [rank / divisor] * 2, 1e-6)
+
+
+def scenario_local_layers(form: Form) -> None:
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build([None, 1])
+    shared = tf.Variable([[1.0]])
+    rank, size = hvd.rank() + 1, hvd.size()
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(shared)) * rank
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
+        return tape.gradient(loss, [shared, *layer.trainable_variables])
+
+    of_shared, of_layer = form(gradients)()
+    assert same(of_shared, [[sum(ranks()) / size]], 1e-6)
+    assert same(of_layer, [[rank / size]], 1e-6)
 
 
 def scenario_groups(form: Form) -> None:

@@ -44,14 +44,21 @@ class Operation:
     weighted: bool = False
 
 
+def splits_of(operation: Operation, rank: int, size: int) -> list[int]:
+    """Say how many rows a rank sends to each in an alltoall."""
+    return [(operation.seed + 3 * rank + 2 * peer) % 4 for peer in range(size)]
+
+
 @functools.lru_cache(maxsize=64)
-def inputs_of(operation: Operation, rank: int) -> list[torch.Tensor]:
-    """Make a rank's tensors. For an allgather the first dimension depends on the rank."""
+def inputs_of(operation: Operation, rank: int, size: int) -> list[torch.Tensor]:
+    """Make a rank's tensors. Of some collectives the first dimension depends on the rank."""
     generator = np.random.default_rng([operation.seed, rank])
     tensors = []
     for dtype, shape in zip(operation.dtypes, operation.shapes, strict=True):
         if operation.kind == "allgather":
             shape = ((shape[0] if shape else 1) * rank % 4, *shape[1:])
+        if operation.kind == "alltoall":
+            shape = (sum(splits_of(operation, rank, size)), *shape[1:])
         if dtype == "bool":
             values = generator.integers(0, 2, shape)
         elif dtype in INTEGERS:
@@ -68,13 +75,18 @@ def weight_of(operation: Operation, rank: int) -> float | None:
 
 
 def start(operation: Operation, name: str) -> hvd.Handle:
-    tensors = inputs_of(operation, hvd.rank())
+    tensors = inputs_of(operation, hvd.rank(), hvd.size())
     if operation.kind == "allgather":
         return hvd.allgather_async(tensors[0], name)
     if operation.kind == "broadcast":
         return hvd.broadcast_async(tensors[0], operation.seed % hvd.size(), name)
+    if operation.kind == "alltoall":
+        splits = splits_of(operation, hvd.rank(), hvd.size())
+        return hvd.alltoall_async(tensors[0], splits, name).then(lambda result: result[0])
     weight = weight_of(operation, hvd.rank())
     op = getattr(hvd, operation.op)
+    if operation.kind == "reducescatter":
+        return hvd.grouped_reducescatter_async(tensors, op=op, name=name)
     return hvd.grouped_allreduce_async(tensors, op=op, name=name, weight=weight)
 
 
@@ -162,7 +174,7 @@ def expected_reduction(operation: Operation, size: int, index: int) -> Array:
     """Reduce in ascending order of ranks."""
     dtype = operation.dtypes[index]
     arrays = [
-        as_numpy(inputs_of(operation, rank)[index]).astype(accumulator(dtype))
+        as_numpy(inputs_of(operation, rank, size)[index]).astype(accumulator(dtype))
         for rank in range(size)
     ]
     if operation.weighted:
@@ -183,7 +195,7 @@ def expected_reduction(operation: Operation, size: int, index: int) -> Array:
 
 
 def check_result(operation: Operation, results: list[torch.Tensor], ranks: Ranks) -> None:
-    inputs = [inputs_of(operation, rank) for rank in range(ranks.size)]
+    inputs = [inputs_of(operation, rank, ranks.size) for rank in range(ranks.size)]
     if operation.kind == "allgather":
         assert torch.equal(results[0], torch.cat([tensors[0] for tensors in inputs]))
     elif operation.kind == "broadcast":
@@ -207,6 +219,16 @@ def check_reduction(operation: Operation, index: int, result: torch.Tensor, rank
         assert torch.allclose(result.double(), expected.double(), rtol=bound, atol=bound)
 
 
+def check_exchange(operation: Operation, results: list[list[torch.Tensor]]) -> None:
+    size = len(results)
+    for receiver, (result,) in enumerate(results):
+        parts = []
+        for rank in range(size):
+            splits = splits_of(operation, rank, size)
+            parts.append(inputs_of(operation, rank, size)[0].split(splits)[receiver])
+        assert torch.equal(result, torch.cat(parts)), operation
+
+
 def shapes() -> st.SearchStrategy[tuple[int, ...]]:
     small = st.lists(st.integers(0, 7), max_size=4).map(tuple)
     large = st.sampled_from([(1023,), (4096,), (70_001,), (3, 50_000)])
@@ -215,18 +237,27 @@ def shapes() -> st.SearchStrategy[tuple[int, ...]]:
 
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
-    kind = draw(st.sampled_from(["allreduce", "allreduce", "allgather", "broadcast"]))
+    kinds_of_call = [
+        "allreduce",
+        "allreduce",
+        "allgather",
+        "broadcast",
+        "reducescatter",
+        "alltoall",
+    ]
+    kind = draw(st.sampled_from(kinds_of_call))
     seed = draw(st.integers(0, 1000))
-    if kind != "allreduce":
+    if kind not in ("allreduce", "reducescatter"):
         dtype = draw(st.sampled_from([*INTEGERS, *FLOATS, "bool"]))
         shape = draw(shapes().filter(lambda shape: kind == "broadcast" or len(shape) > 0))
         return Operation(kind, "", (dtype,), (shape,), seed)
     op = draw(st.sampled_from(sorted(OPS)))
-    weighted = op == "Average" and draw(st.booleans())
+    weighted = kind == "allreduce" and op == "Average" and draw(st.booleans())
     kinds = FLOATS if weighted else [*INTEGERS, *FLOATS]
     count = draw(st.integers(1, 4))
     dtypes = draw(st.lists(st.sampled_from(kinds), min_size=count, max_size=count).map(tuple))
-    own_shapes = draw(st.lists(shapes(), min_size=count, max_size=count).map(tuple))
+    one_shape = shapes().filter(lambda shape: kind == "allreduce" or len(shape) > 0)
+    own_shapes = draw(st.lists(one_shape, min_size=count, max_size=count).map(tuple))
     return Operation(kind, op, dtypes, own_shapes, seed, weighted)
 
 
@@ -250,8 +281,15 @@ def test_equal_to_numpy(ranks: Ranks, case: tuple[list[Operation], list[list[int
     every, orders = case
     results = ranks.run(every, orders)
     for number, operation in enumerate(every):
-        check_result(operation, results[0][number], ranks)
-        for other in results[1:]:
-            for a, b in zip(results[0][number], other[number], strict=True):
+        by_rank = [result[number] for result in results]
+        if operation.kind == "alltoall":
+            check_exchange(operation, by_rank)
+            continue
+        if operation.kind == "reducescatter":
+            # The shares, in order, are what an allreduce gives to all.
+            by_rank = [[torch.cat(parts) for parts in zip(*by_rank, strict=True)]]
+        check_result(operation, by_rank[0], ranks)
+        for other in by_rank[1:]:
+            for a, b in zip(by_rank[0], other, strict=True):
                 # The bits are compared: -0.0 is not 0.0, and a NaN is itself.
                 assert as_numpy(a).tobytes() == as_numpy(b).tobytes(), operation

@@ -256,7 +256,7 @@ def scenario_bad_splits_are_an_error_everywhere() -> None:
 
 def scenario_misuse_says_what_to_do() -> None:
     for verb in (hvd.alltoall, hvd.reducescatter):
-        with raises(hvd.ArgumentError, r"no first one to split along; reshape it to \[1\]"):
+        with raises(hvd.ArgumentError, r"without dimensions has no rows; reshape it to \[1\]"):
             verb(torch.tensor(1.0))
         with raises(hvd.ArgumentError, "is a float, not a tensor"):
             verb(3.0)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hvdlite.bootstrap.environment import detect
-from hvdlite.bootstrap.topology import place_ranks
+from hvdlite.bootstrap.topology import Said, place_ranks
 from hvdlite.errors import BootstrapError
 
 OWN = {
@@ -31,6 +31,27 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "run",
 }
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-node1-77@1",
+}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+SLURM = {
+    "SLURM_JOB_ID": "9",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2),2",
+    "SLURM_STEP_NODELIST": "gpu[07-08,11]",
+}
+SECRET = {"HVDLITE_TOKEN": "ab" * 32}
 
 
 def test_nobody_makes_a_world_of_one() -> None:
@@ -80,6 +101,90 @@ def test_bad_variable_is_named(change: dict[str, str], message: str) -> None:
 def test_torchrun_on_several_hosts_says_what_to_do() -> None:
     with pytest.raises(BootstrapError, match="hvdlite-run"):
         detect({**TORCHRUN, "WORLD_SIZE": "4"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "place"),
+    [
+        ({**OPEN_MPI, **SLURM, "HVDLITE_RENDEZVOUS": "node1:5"}, "Open MPI", (2, 4, 1, 2, None)),
+        ({**HYDRA, **SLURM}, "MPICH", (2, 4, 1, 4, None)),
+        ({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}, "Slurm", (3, 4, 0, 2, 2)),
+        ({**TORCHRUN, **SLURM}, "torchrun", (1, 2, 1, 2, None)),
+        ({**TORCHRUN, **OPEN_MPI, **OWN}, "hvdlite-run", (1, 4, 1, 4, None)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "MPICH", (1, 2, None, None, None)),
+    ],
+)
+def test_nearest_launcher_is_recognised(
+    variables: dict[str, str], launcher: str, place: tuple[int | None, ...]
+) -> None:
+    worker = detect({**SECRET, **variables})
+    assert worker.launcher == launcher
+    found = (worker.rank, worker.size, worker.local_rank, worker.local_size, worker.node)
+    assert found == place
+
+
+def test_ranks_started_by_hand_meet_where_they_are_told() -> None:
+    by_hand = {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "node1:5", **SECRET}
+    first, second = detect(by_hand), detect({**by_hand, "HVDLITE_RANK": "1"})
+    assert first.serves_store and not second.serves_store
+    assert first.rendezvous == second.rendezvous == "node1:5"
+    assert first.job_id == second.job_id and first.token == bytes.fromhex("ab" * 32)
+    with pytest.raises(BootstrapError, match="HVDLITE_TOKEN"):
+        detect({**by_hand, "HVDLITE_TOKEN": ""})
+    with pytest.raises(BootstrapError, match="HVDLITE_RANK=2 and HVDLITE_SIZE=2"):
+        detect({**by_hand, "HVDLITE_RANK": "2"})
+
+
+@pytest.mark.parametrize("missing", ["SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
+def test_batch_script_is_no_task_of_slurm(missing: str) -> None:
+    variables = {name: value for name, value in SLURM.items() if name != missing}
+    assert detect(variables).launcher == "none"
+
+
+def test_ranks_on_several_hosts_meet_at_the_first_with_the_users_secret() -> None:
+    worker = detect({**SLURM, **SECRET})
+    assert worker.rendezvous is not None and worker.rendezvous.startswith("gpu07:2")
+    assert worker.token == bytes.fromhex("ab" * 32)
+    assert not worker.serves_store
+    assert detect({**SLURM, **SECRET, "SLURM_PROCID": "0"}).serves_store
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        (SLURM, ["HVDLITE_TOKEN ("]),
+        (OPEN_MPI, ["HVDLITE_TOKEN (", "HVDLITE_RENDEZVOUS ("]),
+        ({**OPEN_MPI, **SECRET}, ["HVDLITE_RENDEZVOUS ("]),
+        ({**TORCHRUN, "WORLD_SIZE": "4"}, ["HVDLITE_TOKEN ("]),
+    ],
+)
+def test_what_is_missing_between_hosts_is_said(
+    variables: dict[str, str], wanted: list[str]
+) -> None:
+    with pytest.raises(BootstrapError, match="to meet across hosts") as raised:
+        detect(variables)
+    said = str(raised.value)
+    assert [word for word in ("HVDLITE_TOKEN (", "HVDLITE_RENDEZVOUS (") if word in said] == wanted
+    assert SECRET["HVDLITE_TOKEN"] not in said
+
+
+def test_launchers_words_about_local_ranks_win() -> None:
+    """Open MPI may number ranks across hosts; hosts that share memory stay what they are."""
+    said = [Said(1, 2), Said(0, 2), Said(0, 2), Said(1, 2)]
+    places = [place_ranks(["a", "b", "a", "b"], rank, said) for rank in range(4)]
+    assert {place.host_of for place in places} == {(0, 1, 0, 1)}
+    assert [place.local_rank for place in places] == [1, 0, 0, 1]
+    assert [(place.cross_rank, place.cross_size) for place in places] == [
+        (0, 2),
+        (1, 2),
+        (0, 2),
+        (1, 2),
+    ]
+
+
+def test_launchers_words_that_contradict_each_other_are_not_taken() -> None:
+    places = [place_ranks(["a", "a"], rank, [Said(0, 1), Said(0, 1)]) for rank in range(2)]
+    assert [place.local_rank for place in places] == [0, 1]
 
 
 def test_import_takes_the_secret_out_of_the_environment() -> None:

@@ -1,0 +1,74 @@
+// What the engine tells the trace: the way of each entry, in the engine's words.
+//
+// An entry is a task: "queue" from the call to the runner, "negotiate" until all ranks have asked
+// for it, "wait for batch" until its first one begins, then the name of the collective until the
+// entry ends. The row "engine" holds the batches, and the backend's parts within. On rank 0, what
+// the coordinator waits for are tasks of their own, with a mark for each rank that came. Each call
+// costs one load while the trace is off (trace/trace.h). Thread: the runner, but submitted(), which
+// is the caller's.
+#pragma once
+
+#include "backend/backend.h"
+#include "engine/entry.h"
+#include "engine/fusion_plan.h"
+#include "trace/trace.h"
+
+namespace hvdlite {
+
+class Timeline {
+ public:
+  explicit Timeline(Trace& trace) : trace_(trace) {}  // borrowed
+
+  void submitted(Entry& entry) const {
+    if (trace_.on()) entry.submitted_at = trace_now();
+  }
+  void taken(const std::vector<EntryPtr>& entries) const {
+    if (trace_.on()) write_taken(entries);
+  }
+  void agreed(const std::vector<Agreed>& round) const {
+    if (trace_.on()) write_agreed(round);
+  }
+  void finished(const Entry& entry, const Status& status) const {
+    if (trace_.on()) trace_.close(TaskGroup::kTensors, id_of(entry), status.message());
+  }
+  // The coordinator: `number` is the tally's, `request` as the rank submitted it.
+  void arrived(std::uint64_t number, const Request& request, int rank, bool first) const {
+    if (trace_.on()) write_arrived(number, request, rank, first);
+  }
+  void answered(std::uint64_t number, const Status& error) const {
+    if (trace_.on()) trace_.close(TaskGroup::kNegotiations, number, error.message());
+  }
+
+  // One batch on the row "engine", for the scope.
+  class BatchScope {
+   public:
+    BatchScope(const Timeline& timeline, const Batch& batch, const std::vector<Agreed>& round,
+               std::uint64_t number)
+        : trace_(timeline.trace_.on() ? &timeline.trace_ : nullptr) {
+      if (trace_ != nullptr) timeline.write_batch(batch, round, number);
+    }
+    ~BatchScope() {
+      if (trace_ != nullptr) trace_->end(Backend::kTraceRow);
+    }
+    BatchScope(const BatchScope&) = delete;
+    BatchScope& operator=(const BatchScope&) = delete;
+
+   private:
+    Trace* const trace_;
+  };
+
+ private:
+  static std::uint64_t id_of(const Entry& entry) {
+    return reinterpret_cast<std::uintptr_t>(&entry);  // its own while it is in flight
+  }
+
+  void write_taken(const std::vector<EntryPtr>& entries) const;
+  void write_agreed(const std::vector<Agreed>& round) const;
+  void write_arrived(std::uint64_t number, const Request& request, int rank, bool first) const;
+  void write_batch(const Batch& batch, const std::vector<Agreed>& round,
+                   std::uint64_t number) const;
+
+  Trace& trace_;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,150 @@
+#include "trace/trace.h"
+
+#include "trace/event_file.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr std::size_t kSlots = std::size_t{1} << 17;  // 8 MiB
+// How much a killed process can lose; a full ring would need six million records a second.
+constexpr auto kWriteInterval = std::chrono::milliseconds(20);
+constexpr std::size_t kLongestWhy = 300;
+
+}  // namespace
+
+Status Trace::start(Fd file, int rank, bool rounds) {
+  MutexLock session(session_mutex_);
+  if (thread_ != nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a timeline is being written already; call stop_timeline() first");
+  }
+  if (ring_ == nullptr) ring_ = std::make_unique<TraceRing>(kSlots);
+  TraceRecord leftover;  // of a thread that was in the middle of an event when the last one ended
+  std::string text;
+  while (ring_->pop(leftover, text)) continue;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = false;
+  }
+  rounds_.store(rounds, std::memory_order_relaxed);
+  TraceRing* const ring = ring_.get();
+  thread_ = std::make_unique<Thread>("hvdlite-trace", [this, ring, rank, fd = file.release()] {
+    write_down(*ring, Fd(fd), rank);
+  });
+  ring_in_use_.store(ring, std::memory_order_release);
+  return Status();
+}
+
+void Trace::stop() {
+  MutexLock session(session_mutex_);
+  if (thread_ == nullptr) return;
+  ring_in_use_.store(nullptr, std::memory_order_relaxed);
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    stopping_changed_.notify_one();
+  }
+  thread_.reset();  // joins
+}
+
+void Trace::write_down(TraceRing& ring, Fd fd, int rank) {
+  EventFile file(std::move(fd), rank, ring.dropped());
+  bool last = false;
+  while (!last) {
+    {
+      MutexLock lock(mutex_);
+      if (!stopping_) {
+        stopping_changed_.wait_until(mutex_, std::chrono::steady_clock::now() + kWriteInterval);
+      }
+      last = stopping_;
+    }
+    file.take(ring);
+  }
+  file.finish();
+}
+
+void Trace::push(const TraceRecord& record, std::string_view text) {
+  TraceRing* const ring = ring_in_use_.load(std::memory_order_acquire);
+  if (ring != nullptr) (void)ring->push(record, text);
+}
+
+void Trace::open(TaskGroup group, std::uint64_t id, std::string_view name, TraceTime since,
+                 const char* kind, std::uint64_t bytes) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kOpen, group};
+  record.time = since;
+  record.id = id;
+  record.label = kind;
+  record.bytes = bytes;
+  push(record, name);
+}
+
+void Trace::phase(TaskGroup group, std::uint64_t id, const char* label, TraceTime since,
+                  std::int64_t number) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kPhase, group};
+  record.time = since;
+  record.id = id;
+  record.label = label;
+  record.number = number;
+  push(record);
+}
+
+void Trace::mark(TaskGroup group, std::uint64_t id, const char* label, std::int64_t number) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kMark, group};
+  record.time = trace_now();
+  record.id = id;
+  record.label = label;
+  record.number = number;
+  push(record);
+}
+
+void Trace::close(TaskGroup group, std::uint64_t id, std::string_view why) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kClose, group};
+  record.time = trace_now();
+  record.id = id;
+  push(record, why.substr(0, kLongestWhy));
+}
+
+void Trace::begin(const char* row, std::string_view name, std::int64_t number,
+                  std::uint64_t bytes) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kBegin};
+  record.time = trace_now();
+  record.label = row;
+  record.number = number;
+  record.bytes = bytes;
+  push(record, name);
+}
+
+void Trace::end(const char* row) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kEnd};
+  record.time = trace_now();
+  record.label = row;
+  push(record);
+}
+
+void Trace::span(const char* row, std::string_view name, TraceTime begin, TraceTime end,
+                 std::uint64_t bytes) {
+  if (!on()) return;
+  TraceRecord record{TraceRecord::Kind::kSpan};
+  record.time = begin;
+  record.end = end;
+  record.label = row;
+  record.bytes = bytes;
+  push(record, name);
+}
+
+void Trace::round(const char* row, std::int64_t responses) {
+  if (!on() || !rounds_.load(std::memory_order_relaxed)) return;
+  TraceRecord record{TraceRecord::Kind::kInstant};
+  record.time = trace_now();
+  record.label = row;
+  record.number = responses;
+  push(record, "round");
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,77 @@
+"""Typed look-ups in an environment, with errors that name the variable; reads no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvdlite.errors import BootstrapError
+
+
+class Variables:
+    """A mapping of text, where an empty value counts as none.
+
+    Example:
+        >>> Variables({"RANK": "3", "NODE": ""}).number("RANK")
+        3
+        >>> "NODE" in Variables({"NODE": ""})
+        False
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._values.get(name))
+
+    def has(self, *names: str) -> bool:
+        """Say whether all of them are set."""
+        return all(name in self for name in names)
+
+    def get(self, name: str) -> str | None:
+        """Return a value, None when it is not set."""
+        return self._values.get(name) or None
+
+    def text(self, name: str) -> str:
+        """Return a value that has to be there."""
+        value = self.get(name)
+        if value is None:
+            raise BootstrapError(
+                f"{name} is not set, although other variables say that a launcher started this "
+                "process; start it with hvdlite-run"
+            )
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a number from 0; it has to be there unless there is a default."""
+        if default is not None and name not in self:
+            return default
+        value = self.text(name)
+        try:
+            number = int(value)
+        except ValueError:
+            number = -1
+        if number < 0:
+            raise BootstrapError(f"{name}={value} is not a number from 0")
+        return number
+
+    def optional_number(self, name: str) -> int | None:
+        """Return a number from 0, None when it is not set."""
+        return self.number(name) if name in self else None
+
+    def seconds(self, name: str, default: float) -> float:
+        """Return a time in seconds."""
+        value = self.get(name)
+        try:
+            return default if value is None else float(value)
+        except ValueError:
+            raise BootstrapError(f"{name}={value} is not a number of seconds") from None
+
+    def secret(self, name: str, value: str | None, length: int) -> bytes:
+        """Decode `value`, which came under `name`: so many bytes, as hexadecimal digits."""
+        try:
+            secret = bytes.fromhex(value or "")
+        except ValueError:
+            secret = b""
+        if len(secret) != length:
+            raise BootstrapError(f"{name} is missing or is not {2 * length} hexadecimal digits")
+        return secret

@@ -1,0 +1,65 @@
+"""`horovod.run`, with Horovod's names of the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hvdlite
+from hvdlite.errors import ArgumentError
+
+# What only elastic jobs have.
+_ELASTIC = (
+    *("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
+    *("host_discovery_script", "min_np", "max_np"),
+)
+# What changes nothing here: there is no MPI, and nothing about hosts is remembered.
+_NEEDLESS = ("disable_cache", "use_gloo", "use_mpi", "mpi_args")
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    *,
+    np: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | Path | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | Path | None = None,
+    output_filename: str | Path | None = None,
+    verbose: int | bool | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    **others: Any,
+) -> list[Any]:
+    """Call a function on every rank; see `hvdlite.run`.
+
+    Raises:
+        ArgumentError: an argument of elastic jobs, which are not supported, or an unknown one.
+    """
+    for name, value in others.items():
+        if name in _ELASTIC and value is not None:
+            raise ArgumentError(f"horovod.run({name}=...): elastic jobs are not supported")
+        if name not in (*_ELASTIC, *_NEEDLESS):
+            raise ArgumentError(f"horovod.run() has no argument {name!r}")
+    interfaces = network_interfaces or network_interface or ""
+    return hvdlite.run(
+        func,
+        args,
+        kwargs,
+        np=num_proc if np is None else np,
+        hosts=hosts,
+        hostfile=hostfile,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        output_filename=output_filename,
+        verbose=bool(verbose),
+        network_interfaces=[name for name in interfaces.split(",") if name],
+        executable=executable,
+    )

@@ -1,0 +1,294 @@
+"""hvdlite-run's hands on another host: `ssh host exec python -m hvdlite.launch.agent`.
+
+It reads its part of the job from stdin, starts those ranks, passes their output on, and tells how
+each ended. When stdin ends, or says nothing for `SILENCE` seconds, the launcher or the way to it is
+gone: then it ends its ranks and itself. stderr is ssh's to show.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import hvdlite
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.store import StoreClient
+from hvdlite.compat import on_path
+from hvdlite.errors import BootstrapError
+from hvdlite.launch.console import STDERR, STDOUT
+from hvdlite.launch.ending import Ending
+from hvdlite.launch.frames import GREETING, Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.launch.local import RESULT, Worker, start_worker
+from hvdlite.launch.loop import JobLoop
+from hvdlite.launch.placement import Slot
+from hvdlite.launch.resources import available_cores, oom_kills
+from hvdlite.launch.streams import Stream, StreamReader
+
+SILENCE = 30.0  # seconds without a word of the launcher until it counts as gone
+_CHECK_SECONDS = 10.0
+_TICK_SECONDS = 1.0
+_CAPACITY = 4 << 20  # bytes that wait for ssh; above it no output is read
+_STDIN, _STDOUT = 0, 1
+_KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT}
+_GONE = 1  # status of a stop because the launcher is gone; nobody reads it
+# What belongs to a host or a login and not to the job.
+_OWN_TO_HOST = frozenset(
+    (
+        "HOME",
+        "HOSTNAME",
+        "LOGNAME",
+        "MAIL",
+        "OLDPWD",
+        "PWD",
+        "SHELL",
+        "SHLVL",
+        "TMPDIR",
+        "USER",
+        "_",
+    )
+)
+_OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
+
+
+class Link:
+    """Both directions to the launcher; writing never blocks."""
+
+    def __init__(self) -> None:
+        os.set_blocking(_STDIN, False)
+        os.set_blocking(_STDOUT, False)
+        self._reader = FrameReader()
+        self._out = bytearray(GREETING)
+        self.heard_at = time.monotonic()
+        self.gone = False
+
+    @property
+    def waiting(self) -> int:
+        """Count the bytes that ssh has not taken yet."""
+        return len(self._out)
+
+    def send(self, data: bytes) -> None:
+        """Queue a frame and write what can be written; drop it when nobody reads any more."""
+        if self.gone:
+            return
+        self._out += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what can be written now."""
+        try:
+            while self._out and not self.gone:
+                del self._out[: os.write(_STDOUT, memoryview(self._out)[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.gone = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until there is something to receive or room to write."""
+        if not self.gone:
+            select.select([_STDIN], [_STDOUT] if self._out else [], [], seconds)
+        self.flush()
+
+    def receive(self) -> list[Frame]:
+        """Take the frames that have arrived; the end of stdin makes the launcher `gone`."""
+        try:
+            data = os.read(_STDIN, 1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.gone = True
+        self.heard_at = time.monotonic()
+        return self._reader.feed(data)
+
+
+class _Forwarder(StreamReader):
+    """Sends what ranks write to the launcher."""
+
+    def __init__(self, agent: Agent, link: Link) -> None:
+        super().__init__(agent.selector)
+        self._link = link
+
+    def took(self, stream: Stream, block: bytes) -> None:
+        self._link.send(frame(_KINDS[stream.sink], stream.rank, block))
+
+    @property
+    def full(self) -> bool:
+        return self._link.waiting > _CAPACITY and not self._link.gone
+
+
+class Agent(JobLoop[Worker]):
+    """One host's part of one job."""
+
+    def __init__(self, link: Link, job_id: bytes) -> None:
+        super().__init__(job_id)
+        self._link = link
+        self._forwarder = _Forwarder(self, link)
+        self._oom_kills = oom_kills()
+        self._listens = True
+        self._watches_room = False
+        self.on(_STDIN, self._obey)
+
+    @property
+    def streams(self) -> StreamReader:
+        """What passes the ranks' output on."""
+        return self._forwarder
+
+    def start(self, slot: Slot, part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        """Start one rank."""
+        worker = start_worker(slot, part["command"], environment, stdin=part["stdin"])
+        self.watch(worker)
+        for sink, pipe in worker.take_pipes().items():
+            self._forwarder.open(worker.rank, pipe, sink)
+        self._link.send(data_frame(Kind.STARTED, slot.rank, worker.pid))
+
+    def ended(self, worker: Worker, ending: Ending) -> None:
+        """Tell the launcher, which decides what follows."""
+        oom_killed = oom_kills() > self._oom_kills
+        self._link.send(
+            data_frame(Kind.ENDED, worker.rank, [ending.status, ending.by_signal, oom_killed])
+        )
+
+    def complain(self, text: str) -> None:
+        """Say that something could not be ended."""
+        print(f"hvdlite-run: {text}", file=sys.stderr)
+
+    def tick(self, now: float) -> float | None:
+        """Write what waits, and notice when the launcher is gone."""
+        self._link.flush()
+        silent = now - self._link.heard_at > SILENCE
+        if (self._link.gone or silent) and (self._stop is None or self._stop.status is None):
+            self._link.gone = True
+            self.stop_now(_GONE)
+        if self._link.gone and self._listens:
+            self._listens = False
+            self.selector.unregister(_STDIN)
+        self._watch_room(bool(self._link.waiting) and not self._link.gone)
+        return now + _TICK_SECONDS
+
+    def _watch_room(self, wanted: bool) -> None:
+        """Wake up when ssh takes more, while something waits for it."""
+        if wanted != self._watches_room:
+            self._watches_room = wanted
+            if wanted:
+                self.selector.register(_STDOUT, selectors.EVENT_WRITE, self._link.flush)
+            else:
+                self.selector.unregister(_STDOUT)
+
+    def _obey(self) -> None:
+        """Stop: the launcher always means all ranks, so the first word for one is enough."""
+        for command in self._link.receive():
+            if command.kind != Kind.SIGNAL:
+                continue
+            number = int(command.data())
+            if self._stop is None or self._stop.status is None:
+                self.stop_now(128 + number)
+            if number == signal.SIGKILL and self._stop is not None:
+                self._stop.kill_at = time.monotonic()
+
+
+def _refuse(link: Link, why: str) -> int:
+    link.send(frame(Kind.REFUSED, body=why.encode()))
+    deadline = time.monotonic() + 2
+    while link.waiting and not link.gone and time.monotonic() < deadline:
+        link.wait(0.1)
+    return 1
+
+
+def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
+    """Join the login's environment and the user's: what belongs to a host stays that host's."""
+    taken = {
+        name: value
+        for name, value in sent.items()
+        if name not in _OWN_TO_HOST and not name.startswith(_OWN_TO_LOGIN)
+    }
+    return {**own, **taken}
+
+
+def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Look whether the job can run here; the ranks would only fail later, and less clearly.
+
+    Raises:
+        OSError: the folder or the program is missing, or the launcher's store cannot be reached.
+    """
+    try:
+        os.chdir(part["folder"])
+    except OSError as error:
+        raise OSError(f"the folder {part['folder']} is missing: {error.strerror}") from None
+    program = part["command"][0]
+    if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
+        raise OSError(f"the program {program!r} is not found")
+    rank, own = next(iter(part["ranks"].items()))
+    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(own["HVDLITE_JOB_ID"]), 0)
+    address = own["HVDLITE_RENDEZVOUS"]
+    try:
+        StoreClient(address, job, int(rank), _CHECK_SECONDS).close()
+    except BootstrapError as error:
+        raise OSError(
+            f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
+            "do the hosts share another network interface? --network-interfaces names it"
+        ) from None
+
+
+def _receive_part(link: Link) -> dict[str, Any] | None:
+    """Wait for this host's part of the job; None when the launcher goes away instead."""
+    stdin: bytes | None = None
+    while not link.gone and time.monotonic() - link.heard_at < SILENCE:
+        link.wait(1.0)
+        for command in link.receive():
+            if command.kind == Kind.STDIN:
+                stdin = command.body
+            elif command.kind == Kind.START:
+                return {**command.data(), "stdin": stdin}
+    return None
+
+
+def main() -> int:
+    """Run the agent."""
+    link = Link()
+    hello = {
+        "version": hvdlite.__version__,
+        "hostname": socket.gethostname(),
+        "cores": available_cores(),
+        "ssh": os.environ.get("SSH_CONNECTION", ""),
+    }
+    link.send(data_frame(Kind.HELLO, 0, hello))
+    part = _receive_part(link)
+    if part is None:
+        return 1
+    environment = environment_here(os.environ, part["environment"])
+    if part["compat"]:
+        environment = on_path(environment)
+    try:
+        _check(part, environment)
+    except OSError as error:
+        return _refuse(link, str(error))
+    agent = Agent(link, bytes.fromhex(part["job_id"]))
+    starters: list[Callable[[], None]] = []
+    for rank, own in part["ranks"].items():
+        slot = Slot(int(rank), *part["slots"][rank])
+        starters.append(partial(agent.start, slot, part, {**environment, **own}))
+    try:
+        agent.run(starters)
+    except OSError as error:
+        return _refuse(link, str(error))
+    link.send(frame(Kind.DONE))
+    # The rest of the output may have to wait for a slow console, but not for a dead link.
+    while link.waiting and not link.gone and time.monotonic() - link.heard_at < SILENCE:
+        link.wait(1.0)
+        link.receive()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

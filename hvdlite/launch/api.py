@@ -1,0 +1,168 @@
+"""`hvdlite.run`: call a function on many ranks, from Python or a notebook."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvdlite.errors import ArgumentError, RankFailedError
+from hvdlite.launch.call import Returned, pack, unpack_result
+from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
+from hvdlite.launch.job import Description, Outcome, run_job
+from hvdlite.launch.report import Failure, last_lines
+from hvdlite.launch.ssh import SshOptions
+
+_INTERRUPTED = 130
+
+
+class RemoteTraceback(Exception):
+    """Where in a rank its exception arose; the cause of the exception that `run` raises."""
+
+    def __str__(self) -> str:
+        """Show the traceback as text."""
+        return f"\n{self.args[0]}"
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int | None = None,
+    hosts: str | None = None,
+    *,
+    hostfile: str | Path | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | Path | None = None,
+    ssh_config: str | Path | None = None,
+    network_interfaces: Sequence[str] = (),
+    output_filename: str | Path | None = None,
+    prefix_output_with_timestamp: bool = False,
+    verbose: bool = False,
+    env: Mapping[str, str] | None = None,
+    executable: str | None = None,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on `np` ranks and return their results in rank order.
+
+    Every rank is a new process, in which the function calls `hvd.init()` as a script would. The
+    function, its arguments and results are pickled (functions of a notebook by value).
+
+    Args:
+        fn: the function; import frameworks inside, or at the top of its module.
+        args: given to it.
+        kwargs: given to it.
+        np: number of ranks; all slots of the hosts by default, or 1.
+        hosts: where to run, as `-H`: "host1:2,host2:2"; this machine by default.
+        hostfile: the same from a file.
+        start_timeout: seconds that hosts and ranks have to find each other.
+        ssh_port: of the other hosts.
+        ssh_identity_file: private key for ssh.
+        ssh_config: configuration that ssh reads instead of its own.
+        network_interfaces: by which the hosts reach each other.
+        output_filename: a folder for copies of the ranks' output.
+        prefix_output_with_timestamp: put the time before each line of output.
+        verbose: say what is started.
+        env: the ranks' environment, instead of this process's.
+        executable: the Python to run, here and on other hosts; by default this one.
+
+    Returns:
+        What each rank returned.
+
+    Raises:
+        ArgumentError: the number of ranks or the hosts cannot be used.
+        RankFailedError: a rank ended without an exception, or with one that cannot be pickled.
+        Exception: what the first failing rank raised, with its traceback as the cause.
+
+    Example:
+        >>> import hvdlite
+        >>> def number():
+        ...     import hvdlite.torch as hvd
+        ...     hvd.init()
+        ...     return hvd.rank() * 10
+        >>> hvdlite.run(number, np=2)
+        [0, 10]
+    """
+    places = _places(hosts, hostfile)
+    python = executable or sys.executable
+    what = Description(
+        command=[python, "-m", "hvdlite.launch.call"],
+        ranks=np if np is not None else sum(host.slots for host in places) or 1,
+        environment=_environment(env, start_timeout),
+        hosts=places,
+        ssh=SshOptions(
+            port=ssh_port,
+            identity_file=_path(ssh_identity_file),
+            config=_path(ssh_config),
+            python=python,
+            connect_seconds=start_timeout or SshOptions.connect_seconds,
+        ),
+        interfaces=network_interfaces,
+        output_folder=_path(output_filename),
+        timestamps=prefix_output_with_timestamp,
+        verbose=verbose,
+        stdin=pack(fn, args, kwargs or {}),
+    )
+    return _outcome_of(what)
+
+
+def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> dict[str, str]:
+    environment = dict(os.environ if env is None else env)
+    if start_timeout is not None:
+        environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
+    return environment
+
+
+def _outcome_of(what: Description) -> list[Any]:
+    if what.ranks < 1:
+        raise ArgumentError(f"np={what.ranks}: at least one rank is needed")
+    try:
+        outcome = run_job(what)
+    except HostsError as error:
+        raise ArgumentError(str(error)) from None
+    return _results(outcome, what.ranks)
+
+
+def _path(text: str | Path | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _places(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
+    if hosts is not None and hostfile is not None:
+        raise ArgumentError("hosts and hostfile: give one of them")
+    try:
+        if hosts is not None:
+            return read_hosts(hosts)
+        if hostfile is not None:
+            return read_hostfile(Path(hostfile).read_text(), str(hostfile))
+    except HostsError as error:
+        raise ArgumentError(str(error)) from None
+    return []
+
+
+def _results(outcome: Outcome, ranks: int) -> list[Any]:
+    """Unpickle what the ranks returned, or raise what the first failing one did."""
+    if outcome.status == _INTERRUPTED and outcome.root is None:
+        raise KeyboardInterrupt
+    returned = {rank: unpack_result(data) for rank, data in outcome.results.items()}
+    if outcome.root is not None:
+        _raise(outcome.root, returned.get(outcome.root.rank, Returned()))
+    missing = [rank for rank in range(ranks) if rank not in returned]
+    if outcome.status != 0 or missing:
+        ended = f"the job ended with status {outcome.status}"
+        raise RankFailedError(f"{ended}; ranks without a result: {missing}")
+    return [pickle.loads(returned[rank].value or b"") for rank in range(ranks)]
+
+
+def _raise(root: Failure, returned: Returned) -> None:
+    if returned.error is not None:
+        error: BaseException = pickle.loads(returned.error)
+        raise error from RemoteTraceback(f"rank {root.rank}:\n{returned.text}")
+    said = "\n".join(f"    {line}" for line in last_lines(root.stderr))
+    text = f"rank {root.rank} (pid {root.pid}) failed first: {root.ending}"
+    failure = RankFailedError(f"{text}\n{said}" if said else text)
+    failure.failed_rank = root.rank
+    raise failure

@@ -1,0 +1,337 @@
+"""The flags of hvdlite-run: its own, one for every knob of the core, and horovodrun's others.
+
+A knob's flag, its help and its default come from the table of knobs. Where horovodrun has a flag
+for the same thing, with another name or unit, that one is understood, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hvdlite
+from hvdlite.launch.ssh import SshOptions
+
+EXAMPLE = "hvdlite-run -np 2 python train.py"
+_LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+
+def _megabytes(text: str) -> int:
+    return int(_amount(text) * (1 << 20))
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _amount(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError(text)
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError(text)
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 1 << 16:
+        raise ValueError(text)
+    return value
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+# Argparse names the function in its message: "invalid number of MiB value: 'x'".
+_megabytes.__name__ = "number of MiB"
+_count.__name__ = "count"
+_amount.__name__ = "number"
+_seconds.__name__ = "number of seconds"
+_port.__name__ = "port"
+
+# By knob: what horovodrun calls it, and how its value is read.
+_HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "fusion_threshold": ("--fusion-threshold-mb", _megabytes),
+    "stall_warning": ("--stall-check-warning-time-seconds", _amount),
+    "stall_shutdown": ("--stall-check-shutdown-time-seconds", _amount),
+    "collective_timeout": ("--gloo-timeout-seconds", _seconds),
+}
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str.lower}
+_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count}
+_OTHERWISE = ("timeline", "timeline_mark_cycles")  # knobs with flags of their own
+
+
+@dataclass(frozen=True)
+class _Needless:
+    """Flags of horovodrun that are accepted and change nothing, and why."""
+
+    flags: Sequence[str]
+    why: str
+    takes_value: bool = False
+
+
+_NEEDLESS = (
+    _Needless(("--gloo", "--mpi"), "there is one data plane for CPUs, and it needs no MPI"),
+    _Needless(("--disable-cache",), "nothing about hosts is remembered"),
+    _Needless(("--cycle-time-ms",), "there are no cycles: a request is negotiated at once", True),
+    _Needless(
+        (
+            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+            *("--torus-allreduce", "--no-torus-allreduce"),
+        ),
+        "the levels of an all-reduce follow from the hosts",
+    ),
+    _Needless(("--autotune", "--no-autotune"), "nothing is tuned in this version"),
+    _Needless(
+        (
+            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+        ),
+        "nothing is tuned in this version",
+        True,
+    ),
+    _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
+    _Needless(("--mpi-args", "--binding-args"), "there is no MPI", True),
+    _Needless(("--thread-affinity", "--num-nccl-streams"), "the engine chooses by itself", True),
+    _Needless(
+        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
+        "use --prefix-output-with-timestamp",
+    ),
+)
+
+
+def core_knobs() -> list[dict[str, str]]:
+    """List the table of knobs; empty where the core does not load, which --doctor explains."""
+    try:
+        from hvdlite import _core
+    except ImportError:
+        return []
+    return _core.knobs()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="hvdlite-run",
+        usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
+        description="Start the ranks of a training job on one or several hosts, end them together.",
+        epilog=f"example: {EXAMPLE}",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(knobs={}, needless={})
+    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    version = f"hvdlite {hvdlite.__version__}"
+    parser.add_argument("-v", "--version", action="version", version=version)
+    parser.add_argument(
+        "--doctor",
+        "-cb",
+        "--check-build",
+        action="store_true",
+        help="say what works on this machine and why the rest does not, with measured speeds",
+    )
+    parser.add_argument(
+        "--compat",
+        action="store_true",
+        help="let `import horovod` find hvdlite, for scripts written for Horovod",
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what is started")
+    parser.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long hvd.init() waits for all ranks, and ssh for a host",
+    )
+    parser.add_argument(
+        "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
+    )
+    _add_host_flags(parser.add_argument_group("several hosts"))
+    _add_output_flags(parser.add_argument_group("output"))
+    _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
+    _add_knob_flags(parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"))
+    _add_needless_flags(parser)
+    return parser
+
+
+def _add_host_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="where to run; -np fills them in order"
+    )
+    group.add_argument(
+        "-hostfile",
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="the same from a file, a line each: HOST slots=N, or HOST:N",
+    )
+    group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of their sshd")
+    group.add_argument(
+        "-i", "--ssh-identity-file", type=Path, metavar="FILE", help="private key for ssh"
+    )
+    group.add_argument(
+        "--ssh-config", type=Path, metavar="FILE", help="configuration that ssh reads instead"
+    )
+    group.add_argument(
+        "--remote-python",
+        default=SshOptions.python,
+        metavar="PATH",
+        help="Python with hvdlite on the other hosts, if not where it is here",
+    )
+    group.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        type=_names,
+        action="extend",
+        default=[],
+        metavar="NAME,...",
+        help="interfaces by which the hosts reach each other, if not those of the route to them",
+    )
+    group.add_argument("--tcp", action="store_true", help="keep NCCL from using InfiniBand")
+
+
+def _add_output_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--output-filename",
+        type=Path,
+        metavar="DIR",
+        help="also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
+    group.add_argument(
+        "--prefix-output-with-timestamp",
+        "-prefix-timestamp",
+        "--prefix-timestamp",
+        action="store_true",
+        help="put the time before each line, too",
+    )
+
+
+def _add_timeline_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--timeline-filename",
+        "--timeline",
+        dest="timeline",
+        type=Path,
+        metavar="FILE",
+        help="write where the time of every rank goes to one file, for ui.perfetto.dev",
+    )
+    group.add_argument(
+        "--timeline-mark-cycles",
+        action=argparse.BooleanOptionalAction,
+        help="also mark the rounds of the engine in it",
+    )
+
+
+class _SetKnob(argparse.Action):
+    """Note the value of a variable that the ranks get."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        value = self.const if self.nargs == 0 else values
+        options.knobs = {**options.knobs, self.dest: str(value)}
+
+
+def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
+    for row in core_knobs():
+        name, unit = row["name"], row["unit"]
+        if name in _OTHERWISE:
+            continue
+        default = f" (default: {row['default']} {unit}".rstrip() + ")"
+        # Argparse reads % in a help text; the table knows nothing of that.
+        what = (row["help"] + default).replace("%", "%%")
+        own = "--" + name.replace("_", "-")
+        levels = _LOG_LEVELS if name == "log_level" else None
+        group.add_argument(
+            own,
+            action=_SetKnob,
+            dest=row["environment"],
+            type=_READ_AS.get(name, _TYPES[row["type"]]),
+            metavar=None if levels else (unit.upper() or "VALUE"),
+            choices=levels,
+            default=argparse.SUPPRESS,
+            help=what,
+        )
+        if name in _HOROVODS:
+            flag, read = _HOROVODS[name]
+            unit = "MB" if flag.endswith("-mb") else unit.upper()
+            group.add_argument(
+                flag,
+                action=_SetKnob,
+                dest=row["environment"],
+                type=read,
+                metavar=unit,
+                default=argparse.SUPPRESS,
+                help=f"{own} as horovodrun has it",
+            )
+        if name == "stall_warning":
+            group.add_argument(
+                "--no-stall-check",
+                action=_SetKnob,
+                dest=row["environment"],
+                nargs=0,
+                const=0,
+                default=argparse.SUPPRESS,
+                help=f"{own} 0 as horovodrun has it",
+            )
+
+
+class _NoteNeedless(argparse.Action):
+    """Note a flag that changes nothing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        options.needless = {**options.needless, flag: self.const}
+
+
+def _add_needless_flags(parser: argparse.ArgumentParser) -> None:
+    """Accept what horovodrun has, so that its users' commands run as they are."""
+    for row in _NEEDLESS:
+        for flag in row.flags:
+            parser.add_argument(
+                flag,
+                action=_NoteNeedless,
+                nargs=None if row.takes_value else 0,
+                const=row.why,
+                dest="needless",
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+            )
+    # What switches a default on that is on already.
+    parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
+
+
+def variables(options: argparse.Namespace) -> dict[str, str]:
+    """Collect the variables that flags set for every rank."""
+    found = dict(options.knobs)
+    if options.start_timeout is not None:
+        found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
+    if options.timeline is not None:
+        found["HVDLITE_TIMELINE"] = str(options.timeline.absolute())
+    if options.timeline_mark_cycles is not None:
+        found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
+    if options.tcp:
+        found["NCCL_IB_DISABLE"] = "1"
+    return found

@@ -1,0 +1,112 @@
+"""The hosts of a job, as the user wrote them, and how many ranks each gets; pure but for `is_here`.
+
+Example:
+    >>> read_hosts("node1:2,node2:4")
+    [Host(name='node1', slots=2), Host(name='node2', slots=4)]
+    >>> spread(read_hosts("node1:2,node2:4"), 3)
+    [0, 0, 1]
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# As an argument of ssh it must neither be taken for an option nor mean anything to a shell.
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9:][A-Za-z0-9._:-]*")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+
+class HostsError(ValueError):
+    """A list of hosts cannot be used; the message says why."""
+
+
+def read_hosts(text: str) -> list[Host]:
+    """Read `host:slots,...`, the argument of -H; without slots, one."""
+    return _merged([_host(part.strip()) for part in text.split(",") if part.strip()], "-H")
+
+
+def read_hostfile(text: str, path: str) -> list[Host]:
+    """Read lines of `host slots=n`, as Open MPI and Horovod have it, or `host:n`.
+
+    A # begins a comment.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        options = dict(word.partition("=")[::2] for word in words[1:])
+        try:
+            host = _host(words[0])
+            if "slots" in options:
+                host = Host(host.name, _slots(options["slots"], host.name))
+        except HostsError as error:
+            raise HostsError(f"{path}, line {number}: {error}") from None
+        hosts.append(host)
+    return _merged(hosts, path)
+
+
+def _host(text: str) -> Host:
+    name, slots = text, "1"
+    before, colon, after = text.rpartition(":")
+    if colon and ("]" in text or ":" not in before):
+        name, slots = (text, "1") if text.endswith("]") else (before, after)
+    name = name.strip("[]")
+    if not _NAME.fullmatch(name):
+        raise HostsError(f"{name!r} is no name of a host")
+    return Host(name, _slots(slots, name))
+
+
+def _slots(text: str, name: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise HostsError(f"{name} has {text!r} slots; write a number from 1")
+    return int(text)
+
+
+def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
+    if not hosts:
+        raise HostsError(f"{where} names no host")
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def spread(hosts: Sequence[Host], ranks: int) -> list[int]:
+    """Fill the hosts in order; by rank, the index of its host."""
+    seats = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
+    if ranks > len(seats):
+        raise HostsError(
+            f"{ranks} ranks are more than the {len(seats)} slots of "
+            f"{', '.join(f'{host.name}:{host.slots}' for host in hosts)}"
+        )
+    return seats[:ranks]
+
+
+def is_here(name: str) -> bool:
+    """Say whether a name means this machine: then no ssh is needed."""
+    own = socket.gethostname()
+    if name in ("localhost", own, own.partition(".")[0]):
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False  # Perhaps a name that only ssh's configuration knows.
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                continue
+            return True
+    return False

@@ -1,0 +1,114 @@
+"""Batch normalization with the moments of all ranks' batches."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.torch.ops import allreduce
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
+    """torch's BatchNorm of any dimension, normalizing by the mean and variance over all ranks.
+
+    Every sample counts the same, also when ranks have unequal batches, or one has none. Arguments,
+    parameters, running moments and evaluation are those of `torch.nn.BatchNorm2d`. In training
+    every rank calls its layers of this kind in the same order; each waits for the other ranks once
+    forward, and once backward.
+
+    Example:
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 16, 3), hvd.SyncBatchNorm(16), torch.nn.ReLU())
+    """
+
+    def _check_input_dim(self, inputs: torch.Tensor) -> None:
+        if inputs.dim() < 2:
+            raise ArgumentError(
+                f"SyncBatchNorm takes samples of channels: at least 2 dimensions, not "
+                f"{inputs.dim()}"
+            )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Normalize each channel of `inputs` [samples, channels, ...]."""
+        moments_of_batch = self.training or not self.track_running_stats
+        if basics.size() == 1 or not moments_of_batch:
+            result: torch.Tensor = super().forward(inputs)
+            return result
+        self._check_input_dim(inputs)
+        narrow = inputs.dtype in (torch.float16, torch.bfloat16)
+        wide = inputs.float() if narrow else inputs
+        total, mean, variance = _moments(wide)
+        if self.training and self.track_running_stats:
+            self._note_moments(total, mean, variance)
+        scale = torch.rsqrt(variance + self.eps)
+        if self.affine:
+            scale = scale * self.weight.double()
+        shape = [1, -1] + [1] * (inputs.dim() - 2)
+        outputs = (wide - mean.to(wide.dtype).view(shape)) * scale.to(wide.dtype).view(shape)
+        if self.affine:
+            outputs = outputs + self.bias.to(wide.dtype).view(shape)
+        return outputs.to(inputs.dtype)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _note_moments(
+        self, total: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
+    ) -> None:
+        self.num_batches_tracked.add_(1)
+        share = self.momentum
+        if share is None:  # torch's sign for the average over all batches
+            share = 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (total / (total - 1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
+        """Replace every BatchNorm layer in a module; the replacements share its parameters.
+
+        Args:
+            module: that holds BatchNorm layers, or is one.
+
+        Returns:
+            `module`, changed in place; where it is itself a BatchNorm, its replacement.
+
+        Example:
+            >>> model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+        """
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
+            replacement = cls.__new__(cls)
+            replacement.__dict__.update(module.__dict__)
+            return replacement
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child))
+        return module
+
+
+def _moments(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the samples of each channel over all ranks, and each channel's mean and variance.
+
+    Each rank's own moments are combined in float64, in which the difference of squares loses
+    nothing that counts: N = sum n, mean = sum(n mean) / N,
+    variance = sum(n (variance + mean^2)) / N - mean^2.
+
+    Raises:
+        ArgumentError: all ranks together have one sample, which has no variance.
+    """
+    dims = [dim for dim in range(inputs.dim()) if dim != 1]
+    count = inputs.numel() // max(inputs.shape[1], 1)
+    n = max(count, 1)  # sums over no samples are zeros
+    own_mean = inputs.sum(dims) / n
+    shape = [1, -1] + [1] * (inputs.dim() - 2)
+    own_variance = (inputs - own_mean.view(shape)).square().sum(dims) / n
+    own_mean, own_variance = own_mean.double(), own_variance.double()
+    counts = torch.full_like(own_mean, count)
+    own = torch.stack([counts, count * own_mean, count * (own_variance + own_mean.square())])
+    sums = allreduce(own, op=ops.Sum)
+    total = sums[0].detach()
+    if bool((total < 2).any()):
+        raise ArgumentError("SyncBatchNorm: all ranks together have less than 2 samples a channel")
+    mean = sums[1] / total
+    variance = functional.relu(sums[2] / total - mean.square())
+    return total, mean, variance

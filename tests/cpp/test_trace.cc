@@ -1,0 +1,198 @@
+// The ring that events wait in, and the file that they end in.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "base/log.h"
+#include "check.h"
+#include "trace/event_file.h"
+#include "trace/trace.h"
+
+using namespace hvdlite;
+
+namespace {
+
+using Kind = TraceRecord::Kind;
+
+// A file in memory: the code under test gets a descriptor of its own.
+class ScratchFile {
+ public:
+  ScratchFile() : fd_(::memfd_create("trace", MFD_CLOEXEC)) {}
+  Fd writer() const { return Fd(::dup(fd_.get())); }
+  std::string text() const {
+    std::string text(static_cast<std::size_t>(::lseek(fd_.get(), 0, SEEK_END)), '\0');
+    CHECK_EQ(::pread(fd_.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+    return text;
+  }
+
+ private:
+  Fd fd_;
+};
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+TraceRecord task(Kind kind, std::uint64_t id, TraceTime time) {
+  TraceRecord record{kind};
+  record.id = id;
+  record.time = time;
+  record.label = "allreduce";
+  return record;
+}
+
+}  // namespace
+
+TEST(trace_ring_gives_back_what_many_threads_pushed) {
+  constexpr int kThreads = 4;
+  constexpr int kEach = 2000;
+  TraceRing ring(256);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&ring, thread] {
+      for (int i = 0; i < kEach; ++i) {
+        TraceRecord record;
+        record.id = static_cast<std::uint64_t>(thread * kEach + i);
+        const std::string text(record.id % 200, static_cast<char>('a' + record.id % 26));
+        while (!ring.push(record, text)) std::this_thread::yield();
+      }
+    });
+  }
+  std::vector<std::uint64_t> next = {0, kEach, 2 * kEach, 3 * kEach};  // by thread, in its order
+  TraceRecord record;
+  std::string text;
+  for (int i = 0; i < kThreads * kEach;) {
+    if (!ring.pop(record, text)) {
+      std::this_thread::yield();
+      continue;
+    }
+    CHECK_EQ(record.id, next[record.id / kEach]++);
+    CHECK_EQ(text, std::string(record.id % 200, static_cast<char>('a' + record.id % 26)));
+    ++i;
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(!ring.pop(record, text));
+}
+
+TEST(trace_ring_drops_and_counts_when_full) {
+  TraceRing ring(8);
+  const std::string two_slots(100, 'x');
+  for (int i = 0; i < 2; ++i) CHECK(ring.push({}, two_slots));
+  CHECK(!ring.push({}, two_slots));  // six of eight slots are taken, and it needs three
+  CHECK(ring.push({}, ""));
+  CHECK_EQ(ring.dropped(), 1U);
+  TraceRecord record;
+  std::string text;
+  CHECK(ring.pop(record, text));
+  CHECK(ring.push({}, two_slots));
+  CHECK_EQ(ring.dropped(), 1U);
+}
+
+TEST(trace_tasks_share_a_lane_one_after_the_other) {
+  const ScratchFile file;
+  TraceRing ring(64);
+  EventFile events(file.writer(), /*rank=*/2, ring.dropped());
+  ring.push(task(Kind::kOpen, 1, 10), "a");
+  ring.push(task(Kind::kOpen, 2, 20), "b");  // beside a
+  ring.push(task(Kind::kClose, 1, 30), "");
+  ring.push(task(Kind::kOpen, 3, 30), "c");  // where a was
+  ring.push(task(Kind::kClose, 3, 50), "");
+  ring.push(task(Kind::kOpen, 4, 40), "d");  // began before c ended, though it is told later
+  events.take(ring);
+  const std::string text = file.text();
+  CHECK_EQ(count(text, "\"tid\":100,\"name\":\"a\""), 1);
+  CHECK_EQ(count(text, "\"tid\":101,\"name\":\"b\""), 1);
+  CHECK_EQ(count(text, "\"tid\":100,\"name\":\"c\""), 1);
+  CHECK_EQ(count(text, "\"tid\":102,\"name\":\"d\""), 1);
+  CHECK_EQ(count(text, "\"pid\":3,"), count(text, "\"pid\":"));
+}
+
+TEST(trace_file_says_what_was_dropped_and_ends_what_was_open) {
+  const ScratchFile file;
+  TraceRing ring(8);
+  EventFile events(file.writer(), 0, ring.dropped());
+  ring.push(task(Kind::kOpen, 1, 10), "first");
+  while (ring.push(task(Kind::kPhase, 1, 20), "")) continue;
+  ring.push(task(Kind::kClose, 1, 30), "");
+  events.take(ring);
+  CHECK_EQ(count(file.text(), "\"2 events dropped\""), 1);
+  CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
+  ring.push(task(Kind::kPhase, 1, 40), "");  // of a task that is no more
+  events.take(ring);
+  events.finish();
+  CHECK_EQ(count(file.text(), "\"dropped\":2}}\n]\n"), 1);
+  CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
+}
+
+TEST(trace_escapes_names) {
+  const ScratchFile file;
+  TraceRing ring(64);
+  EventFile events(file.writer(), 0, 0);
+  TraceRecord record = task(Kind::kOpen, 1, 10);
+  ring.push(record, std::string_view("a\"b\\c\n\0d \"e\"", 12));
+  events.take(ring);
+  CHECK_EQ(count(file.text(), R"("name":"a\"b\\c\u000a")"), 1);
+  CHECK_EQ(count(file.text(), R"("tensors":"d \"e\"")"), 1);
+}
+
+TEST(trace_is_off_until_started_and_after_it_was_stopped) {
+  const ScratchFile first;
+  const ScratchFile second;
+  Trace trace;
+  trace.begin("engine", "before");
+  CHECK(!trace.on());
+  CHECK_OK(trace.start(first.writer(), 0, /*rounds=*/false));
+  CHECK(trace.on());
+  CHECK_STATUS(trace.start(second.writer(), 0, false), StatusCode::kInvalidArgument);
+  trace.begin("engine", "during");
+  trace.round("engine", 1);
+  trace.stop();
+  trace.stop();
+  trace.end("engine");
+  CHECK_OK(trace.start(second.writer(), 0, /*rounds=*/true));
+  trace.round("engine", 3);
+  {
+    const TraceSpan span(&trace, "engine", "work");
+  }
+  {
+    const TraceSpan nowhere(nullptr, "engine", "work");
+  }
+  trace.stop();
+  CHECK_EQ(count(first.text(), "before"), 0);
+  CHECK_EQ(count(first.text(), "\"name\":\"during\""), 1);
+  CHECK_EQ(count(first.text(), "\"ph\":\"E\""), 1);  // what was open ends with the file
+  CHECK_EQ(count(first.text(), "round"), 0);
+  CHECK_EQ(count(second.text(), "\"responses\":3"), 1);
+  CHECK_EQ(count(second.text(), "\"name\":\"work\""), 1);
+}
+
+TEST(trace_takes_spans_of_other_threads) {
+  const ScratchFile file;
+  Trace trace;
+  CHECK_OK(trace.start(file.writer(), 0, false));
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&trace] {
+      for (int i = 0; i < 100; ++i) trace.span("device", "kernel", 1000 + i, 2000 + i, 64);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  trace.stop();
+  CHECK_EQ(count(file.text(), "\"name\":\"kernel\",\"args\":{\"bytes\":64}"), 400);
+  CHECK_EQ(count(file.text(), "\"args\":{\"name\":\"device\"}"), 1);
+}
+
+TEST(trace_goes_quiet_when_its_file_is_full) {
+  set_log_level(LogLevel::kError);  // it warns
+  Trace trace;
+  CHECK_OK(trace.start(Fd(::open("/dev/full", O_WRONLY | O_CLOEXEC)), 0, false));
+  trace.begin("engine", "lost");
+  trace.stop();
+  CHECK(!trace.on());
+  set_log_level(LogLevel::kWarning);
+}

@@ -1,0 +1,289 @@
+"""Hosts that are none: network namespaces on a bridge, each with a life of its own.
+
+A host has its own sshd, hostname, /dev/shm and process ids. `Bed(3)` gives node1, node2, node3 and
+the means to disturb what is between them: the links can carry less (tc tbf), lose packets (nft) and
+go down.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import base_environment, end_launcher
+
+PORT = 2222
+_PROGRAMS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "ssh": "openssh-client",
+    "sshd": "openssh-server",
+    "nft": "nftables",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+_SSHD = """
+Port {port}
+ListenAddress {address}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+PermitRootLogin prohibit-password
+PidFile none
+"""
+_SSH = """
+Host *
+  Port {port}
+  IdentityFile {folder}/user
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+# The first process of a host: its name and its own shared memory, then sshd.
+_INIT = (
+    "hostname {name} && mount -t tmpfs -o size=1g tmpfs /dev/shm && mkdir -p /run/sshd && "
+    "exec {sshd} -D -e -f {folder}/{name}.sshd"
+)
+
+
+def why_not() -> str:
+    """Say why hosts cannot be made here; "" when they can."""
+    if os.getuid() != 0:
+        return "network namespaces and sshd need root"
+    missing = {package for name, package in _PROGRAMS.items() if _which(name) is None}
+    if missing:
+        return f"not installed: {', '.join(sorted(missing))} (tools/test_packages.sh installs them)"
+    probe = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return "" if probe.returncode == 0 else "this kernel or container forbids network namespaces"
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    return done.stdout
+
+
+class Bed:
+    """The hosts; use it as a context manager."""
+
+    def __init__(self, count: int) -> None:
+        number = secrets.randbelow(250)
+        self.names = [f"node{i + 1}" for i in range(count)]
+        self.addresses = [f"10.77.{number}.{i + 1}" for i in range(count)]
+        self._mark = f"hv{secrets.token_hex(3)}"
+        self._folder = Path(tempfile.mkdtemp(prefix="hvdlite-hosts-"))
+        self.ssh_config = self._folder / "ssh"
+        self._inits: list[subprocess.Popen[bytes]] = []
+        self._pids: list[int] = []
+
+    def _space(self, host: int) -> str:
+        return f"{self._mark}{host}"
+
+    def __enter__(self) -> Bed:
+        try:
+            self._make_network()
+            self._make_keys()
+            for host in range(len(self.names)):
+                self._boot(host)
+            self._wait_for_sshd()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make_network(self) -> None:
+        bridge = f"{self._mark}b"
+        _run("ip", "netns", "add", bridge)
+        _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", bridge, "link", "set", "br0", "up")
+        for host, address in enumerate(self.addresses):
+            space = self._space(host)
+            _run("ip", "netns", "add", space)
+            _run("ip", "-n", space, "link", "set", "lo", "up")
+            peer = ["peer", "name", f"v{host}", "netns", bridge]
+            _run("ip", "-n", space, "link", "add", "eth0", "type", "veth", *peer)
+            _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-n", space, "link", "set", "eth0", "up")
+            _run("ip", "-n", bridge, "link", "set", f"v{host}", "master", "br0", "up")
+
+    def _make_keys(self) -> None:
+        for name in ("host", "user"):
+            key = str(self._folder / name)
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
+        text = _SSH.format(port=PORT, folder=self._folder)
+        for name, address in zip(self.names, self.addresses, strict=True):
+            text += f"Host {name}\n  HostName {address}\n"
+        self.ssh_config.write_text(text)
+
+    def _boot(self, host: int) -> None:
+        name = self.names[host]
+        config = _SSHD.format(port=PORT, address=self.addresses[host], folder=self._folder)
+        (self._folder / f"{name}.sshd").write_text(config)
+        init = _INIT.format(name=name, sshd=_which("sshd"), folder=self._folder)
+        spaces = ["--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        with open(self._folder / f"{name}.log", "wb") as log:
+            init_process = subprocess.Popen(
+                [
+                    *("nsenter", f"--net=/run/netns/{self._space(host)}", "unshare", *spaces),
+                    *("--propagation", "private", "sh", "-c", init),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._inits.append(init_process)
+        self._pids.append(_only_child(init_process.pid))
+
+    def _wait_for_sshd(self) -> None:
+        deadline = time.monotonic() + 20
+        for host, name in enumerate(self.names):
+            log = self._folder / f"{name}.log"
+            while "Server listening" not in log.read_text():
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"sshd of {name} did not start: {log.read_text()}")
+                time.sleep(0.02)
+            assert self.run(host, "hostname").stdout.strip() == name
+
+    def inside(self, host: int, *command: str) -> list[str]:
+        """Build the command that runs another one on a host."""
+        return ["nsenter", "-t", str(self._pids[host]), "-a", *command]
+
+    def run(self, host: int, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end."""
+        return subprocess.run(
+            self.inside(host, *command), capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def start_launcher(
+        self,
+        *arguments: str,
+        host: int = 0,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str = "/tmp",
+    ) -> subprocess.Popen[bytes]:
+        """Start hvdlite-run on a host; the caller ends it (see `end`)."""
+        command = [sys.executable, "-m", "hvdlite.launch", "--ssh-config", str(self.ssh_config)]
+        return subprocess.Popen(
+            self.inside(host, "env", "-C", str(cwd), *command, *arguments),
+            env={**base_environment(), "OMP_NUM_THREADS": "1", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def processes(self, host: int, text: str) -> list[int]:
+        """List a host's processes with `text` in their command or environment, by our numbers."""
+        found = []
+        own = Path(f"/proc/{self._pids[host]}/ns/pid").stat().st_ino
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if Path(f"/proc/{name}/ns/pid").stat().st_ino != own:
+                    continue
+                there = Path(f"/proc/{name}/environ").read_bytes()
+                there += Path(f"/proc/{name}/cmdline").read_bytes()
+            except OSError:
+                continue  # It has ended.
+            if text.encode() in there:
+                found.append(int(name))
+        return found
+
+    def shared_memory(self, host: int) -> list[str]:
+        """List what lies in a host's /dev/shm."""
+        return self.run(host, "ls", "-A", "/dev/shm").stdout.split()
+
+    def set_link(self, host: int, up: bool) -> None:
+        """Pull a host's network cable, or put it back."""
+        _run("ip", "-n", self._space(host), "link", "set", "eth0", "up" if up else "down")
+
+    def limit_rate(self, host: int, rate: str) -> None:
+        """Limit what a host sends, in tc's words: "50mbit"."""
+        limit = ["tbf", "rate", rate, "burst", "64k", "latency", "50ms"]
+        _run("tc", "-n", self._space(host), "qdisc", "replace", "dev", "eth0", "root", *limit)
+
+    def lose_packets(self, host: int, per_thousand: int) -> None:
+        """Drop so many of the packets that a host receives."""
+        rules = (
+            "table ip loss { chain input { type filter hook input priority 0; "
+            f"numgen random mod 1000 < {per_thousand} drop\n }}\n }}\n"
+        )
+        file = self._folder / "rules"
+        file.write_text(rules)
+        _run("ip", "netns", "exec", self._space(host), "nft", "-f", str(file))
+
+    def mend(self) -> None:
+        """Undo every disturbance."""
+        for host in range(len(self.names)):
+            self.set_link(host, up=True)
+            space = self._space(host)
+            for command in (
+                ["tc", "-n", space, "qdisc", "del", "dev", "eth0", "root"],
+                ["ip", "netns", "exec", space, "nft", "flush", "ruleset"],
+            ):
+                subprocess.run(command, capture_output=True, timeout=30, check=False)
+
+    def __exit__(self, *_: object) -> None:
+        for init in self._inits:
+            init.send_signal(signal.SIGKILL)  # Its process id space ends with it.
+            init.wait()
+        for space in [*map(self._space, range(len(self.names))), f"{self._mark}b"]:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        shutil.rmtree(self._folder)
+
+
+def _only_child(pid: int) -> int:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.01)
+    raise RuntimeError("a host did not start")
+
+
+def finish(launcher: subprocess.Popen[bytes], timeout: float) -> tuple[int, str, str, float]:
+    """Wait for a launcher: exit status, stdout, stderr, seconds."""
+    started = time.monotonic()
+    try:
+        stdout, stderr = launcher.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        stdout, stderr = launcher.communicate()
+        raise AssertionError(
+            f"hvdlite-run took more than {timeout} s\n{stdout.decode()}\n{stderr.decode()}"
+        ) from None
+    seconds = time.monotonic() - started
+    return launcher.returncode, stdout.decode(), stderr.decode(), seconds
+
+
+def end(launcher: subprocess.Popen[bytes]) -> None:
+    """Kill a launcher, and not only the nsenter in front of it."""
+    try:
+        os.killpg(launcher.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    end_launcher(launcher)
+
+
+def python(code: str, *arguments: Any) -> Sequence[str]:
+    """Build the command of a small script."""
+    return [sys.executable, "-c", code, *map(str, arguments)]

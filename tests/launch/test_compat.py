@@ -1,0 +1,155 @@
+"""Scripts that import horovod, under hvdlite-run --compat and nowhere else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import base_environment, run_launcher
+from launch.marked import python
+
+TORCH = """
+import horovod
+import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.mpi_ops import rank, size
+import torch
+import hvdlite, hvdlite.torch, hvdlite.errors
+
+assert hvd is hvdlite.torch is horovod.torch
+assert hvd.__name__ == hvd.__spec__.name == "hvdlite.torch"
+assert HorovodInternalError is hvdlite.errors.HorovodInternalError
+assert horovod.__version__ == hvdlite.__version__
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+total = hvd.allreduce(torch.tensor(float(rank())), op=hvd.Sum)
+print(size(), total.item(), f"{model.weight.sum().item():.9f}")
+"""
+KERAS = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import horovod.tensorflow.keras as hvd
+import horovod.keras
+from horovod.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
+import horovod.tensorflow
+import keras, numpy, tensorflow as tf
+import hvdlite.keras, hvdlite.tensorflow
+
+assert hvd is horovod.keras is hvdlite.keras
+assert horovod.tensorflow is hvdlite.tensorflow
+hvd.init()
+keras.utils.set_random_seed(hvd.rank())
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+model.compile(optimizer=optimizer, loss="mse")
+callbacks = [BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+model.fit(numpy.ones((16, 4)), numpy.ones((16, 1)), batch_size=8, verbose=0, callbacks=callbacks)
+print(hvd.size(), f"{float(tf.reduce_sum(model.weights[0])):.6f}")
+"""
+ENVIRONMENT = """
+import os
+names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
+import socket
+assert os.environ["HOROVOD_HOSTNAME"] == socket.gethostname()
+print([os.environ["HOROVOD_" + name] for name in names[:-1]])
+"""
+
+
+def run(code: str, np: int = 2, **env: str) -> list[str]:
+    result = run_launcher("-np", str(np), "--compat", *python(code), env=env, timeout=110)
+    assert result.returncode == 0, result.stderr
+    return [line.partition("] ")[2] for line in sorted(result.stdout.splitlines())]
+
+
+@pytest.mark.parametrize("code", [TORCH, KERAS], ids=["torch", "keras"])
+def test_script_for_horovod_trains(code: str) -> None:
+    first, second = run(code)
+    assert first == second
+    assert first.startswith("2 ")
+
+
+def test_variables_of_horovod() -> None:
+    assert run(ENVIRONMENT) == [
+        str(["0", "2", "0", "2", "0", "1"]),
+        str(["1", "2", "1", "2", "0", "1"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("horovod.mxnet", "hvdlite has no horovod.mxnet: MXNet is retired"),
+        ("horovod.spark.keras", "hvdlite has no horovod.spark: Spark is not supported"),
+        ("horovod.nothing", "No module named 'horovod.nothing'"),
+    ],
+)
+def test_module_that_is_not_there(module: str, message: str) -> None:
+    code = f"try: import {module}\nexcept ModuleNotFoundError as error: print(error)"
+    (line,) = run(code, np=1)
+    assert line.startswith(message)
+
+
+def test_knobs_of_horovod_are_honoured() -> None:
+    code = (
+        "from hvdlite import _core, basics; basics.init();"
+        "print(sorted(_core.agreed_knobs().items()))"
+    )
+    (line,) = run(code, np=1, HOROVOD_FUSION_THRESHOLD="4096", HOROVOD_CACHE_CAPACITY="3")
+    assert "'4096'" in line and "'3'" in line
+
+
+def test_switch_of_the_stall_check_is_honoured() -> None:
+    code = "import os; print(os.environ.get('HVDLITE_STALL_WARNING'))"
+    assert run(code, np=1, HOROVOD_STALL_CHECK_DISABLE="1") == ["0"]
+    assert run(code, np=1, HOROVOD_STALL_CHECK_DISABLE="0") == ["None"]
+
+
+def test_start_timeout_of_horovod_is_honoured() -> None:
+    code = (
+        "import os, time\nif os.environ['HOROVOD_RANK'] == '1': time.sleep(60)\n"
+        "import horovod.torch as hvd\nhvd.init()"
+    )
+    result = run_launcher("-np", "2", "--compat", *python(code), env={"HOROVOD_START_TIMEOUT": "2"})
+    assert result.returncode == 1
+    assert "did not arrive in time" in result.stderr
+
+
+def test_run_of_horovod() -> None:
+    code = """
+import horovod, horovod.runner
+from hvdlite.errors import ArgumentError
+def number(plus):
+    import horovod.torch as hvd
+    hvd.init()
+    return hvd.rank() + plus
+assert horovod.runner.run is horovod.run
+print(horovod.run(number, args=(5,), num_proc=2, use_gloo=True))
+try: horovod.run(number, min_np=2)
+except ArgumentError as error: print(error)
+"""
+    lines = run(code, np=1)
+    assert lines == ["[5, 6]", "horovod.run(min_np=...): elastic jobs are not supported"]
+
+
+def test_without_the_flag_there_is_no_horovod(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import hvdlite, horovod"],
+        env=base_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'horovod'" in done.stderr

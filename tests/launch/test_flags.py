@@ -1,0 +1,126 @@
+"""Flags and the file of flags: the table of knobs, horovodrun's names, and what wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import run_launcher
+from hvdlite import _core
+from hvdlite.launch.config_file import ConfigError, arguments_from
+from hvdlite.launch.flags import build_parser, variables
+from launch.marked import python
+from launch.test_cli import environments
+
+HOROVODS = """
+controller: gloo
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 10
+  cache_capacity: 2048
+  hierarchical_allreduce: true
+stall_check:
+  enabled: true
+  warning_time_seconds: 120
+  shutdown_time_seconds: 240
+library_options:
+  mpi_threads_disable: true
+  num_nccl_streams: 2
+  gloo_timeout_seconds: 60
+logging:
+  level: DEBUG
+"""
+ITS_VARIABLES = {
+    "HVDLITE_FUSION_THRESHOLD": str(32 << 20),
+    "HVDLITE_CACHE_CAPACITY": "2048",
+    "HVDLITE_STALL_WARNING": "120.0",
+    "HVDLITE_STALL_SHUTDOWN": "240.0",
+    "HVDLITE_COLLECTIVE_TIMEOUT": "60.0",
+    "HVDLITE_LOG_LEVEL": "debug",
+}
+
+
+KNOBS = [knob for knob in _core.knobs() if not knob["name"].startswith("timeline")]
+
+
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob["name"])
+def test_every_knob_has_a_flag(knob: dict[str, str]) -> None:
+    flag = "--" + knob["name"].replace("_", "-")
+    parser = build_parser()
+    options = parser.parse_args([flag, knob["default"]])
+    assert list(variables(options)) == [knob["environment"]]
+    value = variables(options)[knob["environment"]]
+    assert value == knob["default"] or float(value) == float(knob["default"])
+    assert knob["help"][:20] in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--fusion-threshold-mb", "1.5"], {"HVDLITE_FUSION_THRESHOLD": str(3 << 19)}),
+        (["--stall-check-warning-time-seconds", "5"], {"HVDLITE_STALL_WARNING": "5.0"}),
+        (["--no-stall-check"], {"HVDLITE_STALL_WARNING": "0"}),
+        (["--timeline", "/tmp/Out.json"], {"HVDLITE_TIMELINE": "/tmp/Out.json"}),
+        (["--timeline-filename", "/x"], {"HVDLITE_TIMELINE": "/x"}),
+        (["--timeline-mark-cycles"], {"HVDLITE_TIMELINE_MARK_CYCLES": "1"}),
+        (["--no-timeline-mark-cycles"], {"HVDLITE_TIMELINE_MARK_CYCLES": "0"}),
+        (["--gloo-timeout-seconds", "9"], {"HVDLITE_COLLECTIVE_TIMEOUT": "9.0"}),
+        (["--log-level", "WARNING"], {"HVDLITE_LOG_LEVEL": "warning"}),
+        (["--tcp"], {"NCCL_IB_DISABLE": "1"}),
+        (["--spin-us", "5", "--spin-us", "7"], {"HVDLITE_SPIN_US": "7"}),
+    ],
+)
+def test_flags_set_variables(arguments: list[str], expected: dict[str, str]) -> None:
+    assert variables(build_parser().parse_args(arguments)) == expected
+
+
+def test_file_of_horovodrun_is_understood() -> None:
+    parser = build_parser()
+    # yaml has `enabled: true` for a check that is on anyway.
+    arguments = arguments_from(HOROVODS, "job.yaml", parser)
+    assert variables(parser.parse_args(arguments)) == ITS_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("params:\n  fussion: 3\n", "job.yaml: params.fussion is no flag of hvdlite-run"),
+        ("colour: red\n", "job.yaml: colour is no flag"),
+        ("- a\n- b\n", "job.yaml must have lines of `flag: value`"),
+        ("a: [1\n", "job.yaml is no YAML"),
+    ],
+)
+def test_mistake_in_the_file_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arguments_from(text, "job.yaml", build_parser())
+
+
+def test_switches_and_lists_of_the_file() -> None:
+    text = "verbose: false\nprefix_output_with_timestamp: true\nnetwork-interfaces: [a, b]\n"
+    parser = build_parser()
+    options = parser.parse_args(arguments_from(text, "x", parser))
+    assert not options.verbose and options.prefix_output_with_timestamp
+    assert options.network_interfaces == ["a", "b"]
+
+
+def test_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my job.yaml"
+    file.write_text("num_proc: 2\ncache_capacity: 5\nshm_small: 4096\n")
+    ranks = environments("--config-file", str(file), "--cache-capacity", "7")
+    assert len(ranks) == 2
+    assert {rank["HVDLITE_CACHE_CAPACITY"] for rank in ranks} == {"7"}
+    assert {rank["HVDLITE_SHM_SMALL"] for rank in ranks} == {"4096"}
+
+
+def test_what_changes_nothing_is_accepted_and_said() -> None:
+    result = run_launcher("-np", "1", "--gloo", "--cycle-time-ms", "5", *python("print('ran')"))
+    assert (result.returncode, result.stdout) == (0, "[0] ran\n")
+    assert "--gloo changes nothing here: there is one data plane" in result.stderr
+    assert "--cycle-time-ms changes nothing here: there are no cycles" in result.stderr
+
+
+def test_missing_file_is_named() -> None:
+    result = run_launcher("-np", "1", "--config-file", "no-such.yaml", *python("print('ran')"))
+    assert result.returncode == 1
+    assert "no-such.yaml" in result.stderr and "Traceback" not in result.stderr

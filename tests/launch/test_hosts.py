@@ -1,0 +1,81 @@
+"""Lists of hosts: what is understood, what is refused, and that nothing of it reaches a shell."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdlite.launch.hosts import Host, HostsError, is_here, read_hostfile, read_hosts, spread
+from hvdlite.launch.ssh import SshOptions, explain, ssh_command
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a:1,b:2", [Host("a", 1), Host("b", 2)]),
+        ("a, b.example.org:4", [Host("a", 1), Host("b.example.org", 4)]),
+        ("10.0.0.1:2,a:1,10.0.0.1:1", [Host("10.0.0.1", 3), Host("a", 1)]),
+        ("[fe80::1]:2,[::1]", [Host("fe80::1", 2), Host("::1", 1)]),
+        ("me@gpu-1:8", [Host("me@gpu-1", 8)]),
+    ],
+)
+def test_list_of_hosts(text: str, hosts: list[Host]) -> None:
+    assert read_hosts(text) == hosts
+
+
+def test_both_forms_of_a_hostfile() -> None:
+    text = "# a comment\n\na slots=2\nb:4 # another\nc\nd slots=1 max_slots=3\n"
+    hosts = [Host("a", 2), Host("b", 4), Host("c", 1), Host("d", 1)]
+    assert read_hostfile(text, "hosts") == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "-H names no host"),
+        ("a:0", "a has '0' slots"),
+        ("a:x", "a has 'x' slots"),
+        ("-oProxyCommand=id:1", "is no name of a host"),
+        ("a;id:1", "is no name of a host"),
+        ("$(id):1", "is no name of a host"),
+        ("a b:1", "is no name of a host"),
+    ],
+)
+def test_what_is_no_list_of_hosts(text: str, message: str) -> None:
+    with pytest.raises(HostsError, match=message):
+        read_hosts(text)
+
+
+def test_mistake_in_a_hostfile_is_located() -> None:
+    with pytest.raises(HostsError, match="hosts, line 2: a has 'many' slots"):
+        read_hostfile("b\na slots=many\n", "hosts")
+
+
+def test_ranks_fill_hosts_in_order() -> None:
+    hosts = read_hosts("a:2,b:1,c:2")
+    assert spread(hosts, 4) == [0, 0, 1, 2]
+    with pytest.raises(HostsError, match="6 ranks are more than the 5 slots of a:2, b:1, c:2"):
+        spread(hosts, 6)
+
+
+def test_this_machine_needs_no_ssh() -> None:
+    assert is_here("localhost") and is_here("127.0.0.1") and is_here("::1")
+    assert not is_here("192.0.2.77") and not is_here("nowhere.invalid")
+
+
+def test_ssh_runs_one_program_with_fixed_words() -> None:
+    command = ssh_command("node1", SshOptions(port=2222, python="/opt/my env/bin/python"))
+    assert command[-5:] == [
+        "node1",
+        "exec",
+        "'/opt/my env/bin/python'",
+        "-m",
+        "hvdlite.launch.agent",
+    ]
+    assert command[command.index("node1") - 1] == "--"
+    assert "BatchMode=yes" in command and command[command.index("-p") + 1] == "2222"
+
+
+def test_what_ssh_says_last_is_what_is_shown() -> None:
+    text = explain("node1", "Warning: x\nssh: connect: Connection refused\n", 255, SshOptions())
+    assert text.startswith("cannot start on host node1: ssh: connect: Connection refused; does an ")
+    assert "ended with status 9 and said nothing" in explain("a", "", 9, SshOptions())

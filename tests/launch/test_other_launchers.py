@@ -1,0 +1,206 @@
+"""Worlds that somebody else started: the real torchrun, Open MPI 5 and 4, MPICH, and Slurm."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import base_environment
+from launch import slurm
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("report_place.py"))]
+BIN = Path(sys.executable).parent
+# The wheels of Open MPI and MPICH both have an mpirun, so each is called by a name of its own.
+OPEN_MPI = [str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root", "--oversubscribe"]
+MPICH = [str(BIN / "mpiexec.hydra")]
+
+
+def environment(**more: str) -> dict[str, str]:
+    own = base_environment()
+    folders = [str(Path(__file__).parents[1]), own.get("PYTHONPATH", "")]
+    return {**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, folders)), **more}
+
+
+def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *PROGRAM],
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def places(done: subprocess.CompletedProcess[str]) -> dict[int, list[int]]:
+    """By rank: size, the sum of all ranks, local rank, local size, cross rank, cross size."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("place ")]
+    return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
+
+
+def assert_one_host(done: subprocess.CompletedProcess[str], size: int) -> None:
+    """All are there, the sum is right, and every local rank exists once."""
+    found = places(done)
+    total = sum(range(size))
+    assert sorted(found) == list(range(size))
+    assert sorted(place[2] for place in found.values()) == list(range(size))
+    for place in found.values():
+        assert place[:2] == [size, total]
+        assert place[3:] == [size, 0, 1]
+
+
+def test_torchrun() -> None:
+    done = subprocess.run(
+        [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "3", PROGRAM[1]],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert_one_host(done, 3)
+
+
+def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
+    """Two agents of torchrun, each with ranks of its own, as on two hosts."""
+    port, token = str(20000 + secrets.randbelow(10000)), secrets.token_hex(32)
+    agents = [
+        subprocess.Popen(
+            [
+                *(str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2"),
+                *("--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port),
+                PROGRAM[1],
+            ],
+            env=environment(HVDLITE_TOKEN=token, HVDLITE_RENDEZVOUS=f"127.0.0.1:{int(port) + 1}"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in "01"
+    ]
+    try:
+        outputs = [agent.communicate(timeout=100) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    said = "".join(stderr for _, stderr in outputs)
+    assert "which no other host can reach; set HVDLITE_RENDEZVOUS" in said
+
+
+def test_a_script_of_ones_own() -> None:
+    """Plain variables, and rank 0 where the others are told to meet."""
+    address = f"127.0.0.1:{20000 + secrets.randbelow(10000)}"
+    token = secrets.token_hex(32)
+    ranks = [
+        subprocess.Popen(
+            PROGRAM,
+            env=environment(
+                HVDLITE_RANK=str(rank),
+                HVDLITE_SIZE="3",
+                HVDLITE_RENDEZVOUS=address,
+                HVDLITE_TOKEN=token,
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    status = max(rank.returncode for rank in ranks)
+    assert_one_host(subprocess.CompletedProcess([], status, "".join(outputs), ""), 3)
+
+
+def test_open_mpi_5() -> None:
+    assert_one_host(run(*OPEN_MPI, "-n", "3"), 3)
+
+
+def test_open_mpi_numbers_local_ranks_itself() -> None:
+    done = run(*OPEN_MPI, "--map-by", ":OVERSUBSCRIBE", "-n", "6")
+    assert_one_host(done, 6)
+
+
+@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Debian's Open MPI 4 is missing")
+def test_open_mpi_4() -> None:
+    assert_one_host(
+        run("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "3"),
+        3,
+    )
+
+
+def test_mpich() -> None:
+    assert_one_host(run(*MPICH, "-n", "4"), 4)
+
+
+def test_mpich_started_through_a_shell() -> None:
+    """Ranks that have no common parent find the process that started them all."""
+    done = subprocess.run(
+        [*MPICH, "-n", "3", "sh", "-c", '"$0" "$1"; exit $?', *PROGRAM],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert_one_host(done, 3)
+
+
+def test_two_jobs_of_mpich_at_once_do_not_meet() -> None:
+    jobs = [
+        subprocess.Popen(
+            [*MPICH, "-n", "2", *PROGRAM], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        stdout, _ = job.communicate(timeout=100)
+        assert_one_host(subprocess.CompletedProcess([], job.returncode, stdout, ""), 2)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
+    reason = slurm.why_not()
+    if reason:
+        pytest.skip(reason)
+    with slurm.Slurm(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def test_slurm_on_one_node(cluster: slurm.Slurm) -> None:
+    assert_one_host(cluster.run("srun", "-N1", "-n2", *PROGRAM, env=environment()), 2)
+
+
+def test_slurm_on_two_nodes(cluster: slurm.Slurm) -> None:
+    own = environment(
+        HVDLITE_TOKEN=secrets.token_hex(32), HVDLITE_RENDEZVOUS=f"{cluster.address}:23456"
+    )
+    found = places(cluster.run("srun", "-N2", "-n4", *PROGRAM, env=own))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert {tuple(place[:2]) for place in found.values()} == {(4, 6)}
+    # Both "nodes" are this machine; what counts is what Slurm says.
+    assert Counter((place[2], place[4]) for place in found.values()) == Counter(
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
+    )
+    assert {(place[3], place[5]) for place in found.values()} == {(2, 2)}
+
+
+def test_slurm_on_two_nodes_says_what_it_needs(cluster: slurm.Slurm) -> None:
+    done = cluster.run("srun", "-N2", "-n4", *PROGRAM, env=environment())
+    assert done.returncode != 0
+    assert "Slurm started 4 ranks, 2 of them on this host" in done.stderr
+    assert "HVDLITE_TOKEN (64 random hexadecimal digits" in done.stderr
+
+
+def test_shell_of_an_allocation_is_no_rank(cluster: slurm.Slurm) -> None:
+    show = "from hvdlite import basics; basics.init(); print(basics.size())"
+    done = cluster.run("salloc", "-N2", "-n4", sys.executable, "-P", "-c", show, env=environment())
+    assert done.stdout == "1\n", done.stderr

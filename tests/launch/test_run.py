@@ -1,0 +1,193 @@
+"""`hvdlite.run`: results in rank order, exceptions with their traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import hvdlite
+from harness import base_environment, package_path
+from hvdlite.errors import ArgumentError, RankFailedError
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the ranks find this file's module, and hvdlite."""
+    folders = [str(Path(__file__).parents[1]), *package_path()]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def place(factor: int, plus: int = 0) -> tuple[int, int, float]:
+    """Sum over ranks, and say who this is."""
+    import numpy as np
+
+    from faults.arrays import reduce_array
+    from hvdlite import basics
+
+    basics.init()
+    array = np.full(10, float(basics.rank()), dtype="float32")
+    reduce_array(array, "x")
+    return basics.rank() * factor + plus, basics.size(), float(array[0])
+
+
+def test_results_come_in_rank_order() -> None:
+    assert hvdlite.run(place, (10,), {"plus": 1}, np=3) == [(1, 3, 3.0), (11, 3, 3.0), (21, 3, 3.0)]
+
+
+def test_functions_without_a_name_and_with_surroundings() -> None:
+    surroundings = {"a": 7}
+    assert hvdlite.run(lambda: surroundings["a"] * 2, np=2) == [14, 14]
+
+
+def test_large_arguments_and_results() -> None:
+    data = bytes(20 << 20)
+    results = hvdlite.run(lambda block: block + b"x", (data,), np=2)
+    assert [len(result) for result in results] == [len(data) + 1] * 2
+
+
+def test_one_rank_and_hosts() -> None:
+    assert hvdlite.run(os.getpid)[0] != os.getpid()
+    assert len(hvdlite.run(os.getpid, hosts="localhost:3")) == 3
+
+
+class OddError(Exception):
+    """Cannot be unpickled: it wants two arguments and remembers one."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def fail(kind: str) -> Any:
+    from hvdlite import basics
+
+    basics.init()
+    if basics.rank() == 1:
+        raise_here(kind)
+    basics.engine().barrier("never").wait()
+    return None
+
+
+def raise_here(kind: str) -> NoReturn:
+    if kind == "exit":
+        os._exit(3)
+    if kind == "odd":
+        raise OddError("very ", "odd")
+    raise ValueError("boom")
+
+
+def test_exception_of_a_rank_is_raised_with_its_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match="^boom$") as raised:
+        hvdlite.run(fail, ("value",), np=3)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "rank 1:" in shown
+    assert "in raise_here" in shown and "test_run.py" in shown
+    # No report besides the exception; what the ranks said stands there as ever.
+    assert "failed first" not in capfd.readouterr().err
+
+
+def test_exception_that_cannot_be_pickled_is_told() -> None:
+    with pytest.raises(RankFailedError, match="very odd") as raised:
+        hvdlite.run(fail, ("odd",), np=2)
+    assert raised.value.failed_rank == 1
+
+
+def test_rank_that_just_ends_is_named() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 1 \(pid \d+\) failed first: exit status 3"):
+        hvdlite.run(fail, ("exit",), np=2)
+
+
+def test_result_that_cannot_be_pickled_is_an_error() -> None:
+    with pytest.raises((TypeError, RankFailedError), match="lock"):
+        hvdlite.run(threading.Lock, np=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"np": 0}, "np=0: at least one rank"),
+        ({"hosts": "a;b:2"}, "is no name of a host"),
+        ({"np": 3, "hosts": "localhost:2"}, "3 ranks are more than the 2 slots"),
+        ({"hosts": "a", "hostfile": "b"}, "give one of them"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hvdlite.run(os.getpid, **options)
+
+
+def test_called_from_another_thread() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(hvdlite.run(os.getpid, np=2)))
+    thread.start()
+    thread.join(60)
+    assert len(results[0]) == 2
+
+
+def test_many_calls_leave_neither_descriptors_nor_threads() -> None:
+    hvdlite.run(os.getpid)
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        hvdlite.run(os.getpid, np=2)
+    deadline = time.monotonic() + 5
+    while (after := (len(os.listdir("/proc/self/fd")), threading.active_count())) > before:
+        assert time.monotonic() < deadline, (before, after)
+        time.sleep(0.01)
+
+
+CELLS = """
+import asyncio, signal, hvdlite
+def train(rate):
+    import hvdlite.basics as hvd
+    hvd.init()
+    return hvd.rank(), rate
+async def cell():  # A notebook's cells run inside of a loop that listens to signals itself.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print, "handled", )
+    print(hvdlite.run(train, (0.5,), np=2))
+    signal.raise_signal(signal.SIGUSR1)
+    await asyncio.sleep(0.2)
+asyncio.run(cell())
+"""
+
+
+def test_function_of_a_notebook() -> None:
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=CELLS,
+        env=base_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "[(0, 0.5), (1, 0.5)]\nhandled\n", done.stderr
+
+
+def test_ctrl_c_ends_the_ranks() -> None:
+    code = (
+        "import hvdlite, time\ndef wait():\n    print('ready', flush=True); time.sleep(60)\n"
+        "try: hvdlite.run(wait, np=2)\nexcept KeyboardInterrupt: print('interrupted')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=base_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.send_signal(2)
+    stdout, stderr = process.communicate(timeout=20)
+    assert stdout == "interrupted\n", stderr

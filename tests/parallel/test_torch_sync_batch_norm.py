@@ -1,0 +1,139 @@
+"""SyncBatchNorm: what one process computes on the samples of all ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+
+COUNTS = [4, 0, 3]  # samples by rank: unequal, and none
+
+
+def own_samples() -> slice:
+    begin = sum(COUNTS[: hvd.rank()])
+    return slice(begin, begin + COUNTS[hvd.rank()])
+
+
+def samples(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    torch.manual_seed(3)
+    total = sum(COUNTS[: hvd.size()])
+    return (100 + torch.randn(total, *shape, dtype=torch.float64)).to(dtype)
+
+
+def outcome(layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor) -> dict[str, Any]:
+    """Run forward and backward; give outputs, gradients and running moments."""
+    inputs = inputs.clone().requires_grad_()
+    outputs = layer(inputs)
+    (outputs * factors).sum().backward()
+    found = {"outputs": outputs.detach(), "inputs": inputs.grad}
+    found |= {name: param.grad for name, param in layer.named_parameters()}
+    return found | dict(layer.named_buffers())
+
+
+def compare(ours: nn.Module, theirs: nn.Module, *shape: int) -> None:
+    inputs, factors = samples(*shape), torch.sin(samples(*shape))
+    own = own_samples()
+    whole = outcome(theirs, inputs, factors)
+    for name, value in outcome(ours, inputs[own], factors[own]).items():
+        expected = whole[name]
+        if name in ("outputs", "inputs"):
+            expected = expected[own]
+        elif name in ("weight", "bias"):
+            value = hvd.allreduce(value, op=hvd.Sum)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def scenario_every_dimension() -> None:
+    compare(hvd.SyncBatchNorm(5).double(), nn.BatchNorm1d(5).double(), 5)
+    compare(hvd.SyncBatchNorm(5).double(), nn.BatchNorm1d(5).double(), 5, 4)
+    compare(hvd.SyncBatchNorm(3).double(), nn.BatchNorm2d(3).double(), 3, 4, 2)
+    compare(hvd.SyncBatchNorm(2).double(), nn.BatchNorm3d(2).double(), 2, 3, 2, 2)
+
+
+def scenario_arguments() -> None:
+    for options in (
+        {"affine": False},
+        {"track_running_stats": False},
+        {"momentum": None},
+        {"momentum": 0.5, "eps": 0.1},
+    ):
+        compare(hvd.SyncBatchNorm(5, **options).double(), nn.BatchNorm1d(5, **options).double(), 5)
+
+
+def scenario_running_moments_over_several_batches() -> None:
+    ours, theirs = hvd.SyncBatchNorm(5).double(), nn.BatchNorm1d(5).double()
+    for _ in range(3):
+        compare(ours, theirs, 5)
+        for layer in (ours, theirs):
+            layer.zero_grad()
+    ours.eval()
+    theirs.eval()
+    inputs = samples(5)
+    torch.testing.assert_close(ours(inputs), theirs(inputs))
+
+
+def scenario_narrow_types() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        layer = hvd.SyncBatchNorm(5).to(dtype)
+        inputs = samples(5, dtype=dtype)
+        ours = layer(inputs[own_samples()])
+        assert ours.dtype == dtype
+        theirs = nn.BatchNorm1d(5)(inputs.float())[own_samples()]
+        torch.testing.assert_close(ours.float(), theirs, rtol=0.1, atol=0.1)
+
+
+def scenario_training_equals_one_process() -> None:
+    torch.manual_seed(5)
+    theirs = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)).double()
+    ours = hvd.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(theirs))
+    assert isinstance(ours[1], hvd.SyncBatchNorm)
+    inputs = samples(4)
+    plain = torch.optim.SGD(theirs.parameters(), 0.05)
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(ours.parameters(), 0.05), op=hvd.Sum)
+    for _ in range(5):
+        runs = ((theirs, plain, slice(None)), (ours, wrapped, own_samples()))
+        for model, optimizer, part in runs:
+            optimizer.zero_grad()
+            targets = torch.sin(inputs[part][:, :2])
+            ((model(inputs[part]) - targets).square().sum() / len(inputs)).backward()
+            optimizer.step()
+    for (name, value), expected in zip(
+        ours.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def scenario_conversion_keeps_parameters() -> None:
+    layer = nn.BatchNorm2d(3)
+    converted = hvd.SyncBatchNorm.convert_sync_batchnorm(layer)
+    assert converted.weight is layer.weight and converted.eps == layer.eps
+    assert hvd.SyncBatchNorm.convert_sync_batchnorm(converted) is converted
+
+
+def scenario_misuse_says_what_to_do() -> None:
+    with pytest.raises(hvd.ArgumentError, match="at least 2 dimensions, not 1"):
+        hvd.SyncBatchNorm(3)(torch.ones(3))
+    one = torch.ones(1 if hvd.rank() == 0 else 0, 3)
+    with pytest.raises(hvd.ArgumentError, match="less than 2 samples"):
+        hvd.SyncBatchNorm(3)(one)
+
+
+def scenarios() -> dict[str, str]:
+    return run_all(globals())
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, scenarios, timeout=60.0)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_sync_batch_norm(results: list[RankResult], name: str) -> None:
+    check(results, name)

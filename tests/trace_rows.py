@@ -1,0 +1,121 @@
+"""Read a merged timeline: the rows of each process, their spans nested as they should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NEGOTIATION = 1_000_000
+
+
+@dataclass
+class Span:
+    """A span with what lies in it; times in nanoseconds."""
+
+    name: str
+    begin: int
+    end: int | None = None  # None: it never ended
+    args: dict[str, Any] = field(default_factory=dict)
+    inner: list[Span] = field(default_factory=list)
+    marks: list[tuple[str, int]] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Span]:
+        """Give this span and all within."""
+        yield self
+        for span in self.inner:
+            yield from span.walk()
+
+
+@dataclass
+class Merged:
+    """A merged file: spans by process and row, and what it says of the ranks."""
+
+    rows: dict[tuple[int, str], list[Span]]
+    marks: dict[tuple[int, str], list[tuple[str, int]]]
+    ranks: list[dict[str, Any]]
+    processes: dict[int, str]
+
+    def tensors(self, rank: int) -> list[Span]:
+        """List the spans of a rank's tensors, by their begin."""
+        return self._spans(rank + 1, "tensors ")
+
+    def negotiations(self) -> list[Span]:
+        """List what the coordinator waited for, by its begin."""
+        return self._spans(NEGOTIATION, "waiting for ranks ")
+
+    def batches(self, rank: int) -> list[Span]:
+        """List a rank's batches, by their begin."""
+        return self._spans(rank + 1, "engine")
+
+    def _spans(self, process: int, row: str) -> list[Span]:
+        found = [
+            span
+            for (its_process, name), spans in self.rows.items()
+            if its_process == process and name.startswith(row)
+            for span in spans
+        ]
+        return sorted(found, key=lambda span: span.begin)
+
+
+def nanoseconds(event: dict[str, Any], key: str = "ts") -> int:
+    return round(event[key] * 1000)
+
+
+def read_merged(path: Path) -> Merged:
+    """Read and check a file: strict JSON, and every row nests.
+
+    Raises:
+        AssertionError: spans of one row overlap, or end without having begun.
+    """
+    whole = json.loads(path.read_text())
+    events = whole["traceEvents"]
+    names: dict[tuple[int, int], str] = {}
+    processes: dict[int, str] = {}
+    by_row: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] != "M":
+            by_row.setdefault((event["pid"], event["tid"]), []).append(event)
+        elif event["name"] == "thread_name":
+            names[event["pid"], event["tid"]] = event["args"]["name"]
+        elif event["name"] == "process_name":
+            processes[event["pid"]] = event["args"]["name"]
+    rows: dict[tuple[int, str], list[Span]] = {}
+    marks: dict[tuple[int, str], list[tuple[str, int]]] = {}
+    for row, row_events in by_row.items():
+        key = (row[0], names[row])
+        assert key not in rows, f"two rows are called {key}"
+        rows[key], marks[key] = _nest(row_events)
+    return Merged(rows, marks, whole["otherData"]["ranks"], processes)
+
+
+def _nest(events: list[dict[str, Any]]) -> tuple[list[Span], list[tuple[str, int]]]:
+    """Make spans of one row's events, as a viewer does: in the order of time, then of the file."""
+    top: list[Span] = []
+    marks: list[tuple[str, int]] = []
+    open_spans: list[Span] = []
+    for event in sorted(events, key=nanoseconds):
+        at = nanoseconds(event)
+        while open_spans and open_spans[-1].end is not None and open_spans[-1].end <= at:
+            open_spans.pop()
+        if event["ph"] == "E":
+            assert open_spans, f"nothing had begun that ends here: {event}"
+            span = open_spans.pop()
+            assert span.end is None, f"{span.name} had ended before {event}"
+            span.end = at
+            span.args.update(event.get("args", {}))
+        elif event["ph"] == "i":
+            marks.append((event["name"], at))
+            if open_spans:
+                open_spans[-1].marks.append((event["name"], at))
+        else:
+            span = Span(event["name"], at, args=dict(event.get("args", {})))
+            if event["ph"] == "X":
+                span.end = at + nanoseconds(event, "dur")
+                outer = open_spans[-1].end if open_spans else None
+                assert outer is None or span.end <= outer, f"{span.name} outlasts what it lies in"
+            (open_spans[-1].inner if open_spans else top).append(span)
+            open_spans.append(span)
+    return top, marks

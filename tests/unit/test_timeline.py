@@ -1,0 +1,135 @@
+"""Merging the parts of timelines: clocks, files that were cut, files that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdlite import timeline
+from hvdlite.bootstrap.clock import ROUNDS, ClockOffset, answer_readings, measure_offset
+from hvdlite.bootstrap.environment import timeline_parts
+from hvdlite.errors import ArgumentError, ForkedError
+from hvdlite.recording import Recorder
+from trace_rows import read_merged
+
+END = {"ph": "M", "pid": 1, "tid": 0, "name": "hvdlite_end", "args": {"events": 2, "dropped": 7}}
+
+
+def write_part(
+    folder: Path,
+    rank: int,
+    clock: ClockOffset,
+    begin: int,
+    complete: bool = True,
+    target: Path = Path("/nowhere/out.json"),
+) -> Path:
+    """Write what a rank of two would: a batch of 5 us, by its own clock."""
+    header = timeline.Header(rank, 2, "here", 1, str(target), begin - 1000, *clock)
+    process = rank + 1
+    lines = ["[\n", *timeline.opening_lines(header)]
+    row = {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "engine"}}
+    lines.append(json.dumps(row, separators=(",", ":")) + ",\n")
+    for kind, at in (("B", begin), ("E", begin + 5000)):
+        time_field = f"{at // 1000}.{at % 1000:03d}"
+        lines.append(f'{{"ts":{time_field},"ph":"{kind}","pid":{process},"tid":1,"name":"x"}},\n')
+    if complete:
+        lines.append(json.dumps(END, separators=(",", ":")) + "\n]\n")
+    path = folder / f"rank.{rank}.{'json' if complete else 'part'}"
+    path.write_text("".join(lines))
+    return path
+
+
+def test_merge_puts_all_ranks_on_the_clock_of_rank_0(tmp_path: Path) -> None:
+    ahead = 7_000_000_000_123
+    parts = [
+        write_part(tmp_path, 1, ClockOffset(-ahead, 50), 2_000_500 + ahead),
+        write_part(tmp_path, 0, ClockOffset(0, 0), 2_000_000),
+    ]
+    timeline.merge(parts, tmp_path / "out.json")
+    merged = read_merged(tmp_path / "out.json")
+    (first,), (second,) = merged.batches(0), merged.batches(1)
+    assert first.begin == 1000  # since the first rank began
+    assert second.begin - first.begin == 500
+    assert second.end == second.begin + 5000
+    assert [rank["rank"] for rank in merged.ranks] == [0, 1]
+    assert [rank["dropped"] for rank in merged.ranks] == [7, 7]
+
+
+@pytest.mark.parametrize("cut", range(1, 50, 7))
+def test_merge_tolerates_a_part_that_was_cut(tmp_path: Path, cut: int) -> None:
+    whole = write_part(tmp_path, 0, ClockOffset(0, 0), 5_000_000)
+    killed = write_part(tmp_path, 1, ClockOffset(0, 0), 5_000_000, complete=False)
+    killed.write_bytes(killed.read_bytes()[:-cut])
+    timeline.merge([whole, killed], tmp_path / "out.json")
+    merged = read_merged(tmp_path / "out.json")
+    assert [rank["complete"] for rank in merged.ranks] == [True, False]
+    (span,) = merged.batches(1)
+    assert span.end is None  # its end was in the line that was cut
+    assert "was killed" in (tmp_path / "out.json").read_text()
+
+
+def test_session_is_merged_into_its_target_and_removed(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    session = tmp_path / "parts" / "abcd.0"
+    session.mkdir(parents=True)
+    for rank in range(2):
+        write_part(session, rank, ClockOffset(0, 0), 3_000_000, target=target)
+    timeline.merge_leftovers(tmp_path / "parts")
+    assert len(read_merged(target).ranks) == 2
+    assert not (tmp_path / "parts").exists()
+
+
+def test_what_is_no_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stranger = tmp_path / "stranger.json"
+    stranger.write_text('[\n{"name":"something"}\n]\n')
+    target = tmp_path / "out.json"
+    with pytest.raises(ArgumentError, match=r"stranger\.json is no part"):
+        timeline.merge([stranger], target)
+    assert timeline.main(["merge", str(target), str(stranger)]) == 1
+    assert "is no part" in capsys.readouterr().err
+    assert timeline.main(["merge", str(target), str(tmp_path / "missing")]) == 1
+    assert not target.exists()
+
+
+def test_offset_of_a_clock_to_itself_is_within_the_error() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        server = threading.Thread(target=answer_readings, args=(theirs,))
+        server.start()
+        offset = measure_offset(ours)
+        server.join()
+    assert abs(offset.nanoseconds) <= offset.error
+
+
+def test_quickest_round_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server is a second ahead; every round but one takes long on one of the ways.
+    took = [9 if i == 5 else 900 for i in range(ROUNDS)]
+    own = iter([at for i in range(ROUNDS) for at in (i * 1000, i * 1000 + took[i])])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for i in range(ROUNDS):
+            reading = 1_000_000_000 + i * 1000 + (4 if i == 5 else 10)
+            theirs.sendall(reading.to_bytes(8, "little", signed=True))
+        monkeypatch.setattr(time, "monotonic_ns", lambda: next(own))
+        offset = measure_offset(ours)
+    assert offset == ClockOffset(1_000_000_000, 5)
+
+
+def test_one_timeline_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HVDLITE_TIMELINE_PARTS", raising=False)
+    recorder = Recorder(0, [0, 0], ClockOffset(0, 0), b"job", timeline_parts())
+    assert recorder.begin_by_knob("") == recorder.begin_by_knob("DYNAMIC") == -1
+    os.close(recorder.begin(tmp_path / "out.json"))
+    with pytest.raises(ArgumentError, match="already"):
+        recorder.begin(tmp_path / "other.json")
+    recorder.cancel()
+    assert not list(tmp_path.glob("*.parts"))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(ForkedError, match="child"):
+        recorder.begin(tmp_path / "other.json")
