@@ -12,11 +12,11 @@ INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check -
 DONE := .venv/done
 
 CSRC := $(shell find csrc)
-CPP_TESTS := $(wildcard tests/cpp tests/cpp/*)
-CPP_FILES := $(shell find csrc tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.inc')
+CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double)
+CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name pack_ptx.inc)
 
 .PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
-        asan bench docs wheel install dev clean
+        asan bench docs ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
@@ -27,6 +27,7 @@ help:
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
+	@echo 'make ptx               compile the GPU kernels (csrc/backend/pack.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
 	@echo 'make clean             remove what was built; .venv stays'
@@ -77,6 +78,10 @@ bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 docs: $(DONE)/core
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
 
+ptx: $(DONE)/test $(DONE)/ptx
+	$(IN_VENV) python tools/make_ptx.py
+	$(IN_VENV) python -m pytest -q tests/unit/test_ptx.py
+
 wheel: $(DONE)/dev
 	$(IN_VENV) python tests/wheel_smoke.py
 
@@ -102,7 +107,7 @@ $(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
 
 # The extras of the hvdlite that is installed already. Tests also need tf_keras, without what it asks
 # for: `tensorflow`, the wheel for GPUs, which would overwrite tensorflow-cpu.
-$(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
+$(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/ptx $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
 	$(INSTALL) 'hvdlite[$*]'
 	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@

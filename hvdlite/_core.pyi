@@ -27,6 +27,12 @@ def create_segment(local_size: int) -> int:
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 
+def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
+    """Say what of GPUs works here, in rows: subject, whether it works, what was found or why not.
+
+    Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
+    """
+
 @final
 class Tensor:
     """One tensor of a collective: where it lies and what it is. It holds no memory alive."""
@@ -38,9 +44,13 @@ class Tensor:
         shape: Sequence[int],
         input: int,
         output: int,
+        gpu: int = -1,
     ) -> None: ...
     @property
     def name(self) -> str: ...
+    @property
+    def gpu(self) -> int:
+        """Number of the GPU whose memory it is; -1 for host memory."""
 
 @final
 class Handle:
@@ -49,8 +59,21 @@ class Handle:
     def done(self) -> bool:
         """Say whether it has completed, well or not. Never blocks."""
 
-    def wait(self, timeout: float | None = None) -> None:
+    def released(self) -> bool:
+        """Say whether nothing, a GPU included, touches its memory any more. Never blocks."""
+
+    @property
+    def stream(self) -> int:
+        """The CUDA stream on which it runs; 0 without GPU tensors."""
+
+    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
         """Block (GIL released) until it has completed; raise its error.
+
+        Args:
+            timeout: in seconds.
+            stream: with GPU tensors, a CUDA stream of their GPU that waits for the results, so that
+                the thread need not: it blocks until all is given to the device. Without one it
+                blocks until the device is done.
 
         Raises:
             TimeoutError: `timeout` seconds passed first; the collective goes on.
@@ -75,6 +98,9 @@ class Handle:
         For an allgather, a reducescatter or an alltoall; `index` is the tensor's.
         """
 
+    def copy_output(self, index: int, target: int, stream: int) -> None:
+        """Copy a received output on a GPU to `target`, once, on the stream that `wait` was told."""
+
 @final
 class Engine:
     """One rank of one world. Any thread may call any method."""
@@ -87,6 +113,7 @@ class Engine:
         links: Sequence[tuple[int, int, int, int, int]] = (),
         segment_fd: int = -1,
         bell_fd: int = -1,
+        nccl_folders: Sequence[str] = (),
         trace_file: int = -1,
         trace_rounds: bool = False,
     ) -> None:
@@ -98,6 +125,7 @@ class Engine:
                 none: data_fd only between hosts, segment_fd and bell_fd only within one.
             segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one.
             bell_fd: this rank's own eventfd; -1 for a world of one.
+            nccl_folders: where wheels have installed NCCL; it is loaded for the first GPU tensor.
             trace_file: as `start_trace` takes it, to have the first events too; -1 for none.
             trace_rounds: likewise.
 
@@ -115,6 +143,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -126,6 +155,7 @@ class Engine:
             keep: objects to hold alive while the operation is in flight.
             blocking: a hint that `wait` on this thread follows at once: the engine's thread is not
                 woken, the waiting thread does the work itself.
+            stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
         """
 
     def allgather(
@@ -135,6 +165,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
@@ -151,6 +182,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit tensors to be reduced, of which each rank gets a part of the rows (ndim >= 1).
 
@@ -166,6 +198,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit a tensor whose rows go to different ranks (ndim >= 1; other dimensions agree).
 
@@ -185,6 +218,7 @@ class Engine:
         process_set: int = 0,
         keep: Any = None,
         blocking: bool = False,
+        stream: int = 0,
     ) -> Handle:
         """Submit a broadcast from `root` (a rank): its inputs into every rank's outputs."""
 
@@ -198,9 +232,17 @@ class Engine:
         rank are refused, and collectives go on without it.
         """
 
-    def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Register a set and return its id. Every rank calls it in the same order, while no
-        collective is in flight (at init)."""
+    def add_process_set(self, name: str, ranks: Sequence[int]) -> Handle:
+        """Submit the addition of a set of ranks (ascending); every rank of the world does so.
+
+        Its id is then in `Handle.first_dimensions`. It is an error while some rank has joined.
+        """
+
+    def remove_process_set(self, name: str, process_set: int) -> Handle:
+        """Submit the removal of a set, which takes nothing more; every rank of the world does.
+
+        It is an error while some rank has joined.
+        """
 
     def abort(self, reason: str) -> None:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""

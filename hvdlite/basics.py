@@ -21,12 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from hvdlite import _core, numbering
+from hvdlite import _core, gpu, numbering, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.environment import detect, timeline_parts
-from hvdlite.errors import HvdliteError, NotInitializedError
+from hvdlite.errors import ArgumentError, HvdliteError, NotInitializedError
 from hvdlite.gathering import gather_bytes
+from hvdlite.process_sets import StaticSets
 from hvdlite.recording import Recorder
 
 
@@ -52,41 +54,64 @@ _hooks_installed = False
 _LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
 
-def init() -> None:
+def init(comm: Any = None, process_sets: StaticSets = None) -> None:
     """Join the world that the launcher describes, or make a world of one.
 
     Every rank calls it; it returns when all are connected. Calling it again while initialised does
     nothing; after `shutdown` it joins anew.
 
+    Args:
+        comm: None; scripts written for Horovod may say so.
+        process_sets: sets of ranks to register, the same ones in the same order on all ranks; see
+            `hvdlite.process_sets`. "dynamic" is fine, too: sets can be added at any time.
+
     Raises:
-        BootstrapError: a rank did not arrive in time, or was refused; the message says which.
-        ArgumentError: the file that HVDLITE_TIMELINE names cannot be written.
+        BootstrapError: a rank did not arrive in time, was refused, or gave other process sets; the
+            message says which.
+        ArgumentError: a process set cannot be, on every rank; or the file that HVDLITE_TIMELINE
+            names cannot be written.
     """
-    global _world
+    if comm is not None:
+        raise ArgumentError(
+            f"init(comm={comm!r}): the world is what the launcher started; for parts of it use "
+            "init(process_sets=[...])"
+        )
     with _lock:
-        if _world is not None:
-            return
-        worker = detect()
-        connection = connect(worker, _core.create_segment, _core.agreed_knobs())
-        recorder = Recorder(
-            connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
-        )
-        engine = _make_engine(connection, recorder)
-        _world = _World(
-            engine=engine,
-            rank=connection.rank,
-            size=connection.size,
-            local_rank=connection.local_rank,
-            local_size=connection.local_size,
-            cross_rank=connection.cross_rank,
-            cross_size=connection.cross_size,
-            host_of=tuple(connection.host_of),
-            recorder=recorder,
-        )
-        numbering.restart()
-        _install_hooks()
-        for watcher in _watchers:
-            watcher(engine)
+        if _world is None:
+            _join_world(process_sets)
+
+
+def _join_world(static: StaticSets) -> None:
+    global _world
+    sets = process_sets.static_sets(static)
+    agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
+    worker = detect()
+    connection = connect(worker, _core.create_segment, agreed)
+    recorder = Recorder(
+        connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
+    )
+    engine = _make_engine(connection, recorder)
+    _world = _World(
+        engine=engine,
+        rank=connection.rank,
+        size=connection.size,
+        local_rank=connection.local_rank,
+        local_size=connection.local_size,
+        cross_rank=connection.cross_rank,
+        cross_size=connection.cross_size,
+        host_of=tuple(connection.host_of),
+        recorder=recorder,
+    )
+    numbering.restart()
+    process_sets.begin(engine, connection.rank, connection.size)
+    try:
+        process_sets.register_static(sets)
+    except BaseException:
+        _leave_world(_world)
+        raise
+    _install_hooks()
+    for watcher in _watchers:
+        watcher(engine)
 
 
 def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
@@ -104,6 +129,7 @@ def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
         connection.links,
         connection.segment_fd,
         connection.bell_fd,
+        gpu.nccl_folders(),
         trace_file,
         bool(knobs["timeline_mark_cycles"]),
     )
@@ -114,15 +140,20 @@ def shutdown() -> None:
 
     Does nothing when not initialised.
     """
-    global _world
     with _lock:
-        world, _world = _world, None
-        if world is None:
+        if _world is None:
             return
-        _stop_timeline(world)
-        world.engine.shutdown()
+        _leave_world(_world)
         for watcher in _watchers:
             watcher(None)
+
+
+def _leave_world(world: _World) -> None:
+    global _world
+    _world = None
+    _stop_timeline(world)
+    world.engine.shutdown()
+    process_sets.end()
 
 
 def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
@@ -242,7 +273,7 @@ def _stop_timeline(world: _World) -> None:
     world.engine.stop_trace()
     try:
         world.recorder.end(
-            lambda data, name: gather_bytes(world.engine, data, name, _LONGEST_GATHERING)
+            lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING)
         )
     except OSError as error:  # TimeoutError is one.
         print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
@@ -280,8 +311,8 @@ def _describe(
 
 
 def nccl_built() -> bool:
-    """Say whether NCCL can be used: not in this version."""
-    return False
+    """Say whether GPU tensors would travel by NCCL here; `hvdlite-run --doctor` says why not."""
+    return gpu.works("NCCL") and gpu.works("CUDA driver")
 
 
 def mpi_built() -> bool:
@@ -310,8 +341,8 @@ def mpi_threads_supported() -> bool:
 
 
 def cuda_built() -> bool:
-    """Say whether CUDA tensors can be reduced: not in this version."""
-    return False
+    """Say whether CUDA tensors can be reduced here: there is a driver and a device."""
+    return gpu.works("CUDA driver")
 
 
 def rocm_built() -> bool:

@@ -10,14 +10,19 @@ _UINT8 = _core.DTYPES["uint8"]
 
 
 def gather_bytes(
-    engine: _core.Engine, data: bytes, name: str, timeout: float | None = None
+    engine: _core.Engine,
+    data: bytes,
+    name: str,
+    process_set: int = 0,
+    timeout: float | None = None,
 ) -> list[memoryview]:
-    """Give this rank's bytes and return those of all ranks, by rank.
+    """Give this rank's bytes and return those of all members of a process set, in their order.
 
     Args:
         engine: of the world.
         data: any number of bytes, none too.
         name: identifies the operation on all ranks.
+        process_set: its number; 0 is the world.
         timeout: seconds to wait; for ever unless given.
 
     Raises:
@@ -26,7 +31,7 @@ def gather_bytes(
     """
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
-    handle = engine.allgather(name, [tensor], keep=data, blocking=True)
+    handle = engine.allgather(name, [tensor], process_set, keep=data, blocking=True)
     handle.wait(timeout)
     received = handle.take_output()
     blocks, start = [], 0

@@ -15,18 +15,24 @@ from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
-from hvdlite.ops import check_root
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
 _FAILED = b"!"  # what a rank sends that could not pickle its object; no pickle is so short
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Send any picklable object of one rank to all.
 
     Args:
         obj: the object; only the root's is looked at.
         root_rank: the rank that sends.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         The root's own object on the root, an equal one on the others.
@@ -40,21 +46,26 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
         >>> settings["seed"]
         7
     """
-    check_root(root_rank)
+    check_root(root_rank, process_set)
     is_root = basics.rank() == root_rank
-    name = name or next_name("broadcast_object")
-    blocks = _exchange(obj, name, sends=is_root)
+    name = name or next_name("broadcast_object", member_id(process_set))
+    blocks = _exchange(obj, name, process_set, sends=is_root)
     if is_root:
         return obj
-    return _load(blocks[root_rank], root_rank, name)
+    return _load(blocks[process_set.ranks.index(root_rank)], root_rank, name)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
     """Collect one picklable object of every rank on all.
 
     Args:
         obj: this rank's object.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         The objects by rank, without those of ranks that have joined (`hvd.join`); this rank's own
@@ -68,13 +79,14 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         >>> allgather_object({"rank": 0})
         [{'rank': 0}]
     """
-    name = name or next_name("allgather_object")
-    blocks = _exchange(obj, name, sends=True)
-    return [_load(block, rank, name) for rank, block in enumerate(blocks) if len(block) > 0]
+    name = name or next_name("allgather_object", member_id(process_set))
+    blocks = _exchange(obj, name, process_set, sends=True)
+    members = zip(process_set.ranks, blocks, strict=True)
+    return [_load(block, rank, name) for rank, block in members if len(block) > 0]
 
 
-def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
-    """Pickle (where this rank sends) and gather everybody's bytes, by rank."""
+def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list[memoryview]:
+    """Pickle (where this rank sends) and gather everybody's bytes, by position in the set."""
     if not environment.allow_pickle():
         raise ArgumentError(
             f"'{name}' sends a pickled object, which HVDLITE_ALLOW_PICKLE=0 forbids; "
@@ -87,7 +99,7 @@ def _exchange(obj: Any, name: str, sends: bool) -> list[memoryview]:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever a user's __reduce__ raises
             failure, data = error, _FAILED
-    blocks = gather_bytes(basics.engine(), data, name)
+    blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
     return blocks

@@ -8,7 +8,6 @@ Example:
 
 from __future__ import annotations
 
-from hvdlite import basics
 from hvdlite._core import DTYPES, REDUCE_OPS
 from hvdlite.errors import ArgumentError
 
@@ -57,20 +56,6 @@ def check_gradient_op(op: int) -> None:
         raise ArgumentError(
             f"op=hvd.{op_name(op)} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
         )
-
-
-def check_root(root_rank: int) -> int:
-    """Return `root_rank` if it is a rank of this world.
-
-    Raises:
-        ArgumentError: it is not.
-    """
-    size = basics.size()
-    if not 0 <= root_rank < size:
-        raise ArgumentError(
-            f"root_rank={root_rank} is no rank of this world: it has {size}, from 0 to {size - 1}"
-        )
-    return root_rank
 
 
 def dtype_number(dtype: str) -> int:

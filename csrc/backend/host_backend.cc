@@ -26,9 +26,8 @@ const HostBackend::Layout& HostBackend::layout_of(const Group& group) {
     layout.hosts[found->second].push_back(rank);
   }
   layout.host = static_cast<int>(index.at(topology.host_of[topology.rank]));
-  layout.locals.group = {group.id, layout.hosts[layout.host], group.generation};
+  layout.locals.group = {group.id, layout.hosts[layout.host], group.lane, group.generation};
   layout.locals.index = layout.locals.group.index_of(topology.rank);
-  layout.locals.lane = group.id % kLaneCount;
   layout.drivers = static_cast<int>(group.ranks.size());
   for (const auto& ranks : layout.hosts) {
     layout.drivers = std::min(layout.drivers, static_cast<int>(ranks.size()));

@@ -59,6 +59,7 @@ class HostBackend : public Backend {
                   std::span<const std::size_t> send_bytes, std::span<std::byte> output,
                   std::span<const std::size_t> receive_bytes, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
+  void forget(const Group& group) override { layouts_.erase(group.id); }
 
  private:
   using Step = Staging::Step;

@@ -5,13 +5,16 @@
 namespace hvdlite {
 namespace {
 
-constexpr int kStepBits = 40;  // of a step's number; the rest is its group's generation
+// Room for 4 * 10^12 steps of a group; the rest of a number is the group's epoch.
+constexpr int kStepBits = 42;
+static_assert((std::uint64_t{kMaxEpoch} << kStepBits) >> kStepBits == kMaxEpoch);
 
 }  // namespace
 
 Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
-  std::uint64_t& number = numbers_[locals.lane];
-  number = std::max(number, std::uint64_t{locals.group.generation} << kStepBits) + 1;
+  std::uint64_t& last = numbers_[locals.group.lane];
+  last = std::max(last, std::uint64_t{locals.group.epoch()} << kStepBits);
+  const std::uint64_t number = ++last;
   return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
 }
 
@@ -22,7 +25,7 @@ Status Staging::reuse(const Step& step) {
                                   static_cast<int>(last.locals.group.ranks.size()), step.patience,
                                   step.operation));
   }
-  if (last.locals.lane != step.locals->lane || last.number == 0 ||
+  if (last.locals.group.id != step.locals->group.id || last.number == 0 ||
       last.locals.group.generation != step.locals->group.generation) {
     last.locals = *step.locals;
   }
@@ -32,7 +35,7 @@ Status Staging::reuse(const Step& step) {
 
 void Staging::advance(const Step& step, Counter counter) {
   // Sequentially consistent: a sleeper publishes its flag, then looks at this counter.
-  (fabric_.own_segment->lane(step.locals->lane).*counter).store(step.number);
+  (fabric_.own_segment->lane(step.locals->group.lane).*counter).store(step.number);
   fabric_.ring_local(step.locals->group);
 }
 
@@ -60,7 +63,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
   int missing = first;  // locals before it have reached the number
   const auto ready = [&] {
     for (; missing < last; ++missing) {
-      const Lane& lane = segment_of(locals, missing).lane(locals.lane);
+      const Lane& lane = segment_of(locals, missing).lane(locals.group.lane);
       if (missing != locals.index && (lane.*counter).load() < number) return false;
     }
     return true;
@@ -69,7 +72,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
     for (int i = missing; i < last; ++i) {
       const int rank = locals.group.ranks[i];
       if (i == locals.index || !fabric_.waiter->lost(rank)) continue;
-      if ((segment_of(locals, i).lane(locals.lane).*counter).load() >= number) continue;
+      if ((segment_of(locals, i).lane(locals.group.lane).*counter).load() >= number) continue;
       return Status(StatusCode::kRankFailed,
                     "rank " + std::to_string(rank) + " was lost during " + operation, rank);
     }

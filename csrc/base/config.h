@@ -38,6 +38,13 @@
     "File that a timeline of all ranks is written to, from hvd.init() to the end; empty for none") \
   X(std::int64_t, timeline_mark_cycles, 0, "", "HOROVOD_TIMELINE_MARK_CYCLES",                     \
     "1 also marks the beginning of each of the engine's rounds in the timeline")                   \
+  X(std::string, nccl_library, "", "path", "",                                                     \
+    "libnccl.so.2 to use where the framework has loaded none; empty looks in wheels and the "      \
+    "system")                                                                                      \
+  X(std::string, cuda_library, "", "path", "",                                                     \
+    "libcuda.so.1 to use; empty leaves it to the system's loader")                                 \
+  X(std::int64_t, require_nccl, 0, "", "",                                                         \
+    "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 

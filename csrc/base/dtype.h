@@ -22,6 +22,9 @@ enum class DataType : std::uint8_t {
 };
 inline constexpr int kDataTypeCount = 10;
 
+// Where a tensor's memory is.
+enum class DeviceType : std::uint8_t { kHost = 0, kGpu = 1 };
+
 // Horovod's numbers, because scripts pass them around.
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,
@@ -44,6 +47,9 @@ constexpr std::string_view name_of(DataType dtype) {
                                                        "int64",   "float16", "bfloat16", "float32",
                                                        "float64", "bool"};
   return kNames[static_cast<int>(dtype)];
+}
+constexpr std::string_view name_of(DeviceType device) {
+  return device == DeviceType::kHost ? "host memory" : "a GPU";
 }
 constexpr std::string_view name_of(ReduceOp op) {
   switch (op) {

@@ -8,6 +8,7 @@
 namespace hvdlite {
 
 void register_tables(pybind11::module_& module);  // dtypes, ops, knobs, measurements
+void register_gpu(pybind11::module_& module);     // what GPUs could be used
 void register_engine(pybind11::module_& module);  // Tensor, Handle, Engine
 
 // Raises the class of hvdlite.errors for this code, with `failed_rank` set. Needs the GIL.

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,11 +23,18 @@ namespace {
 
 // Between two looks for Ctrl-C while a thread waits with the GIL released.
 constexpr auto kSignalSlice = std::chrono::milliseconds(100);
+// Between two looks at a device for whose work a thread waits.
+constexpr auto kDeviceInterval = std::chrono::microseconds(50);
+
+CudaStream stream_of(std::uintptr_t handle) {
+  return reinterpret_cast<CudaStream>(handle);  // NOLINT: a handle from Python
+}
 
 struct TensorArgument {
   TensorShape shape;
   const void* input = nullptr;
   void* output = nullptr;
+  int gpu = -1;  // ordinal; -1: host memory
 };
 
 class EngineHolder;
@@ -45,14 +53,22 @@ class HandleObject {
   HandleObject& operator=(const HandleObject&) = delete;
 
   bool done() const { return entry_->completion->done(); }
-  void wait(std::optional<double> timeout);
+  bool released() const { return entry_->completion->released(); }
+  void wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream);
   std::vector<std::int64_t> first_dimensions() const {
     return entry_->completion->first_dimensions;
   }
   int members() const { return entry_->completion->members; }
   py::object take_output(std::size_t index);
+  void copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream);
+  std::uintptr_t stream() const;
 
  private:
+  void wait_until_done(const Deadline& deadline);
+  void wait_for_device(std::optional<std::uintptr_t> stream, const Deadline& deadline);
+  [[noreturn]] void raise_timeout() const;
+  Completion::Output& output(std::size_t index);
+
   std::shared_ptr<EngineHolder> holder_;
   EntryPtr entry_;
   py::object keep_;
@@ -87,7 +103,8 @@ class EngineHolder {
     orphans_.emplace_back(std::move(entry), std::move(keep));
   }
   void release_orphans() {
-    std::erase_if(orphans_, [](const auto& orphan) { return orphan.first->completion->done(); });
+    std::erase_if(orphans_,
+                  [](const auto& orphan) { return orphan.first->completion->released(); });
   }
 
  private:
@@ -97,26 +114,53 @@ class EngineHolder {
 };
 
 HandleObject::~HandleObject() {
-  if (!done()) holder_->adopt(entry_, std::move(keep_));
+  if (!keep_.is_none() && !released()) holder_->adopt(entry_, std::move(keep_));
 }
 
-void HandleObject::wait(std::optional<double> timeout) {
+void HandleObject::raise_timeout() const {
+  PyErr_SetString(PyExc_TimeoutError, (describe(entry_->request) + " is still under way").c_str());
+  throw py::error_already_set();
+}
+
+void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream) {
   const Deadline deadline = timeout ? Deadline::after_seconds(*timeout) : Deadline::never();
-  Engine* engine = done() ? nullptr : &holder_->engine();
+  if (!done()) wait_until_done(deadline);
+  if (entry_->completion->status().ok() && entry_->completion->on_device != nullptr) {
+    wait_for_device(stream, deadline);
+  }
+  if (entry_->completion->status().ok() || released()) keep_ = py::none();
+  raise_if_error(entry_->completion->status());
+}
+
+void HandleObject::wait_until_done(const Deadline& deadline) {
+  Engine& engine = holder_->engine();
   while (!done()) {
-    if (deadline.passed()) {
-      PyErr_SetString(PyExc_TimeoutError,
-                      (describe(entry_->request) + " is still under way").c_str());
-      throw py::error_already_set();
-    }
+    if (deadline.passed()) raise_timeout();
     {
       const py::gil_scoped_release unlocked;
-      (void)engine->wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
+      (void)engine.wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
     }
     if (!done() && PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
-  keep_ = py::none();
-  raise_if_error(entry_->completion->status());
+}
+
+// Lets the stream wait, or without one this thread. Once the world has ended the device may have
+// been stopped half-way.
+void HandleObject::wait_for_device(std::optional<std::uintptr_t> stream, const Deadline& deadline) {
+  const CudaEvent& end = *entry_->completion->on_device;
+  if (stream) {
+    raise_if_error(end.device().wait(stream_of(*stream), end));
+  }
+  while (!stream && !end.reached()) {
+    if (deadline.passed()) raise_timeout();
+    {
+      const py::gil_scoped_release unlocked;
+      std::this_thread::sleep_for(kDeviceInterval);
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  const Status world = holder_->engine().status();
+  if (!world.ok() && world.code() != StatusCode::kShutdown) raise_status(world);
 }
 
 // Bytes that were received, as a Python buffer that owns them.
@@ -124,19 +168,61 @@ struct OutputBuffer {
   Completion::Output output;
 };
 
-py::object HandleObject::take_output(std::size_t index) {
+Completion::Output& HandleObject::output(std::size_t index) {
   if (!done()) raise_status(Status(StatusCode::kInvalidArgument, "wait() for the handle first"));
   std::vector<Completion::Output>& outputs = entry_->completion->outputs;
   if (index >= outputs.size()) {
     raise_status(Status(StatusCode::kInvalidArgument, "no output " + std::to_string(index)));
   }
+  return outputs[index];
+}
+
+py::object HandleObject::take_output(std::size_t index) {
   auto buffer = std::make_unique<OutputBuffer>();
-  buffer->output = std::move(outputs[index]);
+  buffer->output = std::move(output(index));
   return py::memoryview(py::cast(std::move(buffer)));
 }
 
+// On the stream that wait() was told: it waits for the result already.
+void HandleObject::copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream) {
+  Completion::Output& from = output(index);
+  if (!from.device.valid()) {
+    raise_status(Status(StatusCode::kInvalidArgument, "this output is not on a GPU, or was taken"));
+  }
+  CudaDevice& device = entry_->completion->on_device->device();
+  if (from.bytes > 0) {
+    const CudaDevice::Current current(device);
+    raise_if_error(device.check(
+        device.api().copy(target, from.device.address(), from.bytes, stream_of(stream)),
+        "copying a result"));
+  }
+  Result<CudaEventPtr> copied = device.record(stream_of(stream));
+  raise_if_error(copied.status());
+  from.pool->give_back(std::move(from.device), std::move(copied.value()));
+}
+
+std::uintptr_t HandleObject::stream() const {
+  if (!entry_->gpu) return 0;
+  return reinterpret_cast<std::uintptr_t>(  // NOLINT: a handle for Python
+      entry_->gpu->ready->device().stream());
+}
+
+// The one GPU of an entry's tensors, and the stream that they are ready on.
+void place(Entry& entry, const std::vector<const TensorArgument*>& tensors, std::uintptr_t stream) {
+  for (const TensorArgument* tensor : tensors) {
+    if (tensor->gpu < 0) continue;
+    if (entry.gpu && entry.gpu->ordinal != tensor->gpu) {
+      raise_status(Status(StatusCode::kInvalidArgument,
+                          describe(entry.request) + ": its tensors are on GPU " +
+                              std::to_string(entry.gpu->ordinal) + " and on GPU " +
+                              std::to_string(tensor->gpu) + "; send them one by one"));
+    }
+    entry.gpu = GpuSource{tensor->gpu, stream_of(stream), nullptr};
+  }
+}
+
 EntryPtr make_entry(Kind kind, std::string name, std::uint32_t process_set,
-                    const std::vector<const TensorArgument*>& tensors) {
+                    const std::vector<const TensorArgument*>& tensors, std::uintptr_t stream) {
   auto entry = std::make_shared<Entry>();
   entry->request.kind = kind;
   entry->request.name = std::move(name);
@@ -146,6 +232,7 @@ EntryPtr make_entry(Kind kind, std::string name, std::uint32_t process_set,
     entry->inputs.push_back(tensor->input);
     entry->outputs.push_back(tensor->output);
   }
+  place(*entry, tensors, stream);
   return entry;
 }
 
@@ -160,11 +247,11 @@ HandlePtr submit(const HolderPtr& self, EntryPtr entry, py::object keep, bool bl
 
 EntryPtr make_reduction(Kind kind, std::string name, std::uint32_t process_set,
                         const std::vector<const TensorArgument*>& tensors, int op, double prescale,
-                        double postscale) {
+                        double postscale, std::uintptr_t stream) {
   if (!is_valid_op(op)) {
     raise_status(Status(StatusCode::kInvalidArgument, "op " + std::to_string(op) + " is unknown"));
   }
-  EntryPtr entry = make_entry(kind, std::move(name), process_set, tensors);
+  EntryPtr entry = make_entry(kind, std::move(name), process_set, tensors, stream);
   entry->request.op = static_cast<ReduceOp>(op);
   entry->request.prescale = prescale;
   entry->request.postscale = postscale;
@@ -174,9 +261,9 @@ EntryPtr make_reduction(Kind kind, std::string name, std::uint32_t process_set,
 HandlePtr allreduce(const HolderPtr& self, std::string name,
                     const std::vector<const TensorArgument*>& tensors, int op, double prescale,
                     double postscale, std::optional<double> weight, std::uint32_t process_set,
-                    py::object keep, bool blocking) {
+                    py::object keep, bool blocking, std::uintptr_t stream) {
   EntryPtr entry = make_reduction(Kind::kAllreduce, std::move(name), process_set, tensors, op,
-                                  prescale, postscale);
+                                  prescale, postscale, stream);
   entry->request.weighted = weight.has_value();
   entry->weight = weight.value_or(1.0);
   return submit(self, std::move(entry), std::move(keep), blocking);
@@ -184,50 +271,52 @@ HandlePtr allreduce(const HolderPtr& self, std::string name,
 
 HandlePtr allgather(const HolderPtr& self, std::string name,
                     const std::vector<const TensorArgument*>& tensors, std::uint32_t process_set,
-                    py::object keep, bool blocking) {
-  return submit(self, make_entry(Kind::kAllgather, std::move(name), process_set, tensors),
+                    py::object keep, bool blocking, std::uintptr_t stream) {
+  return submit(self, make_entry(Kind::kAllgather, std::move(name), process_set, tensors, stream),
                 std::move(keep), blocking);
 }
 
 HandlePtr reducescatter(const HolderPtr& self, std::string name,
                         const std::vector<const TensorArgument*>& tensors, int op, double prescale,
-                        double postscale, std::uint32_t process_set, py::object keep,
-                        bool blocking) {
+                        double postscale, std::uint32_t process_set, py::object keep, bool blocking,
+                        std::uintptr_t stream) {
   return submit(self,
                 make_reduction(Kind::kReducescatter, std::move(name), process_set, tensors, op,
-                               prescale, postscale),
+                               prescale, postscale, stream),
                 std::move(keep), blocking);
 }
 
 HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
                    std::vector<std::int64_t> splits, std::uint32_t process_set, py::object keep,
-                   bool blocking) {
-  EntryPtr entry = make_entry(Kind::kAlltoall, std::move(name), process_set, {&tensor});
+                   bool blocking, std::uintptr_t stream) {
+  EntryPtr entry = make_entry(Kind::kAlltoall, std::move(name), process_set, {&tensor}, stream);
   entry->request.splits = std::move(splits);
   return submit(self, std::move(entry), std::move(keep), blocking);
 }
 
 HandlePtr broadcast(const HolderPtr& self, std::string name,
                     const std::vector<const TensorArgument*>& tensors, int root,
-                    std::uint32_t process_set, py::object keep, bool blocking) {
-  EntryPtr entry = make_entry(Kind::kBroadcast, std::move(name), process_set, tensors);
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream) {
+  EntryPtr entry = make_entry(Kind::kBroadcast, std::move(name), process_set, tensors, stream);
   entry->request.root = root;
   return submit(self, std::move(entry), std::move(keep), blocking);
 }
 
 HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process_set,
                   bool blocking) {
-  return submit(self, make_entry(Kind::kBarrier, std::move(name), process_set, {}), py::none(),
+  return submit(self, make_entry(Kind::kBarrier, std::move(name), process_set, {}, 0), py::none(),
                 blocking);
 }
 
 HandlePtr join(const HolderPtr& self, bool blocking) {
-  return submit(self, make_entry(Kind::kJoin, std::string(kJoinName), 0, {}), py::none(), blocking);
+  return submit(self, make_entry(Kind::kJoin, std::string(kJoinName), 0, {}, 0), py::none(),
+                blocking);
 }
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
-                                            std::uintptr_t output) {
+                                            std::uintptr_t output, int gpu) {
   if (!is_valid_dtype(dtype)) {
     raise_status(
         Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(dtype) + " is unknown"));
@@ -239,6 +328,8 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
   tensor->shape = {std::move(name), static_cast<DataType>(dtype), std::move(shape)};
   tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
+  tensor->gpu = gpu;
+  if (gpu >= 0) tensor->shape.device = DeviceType::kGpu;
   return tensor;
 }
 
@@ -246,7 +337,7 @@ using LinkTuple = std::tuple<int, int, int, int, int>;
 
 HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
                       const std::vector<LinkTuple>& links, int segment_fd, int bell_fd,
-                      int trace_file, bool trace_rounds) {
+                      std::vector<std::string> nccl_folders, int trace_file, bool trace_rounds) {
   Fd trace_fd(trace_file);
   Fd segment(segment_fd);
   Fd bell(bell_fd);
@@ -269,8 +360,10 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
     fabric = std::move(connected.value());
     backend = std::make_unique<HostBackend>(*fabric, config.value());
   }
-  return std::make_shared<EngineHolder>(std::make_unique<Engine>(
-      std::move(fabric), std::move(backend), std::move(config.value()), std::move(trace)));
+  GpuLibraries gpus = GpuLibraries::search(config.value(), std::move(nccl_folders));
+  return std::make_shared<EngineHolder>(
+      std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value()),
+                               std::move(gpus), std::move(trace)));
 }
 
 py::dict counters(const HolderPtr& self) {
@@ -313,10 +406,17 @@ void abort(const HolderPtr& self, const std::string& reason) {
   engine.abort(reason);
 }
 
-int add_process_set(const HolderPtr& self, std::vector<int> ranks) {
-  const Result<int> id = self->engine().add_process_set(std::move(ranks));
-  raise_if_error(id.status());
-  return id.value();
+HandlePtr add_process_set(const HolderPtr& self, std::string name,
+                          std::vector<std::int64_t> ranks) {
+  EntryPtr entry = make_entry(Kind::kAddProcessSet, std::move(name), 0, {}, 0);
+  entry->request.splits = std::move(ranks);
+  return submit(self, std::move(entry), py::none(), /*blocking=*/true);
+}
+
+HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint32_t process_set) {
+  EntryPtr entry = make_entry(Kind::kRemoveProcessSet, std::move(name), 0, {}, 0);
+  entry->removes = process_set;
+  return submit(self, std::move(entry), py::none(), /*blocking=*/true);
 }
 
 void register_handle(py::module_& module) {
@@ -327,10 +427,15 @@ void register_handle(py::module_& module) {
       });
   py::class_<HandleObject>(module, "Handle", py::is_final())
       .def("done", &HandleObject::done)
-      .def("wait", &HandleObject::wait, py::arg("timeout") = py::none())
+      .def("wait", &HandleObject::wait, py::arg("timeout") = py::none(),
+           py::arg("stream") = py::none())
       .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
       .def_property_readonly("members", &HandleObject::members)
-      .def("take_output", &HandleObject::take_output, py::arg("index") = 0);
+      .def("take_output", &HandleObject::take_output, py::arg("index") = 0)
+      .def("copy_output", &HandleObject::copy_output, py::arg("index"), py::arg("target"),
+           py::arg("stream"))
+      .def("released", &HandleObject::released)
+      .def_property_readonly("stream", &HandleObject::stream);
 }
 
 }  // namespace
@@ -338,30 +443,35 @@ void register_handle(py::module_& module) {
 void register_engine(py::module_& module) {
   py::class_<TensorArgument>(module, "Tensor", py::is_final())
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
-           py::arg("input"), py::arg("output"))
-      .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; });
+           py::arg("input"), py::arg("output"), py::arg("gpu") = -1)
+      .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
+      .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;
+  const py::arg_v stream = py::arg("stream") = 0;
   py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
       .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
            py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
-           py::arg("bell_fd") = -1, py::arg("trace_file") = -1, py::arg("trace_rounds") = false)
+           py::arg("bell_fd") = -1, py::arg("nccl_folders") = std::vector<std::string>(),
+           py::arg("trace_file") = -1, py::arg("trace_rounds") = false)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
-           process_set, keep, blocking)
+           process_set, keep, blocking, stream)
       .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
-           blocking)
+           blocking, stream)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
-           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking)
+           py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking,
+           stream)
       .def("alltoall", &alltoall, py::arg("name"), py::arg("tensor"),
-           py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking)
+           py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking, stream)
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
-           process_set, keep, blocking)
+           process_set, keep, blocking, stream)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
       .def("join", &join, blocking)
-      .def("add_process_set", &add_process_set, py::arg("ranks"))
+      .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
+      .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
       .def("abort", &abort, py::arg("reason"))
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)

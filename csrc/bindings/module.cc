@@ -47,5 +47,6 @@ void raise_status(const Status& status) {
 PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = HVDLITE_VERSION;
   hvdlite::register_tables(module);
+  hvdlite::register_gpu(module);
   hvdlite::register_engine(module);
 }

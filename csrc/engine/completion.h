@@ -3,6 +3,9 @@
 // The engine finishes it once, from its runner; any number of threads wait. What an allgather, an
 // alltoall or a reducescatter received travels out with it. Neither side ever holds the other's
 // lock here: what then() was given runs after the lock is released.
+//
+// An operation on GPU tensors is done when all of it has been given to the device. Its results may
+// be used after `on_device`, and its tensors' memory may be freed then.
 #pragma once
 
 #include <atomic>
@@ -13,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/device_memory_pool.h"
 #include "base/deadline.h"
 #include "base/mutex.h"
 #include "base/status.h"
@@ -25,6 +29,8 @@ class Completion {
   struct Output {
     std::unique_ptr<std::byte[]> data;
     std::size_t bytes = 0;
+    DeviceMemory device;  // instead of `data`, for a GPU tensor; goes back to:
+    std::shared_ptr<DeviceMemoryPool> pool;
   };
 
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -67,6 +73,9 @@ class Completion {
   std::vector<std::int64_t> first_dimensions;
   std::vector<Output> outputs;  // by tensor
   int members = 0;              // that took part: those of the process set that had not joined
+  CudaEventPtr on_device;       // null: no GPU tensors. Written before finish()
+  // True once nothing touches the operation's memory any more.
+  bool released() const { return done() && (on_device == nullptr || on_device->reached()); }
 
  private:
   Mutex mutex_;

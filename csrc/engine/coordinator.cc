@@ -56,6 +56,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   Book& book = found->second;
   activity_[rank] = {request.name, now};
   if (request.kind == Kind::kJoin) join(rank);
+  if (fail_late_change(rank, request)) return Status();
   const std::uint64_t tallied = tallied_;
   Tally& tally = open(book, rank, request, now);
   if (tally.submitted[index]) {
@@ -70,6 +71,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     if (text) tally.refusal = Status(StatusCode::kMismatch, std::move(*text));
   }
   if (request.rows_differ() && tally.refusal.ok()) tally.differing[index] = request;
+  if (fail_removal(rank, request, book)) return Status();
   const std::string name = request.name;
   if (tally.missing == 0 || fail_if_left(book, tally)) {
     auto node = book.tallies.extract(name);
@@ -182,6 +184,14 @@ void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
 Status Coordinator::refuse(const Book& book, const Tally& tally) {
   const Request& request = tally.request;
   const std::vector<int>& ranks = book.group.ranks;
+  const auto absent = std::find(tally.submitted.begin(), tally.submitted.end(), false);
+  if (request.changes_process_sets() && absent != tally.submitted.end()) {
+    const int rank = ranks[static_cast<std::size_t>(absent - tally.submitted.begin())];
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(name_of(request.kind)) + ": every rank takes part in it, but not " +
+                      has_joined(rank) + "; change process sets before join(), or after it",
+                  rank);
+  }
   if (request.kind == Kind::kBroadcast && !tally.submitted[book.group.index_of(request.root)]) {
     return Status(StatusCode::kInvalidArgument,
                   "broadcast '" + request.name + "': its root is " + has_joined(request.root) +
@@ -206,23 +216,31 @@ Status Coordinator::refuse(const Book& book, const Tally& tally) {
   return Status();
 }
 
-void Coordinator::note_absent(Book& book, const Tally& tally, Response& response) {
+Status Coordinator::note_absent(Book& book, const Tally& tally, Response& response) {
   for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
     if (!tally.submitted[i]) response.absent.push_back(book.group.ranks[i]);
   }
   if (response.absent != book.absent) {
+    if (epochs_ >= kMaxEpoch) {
+      return Status(StatusCode::kInternal, describe(tally.request) + ": join() has changed the " +
+                                               "members of groups too often in this world");
+    }
     book.absent = response.absent;
-    book.generation = ++generations_;
+    book.generation = ++epochs_;
   }
   response.generation = book.generation;
+  return Status();
 }
 
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
   if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
   if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
-  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
+  if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   Response response;
-  note_absent(book, tally, response);
+  if (Status noted = note_absent(book, tally, response); !noted.ok()) {
+    return respond_error(tally, std::move(noted));
+  }
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   const std::string key = tally.request.key();
   if (const auto id = cache_.find(key, tally.request)) {
     response.form = Response::Form::kCached;
@@ -240,11 +258,15 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
   if (response.request.kind == Kind::kJoin) {
     response.first_dimensions = {last_joined_};
     joined_.assign(joined_.size(), false);
+    failed_.clear();  // who has not made such a change has joined instead
   }
   responses_.push_back(std::move(response));
 }
 
 void Coordinator::respond_error(const Tally& tally, Status error) {
+  if (tally.request.changes_process_sets()) {
+    for (auto& [id, book] : books_) book.removing.clear();
+  }
   if (timeline_ != nullptr) timeline_->answered(tally.number, error);
   Response response;
   response.form = Response::Form::kError;
@@ -254,6 +276,9 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   responses_.push_back(std::move(response));
 }
 
-std::vector<Response> Coordinator::take_responses() { return std::exchange(responses_, {}); }
+std::vector<Response> Coordinator::take_responses() {
+  for (const std::uint32_t set : std::exchange(removed_, {})) books_.erase(set);
+  return std::exchange(responses_, {});
+}
 
 }  // namespace hvdlite

@@ -46,11 +46,17 @@ class Coordinator {
     std::unordered_map<std::string, Tally> tallies;  // by name
     std::vector<int> absent;                         // of the last response
     std::uint32_t generation = 0;                    // of the group without them
+    std::vector<bool> removing;  // members that remove the set, by position; empty: nobody does
   };
 
   // `timeline` is borrowed; none in tests.
   Coordinator(int size, std::size_t cache_capacity, const Timeline* timeline = nullptr)
-      : timeline_(timeline), cache_(cache_capacity), activity_(size), left_(size), joined_(size) {}
+      : size_(size),
+        timeline_(timeline),
+        cache_(cache_capacity),
+        activity_(size),
+        left_(size),
+        joined_(size) {}
 
   void add_set(const Group& group);
   // A rank wants a collective. kInternal when it is no member of the set, asks twice or has joined.
@@ -61,7 +67,12 @@ class Coordinator {
   // Fails every member of every tally that has waited since before `since` (stall_shutdown).
   void fail_stalled(TimePoint since, const std::string& reason);
 
-  // The responses decided since the last call, in order.
+  // A change of the process sets cannot go on: all ranks that made it get this error, later ones
+  // too.
+  void fail_change(const std::string& name, const Status& error);
+
+  // The responses decided since the last call, in order. The books that they name stay until the
+  // next call.
   std::vector<Response> take_responses();
 
   const Group& group(std::uint32_t set) const { return books_.at(set).group; }
@@ -80,12 +91,28 @@ class Coordinator {
   void respond(Book& book, const std::string& name, Tally tally);
   // What makes the request impossible for those who submitted it, or OK.
   static Status refuse(const Book& book, const Tally& tally);
-  // Says in the response who is absent.
-  void note_absent(Book& book, const Tally& tally, Response& response);
+  // Says in the response who is absent. kInternal when there is no number for such a group.
+  Status note_absent(Book& book, const Tally& tally, Response& response);
   void respond_error(const Tally& tally, Status error);
   // Where a rank that has left is awaited: the error, else nothing.
   bool fail_if_left(const Book& book, const Tally& tally);
 
+  // Changes of the process sets (coordinator_sets.cc).
+  struct FailedChange {
+    Status error;
+    std::size_t missing = 0;  // ranks that have not made it yet
+  };
+  Book* find_book(const std::vector<std::int64_t>& ranks);
+  // What is wrong with a change that all ranks want.
+  std::optional<std::string> describe_bad_change(const Request& request);
+  void respond_change(Tally tally);
+  // This rank's request is of a change that has failed: it gets the error.
+  bool fail_late_change(int rank, const Request& request);
+  // Where members wait for one that removes the set: they and the removal get an error. True: the
+  // tally of `request`, which was counted last, is gone.
+  bool fail_removal(int rank, const Request& request, Book& book);
+
+  const int size_;
   const Timeline* const timeline_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
@@ -93,10 +120,12 @@ class Coordinator {
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<bool> joined_;                        // by rank
   int last_joined_ = -1;
-  std::uint32_t generations_ = 0;  // given out so far
+  std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;    // tallies in all books
-  std::uint64_t tallied_ = 0;  // tallies so far
+  std::size_t waiting_ = 0;                               // tallies in all books
+  std::uint64_t tallied_ = 0;                             // tallies so far
+  std::vector<std::uint32_t> removed_;                    // sets whose books go next
+  std::unordered_map<std::string, FailedChange> failed_;  // by name
 };
 
 }  // namespace hvdlite

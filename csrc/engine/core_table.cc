@@ -77,8 +77,16 @@ void submit(void* engine, const HvdliteCall* call) {
   if (!status.ok()) report(*call, status, nullptr);
 }
 
+bool find(void* engine, std::uint32_t process_set, HvdlitePlace* place) {
+  const auto* self = static_cast<const Engine*>(engine);
+  const GroupPtr group = self->process_set(process_set);
+  if (group == nullptr) return false;
+  *place = {group->index_of(self->rank()), static_cast<std::int32_t>(group->ranks.size())};
+  return true;
+}
+
 }  // namespace
 
-HvdliteCore make_core_table(Engine& engine) { return {kCoreTableVersion, &engine, &submit}; }
+HvdliteCore make_core_table(Engine& engine) { return {kCoreTableVersion, &engine, &submit, &find}; }
 
 }  // namespace hvdlite

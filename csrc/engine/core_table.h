@@ -12,7 +12,7 @@ namespace hvdlite {
 
 class Engine;
 
-inline constexpr std::uint32_t kCoreTableVersion = 2;
+inline constexpr std::uint32_t kCoreTableVersion = 3;
 
 extern "C" {
 
@@ -66,10 +66,18 @@ struct HvdliteCall {
   void* context;
 };
 
+// This rank's place in a process set.
+struct HvdlitePlace {
+  std::int32_t rank;  // -1: it is no member
+  std::int32_t size;
+};
+
 struct HvdliteCore {
   std::uint32_t version;
   void* engine;
   void (*submit)(void* engine, const HvdliteCall* call);
+  // False: there is no such set.
+  bool (*find)(void* engine, std::uint32_t process_set, HvdlitePlace* place);
 };
 
 }  // extern "C"

@@ -9,6 +9,8 @@ namespace hvdlite {
 namespace {
 
 constexpr auto kFirstSlice = std::chrono::microseconds(50);
+// Between two looks at work that a GPU has under way: for errors only, nobody waits for them.
+constexpr auto kGpuInterval = std::chrono::milliseconds(20);
 constexpr auto kLongestSlice = std::chrono::milliseconds(2);
 
 Status invalid(const Request& request, const std::string& why) {
@@ -56,19 +58,20 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
-               std::unique_ptr<Trace> trace)
+               GpuLibraries gpu_libraries, std::unique_ptr<Trace> trace)
     : rank_(fabric ? fabric->topology.rank : 0),
       size_(fabric ? fabric->topology.size : 1),
       config_(std::move(config)),
       trace_(std::move(trace)),
       fabric_(std::move(fabric)),
       backend_(std::move(backend)),
+      gpus_(*backend_, fabric_.get(), config_, std::move(gpu_libraries)),
       sets_(size_),
-      executor_(rank_, *backend_, sets_, config_, queue_, counters_, timeline_) {
+      executor_(rank_, *backend_, gpus_, sets_, config_, queue_, counters_, timeline_) {
   backend_->trace_to(*trace_);
   if (size_ == 1) return;
-  negotiator_ = std::make_unique<Negotiator>(*fabric_, config_, queue_, counters_, timeline_);
-  negotiator_->add_set(*sets_.get(0));
+  negotiator_ =
+      std::make_unique<Negotiator>(*fabric_, *sets_.get(0), config_, queue_, counters_, timeline_);
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
@@ -76,18 +79,21 @@ Engine::~Engine() { shutdown(); }
 
 Status Engine::check(const Entry& entry) const {
   const Request& request = entry.request;
-  const Group* group = sets_.get(request.process_set);
-  if (group == nullptr || group->index_of(rank_) < 0) {
-    return invalid(request, "rank " + std::to_string(rank_) + " is no member of process set " +
-                                std::to_string(request.process_set));
+  const GroupPtr group = sets_.get(request.process_set);
+  if (group == nullptr) {
+    return invalid(request, "there is no process set " + std::to_string(request.process_set) +
+                                "; it was removed, or never added");
+  }
+  if (group->index_of(rank_) < 0) {
+    return invalid(request,
+                   "rank " + std::to_string(rank_) + " is no member of " + describe(*group));
   }
   if (request.kind == Kind::kJoin && request.process_set != 0) {
     return invalid(request, "a rank joins the world, not a process set");
   }
   if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
-    return invalid(request, "the root rank " + std::to_string(request.root) +
-                                " is no member of process set " +
-                                std::to_string(request.process_set));
+    return invalid(request, "the root rank " + std::to_string(request.root) + " is no member of " +
+                                describe(*group));
   }
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
     return invalid(request, "prescale and postscale factors are finite numbers");
@@ -100,6 +106,9 @@ Status Engine::check(const Entry& entry) const {
   }
   for (const TensorShape& tensor : request.tensors) {
     HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
+    if (tensor.device == DeviceType::kGpu && !entry.gpu) {
+      return invalid(request, "a GPU tensor comes without its device and stream");
+    }
   }
   if (size_ == 1 && request.kind == Kind::kAlltoall) {
     // With more ranks the coordinator looks, so that all of them hear of it.
@@ -110,9 +119,35 @@ Status Engine::check(const Entry& entry) const {
   return Status();
 }
 
+// Ranks that differ, or cannot be, are the coordinator's to refuse, so that all hear of it.
+Status Engine::check_change(Entry& entry) const {
+  Request& request = entry.request;
+  if (request.kind == Kind::kRemoveProcessSet) {
+    const GroupPtr group = sets_.get(entry.removes);
+    if (group == nullptr || group->id == 0) {
+      return invalid(request, group == nullptr ? "there is no such set, or no more"
+                                               : "the world itself stays");
+    }
+    request.splits.assign(group->ranks.begin(), group->ranks.end());
+  }
+  if (size_ > 1) return Status();
+  const auto text = describe_bad_ranks(request, size_);
+  return invalid(request, text ? *text : "there is one of these ranks already, the world");
+}
+
 Status Engine::enqueue(EntryPtr entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(check(*entry));
+  if (entry->request.changes_process_sets()) HVDLITE_RETURN_IF_ERROR(check_change(*entry));
   entry->key = entry->request.key();
+  if (entry->gpu) {
+    Result<CudaEventPtr> ready =
+        gpus_.mark(entry->request.process_set, entry->gpu->ordinal, entry->gpu->stream);
+    if (!ready.ok()) {
+      return Status(ready.status().code(),
+                    describe(entry->request) + ": " + ready.status().message());
+    }
+    entry->gpu->ready = std::move(ready.value());
+  }
   timeline_.submitted(*entry);
   if (size_ == 1) return run_alone(entry);
   HVDLITE_RETURN_IF_ERROR(queue_.push(std::move(entry)));
@@ -196,18 +231,19 @@ void Engine::drain() {
 }
 
 bool Engine::run_once() {
-  for (; const Group* added = sets_.get(static_cast<std::uint32_t>(sets_known_)); ++sets_known_) {
-    negotiator_->add_set(*added);
-  }
   const std::vector<EntryPtr> entries = queue_.take();
   if (!entries.empty()) negotiator_->submit(entries);
   std::vector<Negotiator::Round> rounds;
   if (Status status = negotiator_->receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
+  look_at_gpus();
   return !entries.empty() || !rounds.empty() || ending_.load();
 }
 
 void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
+  if (rounds.empty()) return;
+  const bool serves = negotiator_->serves();
+  if (serves) fabric_->waiter->set_meanwhile([this] { negotiator_->serve(); });
   for (const Negotiator::Round& round : rounds) timeline_.agreed(round);
   for (Negotiator::Round& round : rounds) {
     Status status = this->status();
@@ -220,6 +256,15 @@ void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
     }
     collectives_ += round.size();
   }
+  if (serves) fabric_->waiter->set_meanwhile(nullptr);
+}
+
+void Engine::look_at_gpus() {
+  if (!gpus_.busy() || !next_gpu_look_.passed()) return;
+  next_gpu_look_ = Deadline::after(kGpuInterval);
+  if (Status status = gpus_.poll(); !status.ok()) {
+    request_end(negotiator_->root_cause(std::move(status)));
+  }
 }
 
 void Engine::sleep(Deadline deadline, bool background) {
@@ -229,7 +274,9 @@ void Engine::sleep(Deadline deadline, bool background) {
            (background && turn_.wanted());
   };
   const auto never_fails = [] { return Status(); };
-  (void)fabric_->waiter->wait(ready, never_fails, deadline.earlier(negotiator_->wake_at()));
+  const Deadline look = gpus_.busy() ? next_gpu_look_ : Deadline::never();
+  (void)fabric_->waiter->wait(ready, never_fails,
+                              deadline.earlier(negotiator_->wake_at()).earlier(look));
 }
 
 void Engine::end_world() {
@@ -242,8 +289,10 @@ void Engine::end_world() {
   for (EntryPtr& entry : negotiator_->take_pending()) entries.push_back(std::move(entry));
   if (clean) {
     negotiator_->announce_goodbye(collectives_);
+    gpus_.close(Deadline::after_seconds(config_.shutdown_timeout / 2));
   } else {
-    negotiator_->announce_abort(cause);
+    negotiator_->announce_abort(cause);  // first: it says why NCCL's connections break
+    gpus_.abort();
   }
   fabric_->close();
   for (const EntryPtr& entry : entries) fail(entry, cause);
@@ -254,17 +303,6 @@ void Engine::fail(const EntryPtr& entry, const Status& cause) {
                               cause.message() + " [" + describe(entry->request) +
                                   " was in flight on rank " + std::to_string(rank_) + "]",
                               cause.failed_rank()));
-}
-
-Result<int> Engine::add_process_set(std::vector<int> ranks) {
-  const Result<const Group*> group = sets_.add(std::move(ranks));
-  if (!group.ok()) return group.status();
-  if (size_ > 1) {
-    // The coordinator has to know the set before any rank submits to it.
-    turn_.nudge();
-    fabric_->waiter->bell().ring();
-  }
-  return group.value()->id;
 }
 
 void Engine::request_end(Status cause) {

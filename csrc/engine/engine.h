@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/gpu_plane.h"
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/thread.h"
@@ -29,23 +30,28 @@ namespace hvdlite {
 
 class Engine {
  public:
-  // Starts the engine's thread. `fabric` is null for a world of one; `trace` may be on already.
+  // Starts the engine's thread. `fabric` is null for a world of one; `backend` is the host's;
+  // `trace` may be on already.
   Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
+         GpuLibraries gpu_libraries = GpuLibraries::search(Config(), {}),
          std::unique_ptr<Trace> trace = std::make_unique<Trace>());
   ~Engine();  // shuts down
 
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Submits an entry (request, inputs, outputs, weight filled in). The memory it points to stays
-  // valid until its completion is done. With `blocking` the caller promises to wait() for it at
-  // once. kInvalidArgument, kDuplicateName, or the sticky error: then the entry was not taken.
+  // Submits an entry (request, inputs, outputs, gpu, weight filled in). The memory it points to
+  // stays valid until its completion is released(). With `blocking` the caller promises to wait()
+  // for it at once. kInvalidArgument, kDuplicateName, or the sticky error: then the entry was not
+  // taken.
   Status enqueue(EntryPtr entry, bool blocking);
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline);
 
-  // Adds a process set; every rank calls this alike and lets a barrier follow.
-  Result<int> add_process_set(std::vector<int> ranks);
+  // The members of a process set, null if there is none of this id. Sets are added and removed by
+  // entries of the kinds kAddProcessSet (whose id is in first_dimensions of the completion) and
+  // kRemoveProcessSet.
+  GroupPtr process_set(std::uint32_t id) const { return sets_.get(id); }
 
   // Ends the world on every rank with this reason. Returns when the peers have been told.
   void abort(const std::string& reason);
@@ -61,6 +67,7 @@ class Engine {
 
  private:
   Status check(const Entry& entry) const;
+  Status check_change(Entry& entry) const;
   // A world of one.
   Status run_alone(const EntryPtr& entry);
   Status execute_alone(const EntryPtr& entry);
@@ -74,6 +81,7 @@ class Engine {
   void drive(const Completion& completion, Deadline deadline);
   void end_world();  // tells the peers, fails everything in flight
   void fail(const EntryPtr& entry, const Status& cause);
+  void look_at_gpus();  // an error there ends the world
   bool ending() const { return ending_.load() || leaving_.load(); }
 
   // From any thread: makes the runner end the world. The first cause stays.
@@ -87,6 +95,7 @@ class Engine {
   const Timeline timeline_{*trace_};
   std::unique_ptr<Fabric> fabric_;
   std::unique_ptr<Backend> backend_;
+  GpuPlane gpus_;
   ProcessSets sets_;
   TensorQueue queue_{timeline_};
   Turn turn_;
@@ -95,7 +104,7 @@ class Engine {
   Counters counters_;  // any thread may read it
   std::unique_ptr<Negotiator> negotiator_;
   Executor executor_;
-  std::size_t sets_known_ = 1;     // process sets that the negotiator has heard of
+  Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
 
   mutable Mutex mutex_;

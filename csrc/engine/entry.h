@@ -2,21 +2,33 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "backend/cuda_device.h"
 #include "engine/completion.h"
 #include "wire/message.h"
 
 namespace hvdlite {
+
+// Where the GPU tensors of an entry are. They are ready at the point that `stream` (of that GPU)
+// has come to when the entry is submitted.
+struct GpuSource {
+  int ordinal = 0;
+  CudaStream stream = nullptr;
+  CudaEventPtr ready;  // that point; the engine marks it
+};
 
 struct Entry {
   Request request;
   std::string key;                  // request.key(), made once
   std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
   std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
+  std::optional<GpuSource> gpu;     // where some tensor is on one
   double weight = 1.0;              // this rank's, for weighted averages
   std::int64_t submitted_at = 0;    // trace_now() at the call, where the timeline was on
+  std::uint32_t removes = 0;        // a removal's process set; the engine adds its ranks
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };
 using EntryPtr = std::shared_ptr<Entry>;

@@ -44,12 +44,15 @@ std::vector<std::int64_t> scattered_rows(std::int64_t rows, std::size_t members)
   return result;
 }
 
-// Makes room for the entry's next result; null where there is none.
-std::byte* add_output(const Entry& entry, std::size_t bytes) {
-  Completion::Output& output = entry.completion->outputs.emplace_back();
-  output.data.reset(new (std::nothrow) std::byte[bytes]);
-  output.bytes = bytes;
-  return output.data.get();
+bool on_gpu(const Request& request, const TensorRef& ref) {
+  return ref.tensor < request.tensors.size() &&
+         request.tensors[ref.tensor].device == DeviceType::kGpu;
+}
+
+// For what goes wrong after the members have agreed: they are in the collective, or will be.
+Status made_final(const Status& status) {
+  if (status.ok() || status.sticky()) return status;
+  return Status(StatusCode::kInternal, status.message(), status.failed_rank());
 }
 
 // The peers are in the collective already: without this rank it cannot end well for anybody.
@@ -67,9 +70,20 @@ Status Executor::run(std::vector<Agreed>& round) {
   for (std::size_t i = 0; i < round.size(); ++i) {
     left[i] = std::max<std::size_t>(round[i].entry->request.tensors.size(), 1);
   }
-  for (const Batch& batch : plan_batches(round, threshold)) {
+  for (Batch& batch : plan_batches(round, threshold)) {
+    // What failed with an earlier batch failed so on every member.
+    std::erase_if(batch.tensors, [&](const TensorRef& ref) { return !round[ref.agreed].entry; });
+    if (batch.tensors.empty()) continue;
     const Members& members = members_of(batch, round[batch.tensors[0].agreed]);
-    HVDLITE_RETURN_IF_ERROR(run_batch(batch, round, members));
+    const Status opened = open_gpu(batch, round, members);
+    if (!opened.ok() && !opened.sticky()) {
+      fail_batch(batch, round, opened);
+      continue;
+    }
+    HVDLITE_RETURN_IF_ERROR(opened);
+    HVDLITE_RETURN_IF_ERROR(gpu_ == nullptr ? run_batch(batch, round, members)
+                                            : made_final(run_batch(batch, round, members)));
+    HVDLITE_RETURN_IF_ERROR(made_final(close_gpu(batch, round)));
     ++counters_.batches;
     counters_.bytes += batch.bytes;
     for (const TensorRef& ref : batch.tensors) {
@@ -89,12 +103,86 @@ const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& 
   if (!is_new && members.group.generation == batch.generation) return members;
   const Group& whole = *sets_.get(batch.process_set);
   const std::vector<int>& absent = agreed.absent;
-  members = {{whole.id, {}, batch.generation}, {}};
+  members = {{whole.id, {}, whole.lane, batch.generation}, {}};
   for (const int rank : whole.ranks) {
     members.present.push_back(!std::binary_search(absent.begin(), absent.end(), rank));
     if (members.present.back()) members.group.ranks.push_back(rank);
   }
   return members;
+}
+
+Status Executor::refuse_gpu(const Batch& batch, const Agreed& agreed, const Members& members) {
+  if (!agreed.absent.empty()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "GPU tensors need all members of their process set, also rank " +
+                      std::to_string(agreed.absent[0]) +
+                      ", which has joined; on GPUs give every rank the same number of steps",
+                  agreed.absent[0]);
+  }
+  const bool combines = batch.kind == Kind::kAllreduce && batch.op == ReduceOp::kAdasum;
+  if (combines && members.group.ranks.size() > 1) {
+    return Status(StatusCode::kInvalidArgument,
+                  "Adasum takes tensors in host memory; these are on a GPU");
+  }
+  return Status();
+}
+
+Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
+                          const Members& members) {
+  gpu_ = nullptr;
+  const Entry* last = nullptr;
+  for (const TensorRef& ref : batch.tensors) {
+    const Entry& entry = *round[ref.agreed].entry;
+    if (!on_gpu(entry.request, ref) || &entry == last) continue;
+    if (gpu_ == nullptr) {
+      HVDLITE_RETURN_IF_ERROR(refuse_gpu(batch, round[ref.agreed], members));
+      const Result<DeviceBackend*> plane =
+          gpus_.open(members.group, entry.gpu->ordinal, patience());
+      HVDLITE_RETURN_IF_ERROR(plane.status());
+      gpu_ = plane.value();
+    }
+    HVDLITE_RETURN_IF_ERROR(made_final(gpu_->after_events({&entry.gpu->ready, 1})));
+    last = &entry;
+  }
+  return Status();
+}
+
+Status Executor::close_gpu(const Batch& batch, const std::vector<Agreed>& round) {
+  if (gpu_ == nullptr) return Status();
+  const Result<CudaEventPtr> end = gpu_->record();
+  HVDLITE_RETURN_IF_ERROR(end.status());
+  for (const TensorRef& ref : batch.tensors) {
+    const Entry& entry = *round[ref.agreed].entry;
+    // One stream: what the entry has on it already ends earlier.
+    if (on_gpu(entry.request, ref)) entry.completion->on_device = end.value();
+  }
+  gpus_.track(end.value());
+  return Status();
+}
+
+void Executor::fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why) {
+  for (const TensorRef& ref : batch.tensors) {
+    EntryPtr& entry = round[ref.agreed].entry;
+    if (entry == nullptr) continue;
+    queue_.finish(entry, Status(why.code(), describe(entry->request) + ": " + why.message(),
+                                why.failed_rank()));
+    entry = nullptr;
+  }
+}
+
+Result<std::byte*> Executor::add_output(const Entry& entry, DeviceType device, std::size_t bytes) {
+  Completion::Output& output = entry.completion->outputs.emplace_back();
+  output.bytes = bytes;
+  if (device == DeviceType::kHost) {
+    output.data.reset(new (std::nothrow) std::byte[bytes]);
+    if (output.data == nullptr) return no_memory(entry, bytes);
+    return output.data.get();
+  }
+  Result<DeviceMemory> memory = gpus_.allocate(entry.gpu->ordinal, bytes);
+  if (!memory.ok()) return no_memory(entry, bytes);
+  output.device = std::move(memory.value());
+  output.pool = gpus_.pool(entry.gpu->ordinal);
+  return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
 }
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members) {
@@ -117,6 +205,9 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const
     case Kind::kJoin:
       first.entry->completion->first_dimensions = first.first_dimensions;
       return Status();
+    case Kind::kAddProcessSet:
+    case Kind::kRemoveProcessSet:
+      return change_sets(first);
   }
   return Status(StatusCode::kInternal, "a collective of unknown kind");
 }
@@ -132,12 +223,16 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
                        entry.request.tensors[ref.tensor].count(), entry.request.prescale,
                        entry.request.postscale});
     if (!batch.weighted) continue;
+    pieces_.back().own_scale = true;
     // The share is applied on the way in: weight * x alone could overflow a 16-bit type.
-    if (entry.weight == 0) pieces_.back().input = zeros_.data();
+    if (entry.weight == 0) {
+      pieces_.back().input = batch.device == DeviceType::kHost ? zeros_.data() : nullptr;
+    }
     pieces_.back().prescale *= weights_[i] == 0 ? 0 : entry.weight / weights_[i];
   }
   const ReduceOp op = batch.weighted ? ReduceOp::kSum : batch.op;
-  return backend_.allreduce(group, batch.dtype, op, pieces_, patience());
+  Backend& plane = batch.device == DeviceType::kHost ? backend_ : *gpu_;
+  return plane.allreduce(group, batch.dtype, op, pieces_, patience());
 }
 
 Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& round,
@@ -147,7 +242,8 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
     const Entry& entry = *round[ref.agreed].entry;
     weights_.push_back(entry.weight);
     const std::uint64_t bytes = entry.request.tensors[ref.tensor].bytes();
-    if (entry.weight == 0 && zeros_.size() < bytes) zeros_.resize(bytes);
+    const bool host = batch.device == DeviceType::kHost;
+    if (host && entry.weight == 0 && zeros_.size() < bytes) zeros_.resize(bytes);
   }
   const Piece piece{weights_.data(), weights_.data(), weights_.size(), 1.0, 1.0};
   return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, patience());
@@ -162,11 +258,11 @@ Status Executor::allgather(const Agreed& agreed, const Members& members) {
     const TensorShape& tensor = entry.request.tensors[i];
     const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members.present);
     const std::size_t total = sum(bytes);
-    std::byte* output = add_output(entry, total);
-    if (output == nullptr) return no_memory(entry, total);
-    HVDLITE_RETURN_IF_ERROR(backend_.allgather(members.group,
-                                               bytes_of(entry.inputs[i], tensor.bytes()), bytes,
-                                               {output, total}, patience()));
+    const Result<std::byte*> output = add_output(entry, tensor.device, total);
+    HVDLITE_RETURN_IF_ERROR(output.status());
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(members.group,
+                                                       bytes_of(entry.inputs[i], tensor.bytes()),
+                                                       bytes, {output.value(), total}, patience()));
   }
   return Status();
 }
@@ -183,12 +279,13 @@ Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
       counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));
     }
     const std::size_t bytes = counts[self] * size_of(tensor.dtype);
-    std::byte* output = add_output(entry, bytes);
-    if (output == nullptr) return no_memory(entry, bytes);
+    const Result<std::byte*> output = add_output(entry, tensor.device, bytes);
+    HVDLITE_RETURN_IF_ERROR(output.status());
     entry.completion->first_dimensions.push_back(rows[self]);
-    const Piece piece{entry.inputs[i], output, tensor.count(), request.prescale, request.postscale};
+    const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
+                      request.postscale};
     HVDLITE_RETURN_IF_ERROR(
-        backend_.reducescatter(group, tensor.dtype, request.op, piece, counts, patience()));
+        plane_of(tensor).reducescatter(group, tensor.dtype, request.op, piece, counts, patience()));
   }
   return Status();
 }
@@ -201,19 +298,36 @@ Status Executor::alltoall(const Agreed& agreed, const Members& members) {
   const auto received = bytes_of_rows(tensor, agreed.first_dimensions, present);
   const std::size_t total = sum(received);
   entry.completion->first_dimensions = agreed.first_dimensions;
-  std::byte* output = add_output(entry, total);
-  if (output == nullptr) return no_memory(entry, total);
-  return backend_.alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
-                           {output, total}, received, patience());
+  const Result<std::byte*> output = add_output(entry, tensor.device, total);
+  HVDLITE_RETURN_IF_ERROR(output.status());
+  return plane_of(tensor).alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
+                                   {output.value(), total}, received, patience());
+}
+
+Status Executor::change_sets(const Agreed& agreed) {
+  const Request& request = agreed.entry->request;
+  const auto id = static_cast<int>(agreed.first_dimensions.at(0));
+  if (request.kind == Kind::kAddProcessSet) {
+    sets_.add(id, {request.splits.begin(), request.splits.end()});
+    agreed.entry->completion->first_dimensions = {id};
+  } else {
+    const GroupPtr group = sets_.get(static_cast<std::uint32_t>(id));
+    gpus_.forget(*group);
+    backend_.forget(*group);
+    sets_.remove(id);
+    members_.erase(static_cast<std::uint32_t>(id));
+  }
+  return Status();
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {
   const Entry& entry = *agreed.entry;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
-    const std::uint64_t bytes = entry.request.tensors[i].bytes();
+    const TensorShape& tensor = entry.request.tensors[i];
+    const std::uint64_t bytes = tensor.bytes();
     HVDLITE_RETURN_IF_ERROR(
-        backend_.broadcast(group, entry.request.root, bytes_of(entry.inputs[i], bytes),
-                           {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
+        plane_of(tensor).broadcast(group, entry.request.root, bytes_of(entry.inputs[i], bytes),
+                                   {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
   }
   return Status();
 }

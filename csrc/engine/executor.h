@@ -3,14 +3,17 @@
 // A weighted average is two all-reduces: the weights of the batch's tensors (a few float64 numbers,
 // summed like any other), then the tensors, each scaled on the way in by this rank's share of the
 // sum. A rank of weight 0 contributes zeros, whatever its tensors hold.
-// What an allgather, an alltoall or a reducescatter receives goes to memory that is allocated here.
-// Runner only.
+// Tensors in host memory go by the host's data plane, those on a GPU by the data plane of their
+// process set. A batch on a GPU is done when the device has been given all of it; the weights of
+// its tensors still travel on the host. What an allgather, an alltoall or a reducescatter receives
+// goes to memory that is allocated here. Runner only.
 #pragma once
 
 #include <map>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/gpu_plane.h"
 #include "base/config.h"
 #include "engine/fusion_plan.h"
 #include "engine/negotiator.h"
@@ -23,10 +26,11 @@ namespace hvdlite {
 class Executor {
  public:
   // All borrowed from the engine.
-  Executor(int rank, Backend& backend, const ProcessSets& sets, const Config& config,
+  Executor(int rank, Backend& backend, GpuPlane& gpus, ProcessSets& sets, const Config& config,
            TensorQueue& queue, Counters& counters, const Timeline& timeline)
       : rank_(rank),
         backend_(backend),
+        gpus_(gpus),
         sets_(sets),
         config_(config),
         queue_(queue),
@@ -45,6 +49,19 @@ class Executor {
     Presence present;  // of the set
   };
   const Members& members_of(const Batch& batch, const Agreed& agreed);
+  // Opens the data plane of the batch's GPU tensors, if there are any, and puts it in order after
+  // their producers. A status that is not sticky is the same on every member.
+  Status open_gpu(const Batch& batch, const std::vector<Agreed>& round, const Members& members);
+  // What GPU tensors cannot do, or OK.
+  static Status refuse_gpu(const Batch& batch, const Agreed& agreed, const Members& members);
+  // Marks the end of the batch on its GPU.
+  Status close_gpu(const Batch& batch, const std::vector<Agreed>& round);
+  void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
+  Backend& plane_of(const TensorShape& tensor) const {
+    return tensor.device == DeviceType::kHost ? backend_ : *gpu_;
+  }
+  // Makes room for the entry's next result, on the device of its tensor.
+  Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
   Status run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members);
   Status allreduce(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
   Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
@@ -52,6 +69,7 @@ class Executor {
   Status reducescatter(const Agreed& agreed, const Group& group);
   Status alltoall(const Agreed& agreed, const Members& members);
   Status broadcast(const Agreed& agreed, const Group& group);
+  Status change_sets(const Agreed& agreed);
   Patience patience() const {
     return std::chrono::duration_cast<Patience>(
         std::chrono::duration<double>(config_.collective_timeout));
@@ -59,12 +77,14 @@ class Executor {
 
   const int rank_;
   Backend& backend_;
-  const ProcessSets& sets_;
+  GpuPlane& gpus_;
+  ProcessSets& sets_;
   const Config& config_;
   TensorQueue& queue_;
   Counters& counters_;
   const Timeline& timeline_;
   std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
+  DeviceBackend* gpu_ = nullptr;              // of the current batch, where it has GPU tensors
   std::vector<Piece> pieces_;                 // of the current batch; kept for its capacity
   std::vector<double> weights_;               // of the current batch, by tensor; then their sums
   std::vector<std::byte> zeros_;              // what a rank of weight 0 gives

@@ -10,15 +10,17 @@ bool may_share(const Batch& batch, const std::vector<Agreed>& round, std::size_t
   const bool fits = request.op == ReduceOp::kAdasum ? batch.tensors.back().agreed == index
                                                     : batch.bytes + tensor.bytes() <= threshold;
   return fits && batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype &&
-         batch.op == request.op && batch.weighted == request.weighted &&
-         batch.process_set == request.process_set && batch.generation == agreed.generation;
+         batch.device == tensor.device && batch.op == request.op &&
+         batch.weighted == request.weighted && batch.process_set == request.process_set &&
+         batch.generation == agreed.generation;
 }
 
-Batch make_batch(const Agreed& agreed, DataType dtype) {
+Batch make_batch(const Agreed& agreed, DataType dtype, DeviceType device) {
   const Request& request = agreed.entry->request;
   Batch batch;
   batch.kind = request.kind;
   batch.dtype = dtype;
+  batch.device = device;
   batch.op = request.op;
   batch.weighted = request.weighted;
   batch.process_set = request.process_set;
@@ -33,7 +35,7 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
   for (std::size_t i = 0; i < round.size(); ++i) {
     const Request& request = round[i].entry->request;
     if (request.kind != Kind::kAllreduce) {
-      batches.push_back(make_batch(round[i], DataType::kUint8));
+      batches.push_back(make_batch(round[i], DataType::kUint8, DeviceType::kHost));
       for (std::size_t t = 0; t < request.tensors.size(); ++t) {
         batches.back().tensors.push_back({i, t});
       }
@@ -46,7 +48,9 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
       for (auto batch = batches.rbegin(); batch != batches.rend() && home == nullptr; ++batch) {
         if (may_share(*batch, round, i, tensor, threshold)) home = &*batch;
       }
-      if (home == nullptr) home = &batches.emplace_back(make_batch(round[i], tensor.dtype));
+      if (home == nullptr) {
+        home = &batches.emplace_back(make_batch(round[i], tensor.dtype, tensor.device));
+      }
       home->bytes += tensor.bytes();
       home->tensors.push_back({i, t});
     }

@@ -1,11 +1,11 @@
 // Which tensors travel together: a pure function of one round.
 //
-// Tensors of all-reduces with the same members, dtype, op and way of weighting share one *batch*
-// until it would exceed the threshold; a tensor larger than the threshold is a batch of its own. By
-// Adasum the tensors of one entry travel together whatever their size, and with no others: so bits
-// never depend on what happens to be fused. A batch keeps the place of its first tensor, so batches
-// of different process sets stay in the coordinator's order. Every other collective is a batch of
-// its own.
+// Tensors of all-reduces with the same members, device, dtype, op and way of weighting share one
+// *batch* until it would exceed the threshold; a tensor larger than the threshold is a batch of its
+// own. By Adasum the tensors of one entry travel together whatever their size, and with no others:
+// so bits never depend on what happens to be fused. A batch keeps the place of its first tensor, so
+// batches of different process sets stay in the coordinator's order. Every other collective is a
+// batch of its own.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@ struct TensorRef {
 struct Batch {
   Kind kind = Kind::kAllreduce;
   DataType dtype = DataType::kFloat32;
+  DeviceType device = DeviceType::kHost;  // all-reduce: of all tensors
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;
   std::uint32_t process_set = 0;

@@ -57,8 +57,8 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 
 }  // namespace
 
-Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters,
-                       const Timeline& timeline)
+Negotiator::Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
+                       Counters& counters, const Timeline& timeline)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
       queue_(queue),
@@ -70,12 +70,9 @@ Negotiator::Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue,
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
   coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity, &timeline);
+  coordinator_->add_set(world);
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
-}
-
-void Negotiator::add_set(const Group& group) {
-  if (coordinator_) coordinator_->add_set(group);
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
@@ -110,8 +107,12 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
   control_.poll();
   // Ends first taken, then frames: a frame always precedes its sender's end.
   const auto ended = control_.take_ended();
-  Status failure;
-  for (const Frame& frame : control_.take_frames()) {
+  Status failure = std::exchange(failure_, Status());
+  std::vector<Frame> frames = std::exchange(unhandled_, {});
+  for (Frame& frame : control_.take_frames()) frames.push_back(std::move(frame));
+  std::move(served_.begin(), served_.end(), std::back_inserter(rounds));
+  served_.clear();
+  for (const Frame& frame : frames) {
     Status status = handle(frame, rounds);
     if (failure.ok()) failure = std::move(status);
   }
@@ -210,20 +211,50 @@ Status Negotiator::root_cause(Status fallback) {
   return fallback;
 }
 
-void Negotiator::listen_for_causes() {
-  for (const Frame& frame : control_.take_frames()) {
-    Status cause;
-    if (frame.type == FrameType::kAbort && told_.ok() && decode_abort(frame.body, cause)) {
-      told_ = cause;
-    } else if (frame.type == FrameType::kGoodbye) {
-      (void)handle_goodbye(frame);
+void Negotiator::serve() {
+  if (!control_.poll()) return;
+  for (Frame& frame : control_.take_frames()) {
+    if (frame.type != FrameType::kSubmit) {
+      unhandled_.push_back(std::move(frame));
+    } else if (Status status = handle_submit(frame); failure_.ok()) {
+      failure_ = std::move(status);
     }
+  }
+  const std::vector<Response> responses = coordinator_->take_responses();
+  if (responses.empty()) return;
+  if (Status status = accept(distribute(responses), served_); failure_.ok()) {
+    failure_ = std::move(status);
+  }
+}
+
+void Negotiator::listen_for_causes() {
+  for (const Frame& frame : std::exchange(unhandled_, {})) listen_for_cause(frame);
+  for (const Frame& frame : control_.take_frames()) listen_for_cause(frame);
+}
+
+void Negotiator::listen_for_cause(const Frame& frame) {
+  Status cause;
+  if (frame.type == FrameType::kAbort && told_.ok() && decode_abort(frame.body, cause)) {
+    told_ = cause;
+  } else if (frame.type == FrameType::kGoodbye) {
+    (void)handle_goodbye(frame);
   }
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
   const std::vector<Response> responses = coordinator_->take_responses();
-  if (responses.empty()) return Status();
+  if (!responses.empty()) {
+    HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
+  }
+  if (rounds.empty()) return Status();
+  // The members must have all of it before this rank enters the first of these collectives: in
+  // there it moves frames of several process sets only, and they could not follow.
+  const auto flushed = [&] { return control_.flush(); };
+  const auto never_fails = [] { return Status(); };
+  return waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_));
+}
+
+std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
   const bool same_for_all = coordinator_->books().size() == 1 &&
                             std::none_of(responses.begin(), responses.end(), [](const auto& one) {
                               return one.request.kind == Kind::kAlltoall;
@@ -238,12 +269,7 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
     }
   }
   counters_.messages_sent = control_.frames_sent();
-  // The members must have all of it before this rank enters the first of these collectives: in
-  // there it moves no frames, and they could not follow.
-  const auto flushed = [&] { return control_.flush(); };
-  const auto never_fails = [] { return Status(); };
-  HVDLITE_RETURN_IF_ERROR(waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_)));
-  return accept(same_for_all ? responses : addressed_to(rank_, responses, *coordinator_), rounds);
+  return same_for_all ? responses : addressed_to(rank_, responses, *coordinator_);
 }
 
 Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Round>& rounds) {
@@ -265,6 +291,9 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
   if (entry != nullptr) pending_.erase(found);
   if (response.form == Response::Form::kError) {
+    if (entry != nullptr && entry->request.kind == Kind::kRemoveProcessSet) {
+      queue_.reopen(entry->removes);
+    }
     if (entry != nullptr) queue_.finish(entry, response.error);
     return response.error.sticky() ? response.error : Status();
   }
@@ -277,6 +306,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     return Status(StatusCode::kInternal,
                   "the coordinator answered '" + key + "', which this rank has not submitted");
   }
+  if (request->kind == Kind::kRemoveProcessSet) cache_.forget(entry->removes);
   round.push_back({std::move(entry), response.first_dimensions, absent, response.generation});
   return Status();
 }
@@ -313,6 +343,10 @@ std::vector<EntryPtr> Negotiator::take_pending() {
   std::vector<EntryPtr> entries;
   for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
   pending_.clear();
+  for (Round& round : served_) {
+    for (Agreed& agreed : round) entries.push_back(std::move(agreed.entry));
+  }
+  served_.clear();
   return entries;
 }
 

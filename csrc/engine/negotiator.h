@@ -35,17 +35,23 @@ class Negotiator {
   using Round = std::vector<Agreed>;
 
   // All borrowed; the engine owns them and outlives this.
-  Negotiator(Fabric& fabric, const Config& config, TensorQueue& queue, Counters& counters,
-             const Timeline& timeline);
+  Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
+             Counters& counters, const Timeline& timeline);
 
-  void add_set(const Group& group);
   void submit(const std::vector<EntryPtr>& entries);
   // Bytes wait to be looked at: cheap enough for a spinning ready().
-  bool poll() { return control_.poll(); }
+  bool poll() {
+    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
+  }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: the root cause, as far as any peer told it; `rounds` then holds entries
   // that are nobody else's any more.
   Status receive(std::vector<Round>& rounds);
+  // Rank 0, while it is in a collective: goes on answering the others, so that process sets that it
+  // is no member of do not wait for it. What concerns this rank waits for receive().
+  void serve();
+  // Whether serve() has anything to do in this world.
+  bool serves() const { return coordinator_ && coordinator_->books().size() > 1; }
   // Why a rank is gone, from what it or others said before; `fallback` when nobody said anything.
   Status root_cause(Status fallback);
 
@@ -54,9 +60,9 @@ class Negotiator {
   // Tells every peer the root cause, or that this rank leaves cleanly, as far as it gets through.
   void announce_abort(const Status& cause);
   void announce_goodbye(std::uint64_t collectives);
-  // Entries without a response; they are this negotiator's no more.
+  // Entries that receive() has not handed out; they are this negotiator's no more.
   std::vector<EntryPtr> take_pending();
-  std::size_t pending() const { return pending_.size(); }
+  std::size_t pending() const { return pending_.size() + served_.size(); }
 
  private:
   Status handle(const Frame& frame, std::vector<Round>& rounds);
@@ -65,7 +71,10 @@ class Negotiator {
   Status handle_ended(int rank, Status why);
   Status left_early(int rank, const std::string& missing) const;  // after a goodbye
   void listen_for_causes();
+  void listen_for_cause(const Frame& frame);
   Status coordinate(std::vector<Round>& rounds);
+  // Sends the responses to the other members; gives those for this rank.
+  std::vector<Response> distribute(const std::vector<Response>& responses);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
   void warn_stalls();
@@ -85,6 +94,10 @@ class Negotiator {
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
   Status told_;                                        // the first abort that a peer sent
+  // What serve() leaves for receive().
+  std::vector<Frame> unhandled_;
+  std::vector<Round> served_;
+  Status failure_;
 };
 
 }  // namespace hvdlite

@@ -1,40 +1,44 @@
 #include "engine/process_set.h"
 
-#include <algorithm>
+#include <bitset>
 #include <numeric>
+#include <utility>
 
 namespace hvdlite {
 
-ProcessSets::ProcessSets(int world_size) : world_size_(world_size) {
-  Group world;
-  world.ranks.resize(world_size);
-  std::iota(world.ranks.begin(), world.ranks.end(), 0);
-  groups_.push_back(std::move(world));
+ProcessSets::ProcessSets(int world_size) {
+  std::vector<int> ranks(world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  add(0, std::move(ranks));
 }
 
-Result<const Group*> ProcessSets::add(std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  if (ranks.empty() || ranks.front() < 0 || ranks.back() >= world_size_ ||
-      std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end()) {
-    return Status(StatusCode::kInvalidArgument, "a process set takes different ranks from 0 to " +
-                                                    std::to_string(world_size_ - 1) +
-                                                    ", at least one");
-  }
+GroupPtr ProcessSets::get(std::uint32_t id) const {
   MutexLock lock(mutex_);
-  if (groups_.size() >= kLaneCount) {
-    return Status(StatusCode::kInvalidArgument,
-                  "there are " + std::to_string(kLaneCount) + " process sets already, no more fit");
-  }
-  Group group;
-  group.id = static_cast<int>(groups_.size());
-  group.ranks = std::move(ranks);
-  groups_.push_back(std::move(group));
-  return static_cast<const Group*>(&groups_.back());
+  const auto found = groups_.find(id);
+  return found != groups_.end() ? found->second : nullptr;
 }
 
-const Group* ProcessSets::get(std::uint32_t id) const {
+void ProcessSets::add(int id, std::vector<int> ranks) {
   MutexLock lock(mutex_);
-  return id < groups_.size() ? &groups_[id] : nullptr;
+  std::bitset<kLaneCount> taken;
+  for (const auto& [other, group] : groups_) taken.set(static_cast<std::size_t>(group->lane));
+  int lane = 0;
+  while (taken.test(static_cast<std::size_t>(lane))) ++lane;
+  groups_[static_cast<std::uint32_t>(id)] =
+      std::make_shared<const Group>(Group{id, std::move(ranks), lane, 0});
+}
+
+void ProcessSets::remove(int id) {
+  MutexLock lock(mutex_);
+  groups_.erase(static_cast<std::uint32_t>(id));
+}
+
+std::string describe(const Group& group) {
+  std::string text = "process set [";
+  for (const int rank : group.ranks) {
+    text += (rank == group.ranks.front() ? "" : ", ") + std::to_string(rank);
+  }
+  return text + "]";
 }
 
 }  // namespace hvdlite

@@ -1,29 +1,40 @@
-// The process sets of this rank's world: 0 is the world itself. Ids are given in the order of
-// add(), which every rank calls alike, so that they agree. Any thread; sets are never changed, only
-// added, and a pointer that get() returned stays valid.
+// The process sets of this rank's world: 0 is the world itself. The coordinator decides about the
+// others, and every rank adds and removes them at the same place in the order of collectives; so
+// all ranks give a set the same lane. An id is never used again.
+//
+// get(): any thread, and a set that it returned stays valid. add(), remove(): the runner.
 #pragma once
 
-#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "base/mutex.h"
-#include "base/status.h"
 #include "transport/segment.h"
 #include "transport/topology.h"
 
 namespace hvdlite {
 
+// Sets besides the world that there can be at once: each has a lane of its own.
+inline constexpr std::size_t kMaxProcessSets = kLaneCount - 1;
+
+using GroupPtr = std::shared_ptr<const Group>;
+
 class ProcessSets {
  public:
   explicit ProcessSets(int world_size);
-  // `ranks` in any order; kInvalidArgument for duplicates, ranks outside the world, an empty set,
-  // or more than kLaneCount sets.
-  Result<const Group*> add(std::vector<int> ranks);
-  const Group* get(std::uint32_t id) const;  // nullptr: no such set
+  GroupPtr get(std::uint32_t id) const;  // nullptr: no such set
+  // `ranks` ascend; the coordinator has seen to it that there is a lane.
+  void add(int id, std::vector<int> ranks);
+  void remove(int id);
 
  private:
-  const int world_size_;
   mutable Mutex mutex_;
-  std::deque<Group> groups_ HVDLITE_GUARDED_BY(mutex_);  // by id
+  std::map<std::uint32_t, GroupPtr> groups_ HVDLITE_GUARDED_BY(mutex_);
 };
+
+// "process set [0, 2]", for messages.
+std::string describe(const Group& group);
 
 }  // namespace hvdlite

@@ -27,6 +27,7 @@ class ResponseCache {
   // Coordinator: the id under which to remember `key` from now on, or kNotCached.
   std::uint32_t assign(const std::string& key) const {
     if (const auto found = ids_.find(key); found != ids_.end()) return found->second;
+    if (!free_.empty()) return free_.back();
     return requests_.size() < capacity_ ? static_cast<std::uint32_t>(requests_.size()) : kNotCached;
   }
   void remember(std::uint32_t id, const std::string& key, const Request& request) {
@@ -34,6 +35,15 @@ class ResponseCache {
     if (id >= requests_.size()) requests_.resize(id + 1);
     requests_[id] = request;
     ids_[key] = id;
+    std::erase(free_, id);
+  }
+  // The process set was removed: its ids are free for other requests.
+  void forget(std::uint32_t process_set) {
+    std::erase_if(ids_, [&](const auto& known) {
+      if (requests_[known.second].process_set != process_set) return false;
+      free_.push_back(known.second);
+      return true;
+    });
   }
   // nullptr for an id that was never given out.
   const Request* at(std::uint32_t id) const {
@@ -44,6 +54,9 @@ class ResponseCache {
   std::size_t capacity_;
   std::unordered_map<std::string, std::uint32_t> ids_;
   std::vector<Request> requests_;  // by id; default-made where this rank is no member
+  // Ids of removed sets that this rank has not seen again. Only the coordinator, which sees all of
+  // them, gives ids out.
+  std::vector<std::uint32_t> free_;
 };
 
 }  // namespace hvdlite

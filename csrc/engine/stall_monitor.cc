@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "engine/entry.h"
 
@@ -20,9 +23,57 @@ std::string text_of_seconds(double seconds) {
   return text;
 }
 
+// Ranks of the world that take part in `tally`, by whether they have submitted it.
+std::vector<int> ranks_of(const Coordinator::Book& book, const Coordinator::Tally& tally,
+                          bool submitted) {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    if (tally.submitted[i] == submitted) ranks.push_back(book.group.ranks[i]);
+  }
+  return ranks;
+}
+
+int common(const std::vector<int>& a, const std::vector<int>& b) {
+  const auto found = std::find_first_of(a.begin(), a.end(), b.begin(), b.end());
+  return found != a.end() ? *found : -1;
+}
+
+// A change blocks the rank that makes it: why it can never end if a rank that it waits for waits
+// for one that makes it.
+std::optional<std::string> describe_circle(const std::map<std::uint32_t, Coordinator::Book>& books,
+                                           const Coordinator::Tally& change) {
+  const std::vector<int> makers = ranks_of(books.at(0), change, true);
+  const std::vector<int> others = ranks_of(books.at(0), change, false);
+  for (const auto& [id, book] : books) {
+    for (const auto& [name, tally] : book.tallies) {
+      const int maker = common(makers, ranks_of(book, tally, false));
+      const int other = common(others, ranks_of(book, tally, true));
+      if (maker < 0 || other < 0) continue;
+      return std::string(name_of(change.request.kind)) + ": rank " + std::to_string(maker) +
+             " waits in it for rank " + std::to_string(other) + ", which waits for rank " +
+             std::to_string(maker) + " in " + std::string(name_of(tally.request.kind)) + " '" +
+             name + "'; every rank changes process sets at the same point";
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
+void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
+  std::vector<std::pair<std::string, Status>> failures;
+  for (const auto& [name, tally] : coordinator_.books().at(0).tallies) {
+    if (!tally.request.changes_process_sets()) continue;
+    if (seconds_between(tally.since, now) < warning_) continue;
+    if (auto text = describe_circle(coordinator_.books(), tally)) {
+      failures.emplace_back(name, Status(StatusCode::kMismatch, std::move(*text)));
+    }
+  }
+  for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
+}
+
 std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
+  if (warning_ > 0) fail_circular_changes(now);
   std::vector<std::string> warnings;
   std::size_t hidden = 0;
   std::string fatal;

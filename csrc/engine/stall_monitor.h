@@ -19,7 +19,8 @@ class StallMonitor {
         shutdown_(config.stall_shutdown),
         coordinator_(coordinator) {}
 
-  // Warnings that are due at `now`. Fails what has waited past stall_shutdown.
+  // Warnings that are due at `now`. Fails what has waited past stall_shutdown, and changes of the
+  // process sets that have waited past stall_warning for ranks that wait for those that make them.
   std::vector<std::string> check(Coordinator::TimePoint now);
   // How long the runner may sleep before check() has something to do.
   std::chrono::milliseconds interval() const;
@@ -27,6 +28,7 @@ class StallMonitor {
  private:
   std::string describe_stall(const Coordinator::Book& book, const Coordinator::Tally& tally,
                              Coordinator::TimePoint now) const;
+  void fail_circular_changes(Coordinator::TimePoint now);
   double warning_;
   double shutdown_;
   Coordinator& coordinator_;  // borrowed from the negotiator, which owns both

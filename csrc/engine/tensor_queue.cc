@@ -17,6 +17,10 @@ Status TensorQueue::push(EntryPtr entry) {
                   describe(entry->request) +
                       ": this rank has called join() and gives nothing more until it returns");
   }
+  if (!removed_.empty() && removed_.contains(entry->request.process_set)) {
+    return Status(StatusCode::kInvalidArgument,
+                  describe(entry->request) + ": its process set was removed on this rank");
+  }
   if (!in_flight_.insert(entry->key).second) {
     return Status(StatusCode::kDuplicateName,
                   describe(entry->request) +
@@ -24,9 +28,15 @@ Status TensorQueue::push(EntryPtr entry) {
                       "first, or give each operation a name of its own");
   }
   joining_ = entry->request.kind == Kind::kJoin;
+  if (entry->request.kind == Kind::kRemoveProcessSet) removed_.insert(entry->removes);
   entries_.push_back(std::move(entry));
   waiting_.store(true, std::memory_order_seq_cst);
   return Status();
+}
+
+void TensorQueue::reopen(std::uint32_t process_set) {
+  MutexLock lock(mutex_);
+  removed_.erase(process_set);
 }
 
 std::vector<EntryPtr> TensorQueue::take() {

@@ -19,9 +19,12 @@ class TensorQueue {
  public:
   explicit TensorQueue(const Timeline& timeline) : timeline_(timeline) {}  // borrowed
 
-  // kDuplicateName when the name is in flight; kInvalidArgument during a join; the closing status
-  // once closed.
+  // kDuplicateName when the name is in flight; kInvalidArgument during a join and when its process
+  // set is being removed; the closing status once closed. What a removal removes is refused from
+  // then on.
   Status push(EntryPtr entry);
+  // The removal of the set has failed.
+  void reopen(std::uint32_t process_set);
   // Everything pushed since the last call, in order. Runner only.
   std::vector<EntryPtr> take();
   // Racy by nature: a hint for a spinning runner.
@@ -38,6 +41,7 @@ class TensorQueue {
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
   bool joining_ HVDLITE_GUARDED_BY(mutex_) = false;
+  std::unordered_set<std::uint32_t> removed_ HVDLITE_GUARDED_BY(mutex_);  // process sets
   Status closed_ HVDLITE_GUARDED_BY(mutex_);
   std::atomic<bool> waiting_{false};
 };

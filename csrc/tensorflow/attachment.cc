@@ -52,6 +52,13 @@ World world() {
   return attached.world;
 }
 
+bool find_process_set(std::uint32_t process_set, HvdlitePlace* place) {
+  const HvdliteCore* core = attachment().enter();
+  const bool found = core != nullptr && core->find(core->engine, process_set, place);
+  attachment().leave();
+  return found;
+}
+
 }  // namespace hvdlite::tensorflow
 
 bool hvdlite_tensorflow_attach(const hvdlite::HvdliteCore* core,

@@ -17,6 +17,9 @@ struct World {
 };
 World world();
 
+// This rank's place in a process set of the attached core; false: there is no such set.
+bool find_process_set(std::uint32_t process_set, HvdlitePlace* place);
+
 }  // namespace hvdlite::tensorflow
 
 extern "C" {

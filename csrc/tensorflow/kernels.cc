@@ -46,6 +46,8 @@ void* create_node(TF_OpKernelConstruction* construction) {
   auto node = std::make_unique<Node>();
   const OwnedStatus status = new_status();
   node->name = string_attr(construction, "tensor_name", status.get());
+  TF_OpKernelConstruction_GetAttrInt32(construction, "process_set", &node->process_set,
+                                       status.get());
   if constexpr (list) node->names = strings_attr(construction, "tensor_names", status.get());
   if constexpr (attributes == Attributes::kOp) {
     TF_OpKernelConstruction_GetAttrInt32(construction, "op", &node->op, status.get());
@@ -65,35 +67,54 @@ void compute(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallba
   start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done));
 }
 
-// Which member of World a query asks for.
+// What a query asks for, and about which process set.
+struct Query {
+  std::size_t index = 0;
+  std::int32_t process_set = 0;
+};
+
 void* create_query(TF_OpKernelConstruction* construction) {
-  static constexpr std::string_view kMembers[] = {"rank",       "size",       "local_rank",
-                                                  "local_size", "cross_rank", "cross_size"};
+  static constexpr std::string_view kAnswers[] = {"rank",       "size",       "local_rank",
+                                                  "local_size", "cross_rank", "cross_size",
+                                                  "set_rank",   "set_size",   "included"};
   const OwnedStatus status = new_status();
   const std::string what = string_attr(construction, "what", status.get());
-  auto index = std::make_unique<std::size_t>(0);
-  while (*index < std::size(kMembers) - 1 && kMembers[*index] != what) ++*index;
-  return index.release();  // destroy_query takes it back
+  auto query = std::make_unique<Query>();
+  while (query->index < std::size(kAnswers) - 1 && kAnswers[query->index] != what) ++query->index;
+  TF_OpKernelConstruction_GetAttrInt32(construction, "process_set", &query->process_set,
+                                       status.get());
+  return query.release();  // destroy_query takes it back
 }
 
-void destroy_query(void* index) { delete static_cast<std::size_t*>(index); }
+void destroy_query(void* query) { delete static_cast<Query*>(query); }
 
-void compute_query(void* index, TF_OpKernelContext* context) {
+// Why a query has no answer, if so.
+const char* refuse_query(const World& now, const Query& query, HvdlitePlace* place) {
+  if (now.size == 0) return "hvdlite has not been initialized; call hvd.init() first";
+  if (!find_process_set(static_cast<std::uint32_t>(query.process_set), place)) {
+    return "a function asks about a process set that was removed, or is of an earlier world";
+  }
+  return nullptr;
+}
+
+void compute_query(void* of_node, TF_OpKernelContext* context) {
+  const Query& query = *static_cast<Query*>(of_node);
   const World now = world();
-  const std::int32_t members[] = {now.rank,       now.size,       now.local_rank,
-                                  now.local_size, now.cross_rank, now.cross_size};
+  HvdlitePlace place{};
+  const char* refusal = refuse_query(now, query, &place);
+  const std::int32_t answers[] = {now.rank,       now.size,       now.local_rank,
+                                  now.local_size, now.cross_rank, now.cross_size,
+                                  place.rank,     place.size,     place.rank >= 0 ? 1 : 0};
   const OwnedStatus status = new_status();
-  if (now.size == 0) {
-    TF_SetStatus(status.get(), TF_ABORTED,
-                 "hvdlite has not been initialized; call hvd.init() first");
+  if (refusal != nullptr) {
+    TF_SetStatus(status.get(), TF_ABORTED, refusal);
     TF_OpKernelContext_Failure(context, status.get());
     return;
   }
   const OwnedTensor value(
       TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(std::int32_t), status.get()));
   if (value == nullptr) return TF_OpKernelContext_Failure(context, status.get());
-  *static_cast<std::int32_t*>(TF_TensorData(value.get())) =
-      members[*static_cast<std::size_t*>(index)];
+  *static_cast<std::int32_t*>(TF_TensorData(value.get())) = answers[query.index];
 }
 
 void register_async(const char* op, bool with_bool, void* (*create)(TF_OpKernelConstruction*),

@@ -80,6 +80,7 @@ TF_OpDefinitionBuilder* begin(const char* name, bool list, const char* second_in
   TF_OpDefinitionBuilderAddOutput(op, list ? "outputs: N * T" : "output: T");
   if (list) TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
   TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string");
+  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");
   if (list) TF_OpDefinitionBuilderAddAttr(op, "tensor_names: list(string) = []");
   return op;
 }
@@ -122,7 +123,10 @@ void register_ops() {
   TF_OpDefinitionBuilderAddInput(op, "terms: double");
   TF_OpDefinitionBuilderAddOutput(op, "value: int32");
   TF_OpDefinitionBuilderAddAttr(
-      op, "what: {'rank', 'size', 'local_rank', 'local_size', 'cross_rank', 'cross_size'}");
+      op,
+      "what: {'rank', 'size', 'local_rank', 'local_size', 'cross_rank', 'cross_size', 'set_rank', "
+      "'set_size', 'included'}");
+  TF_OpDefinitionBuilderAddAttr(op, "process_set: int = 0");  // of the last three
   finish(op, kQueryOp, &scalar_shape);
 }
 

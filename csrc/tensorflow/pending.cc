@@ -189,6 +189,7 @@ void Pending::submit(std::unique_ptr<Pending> self, Kind kind) {
   call.kind = static_cast<std::int32_t>(kind);
   call.op = self->node_.op;
   call.root = kind == Kind::kBroadcast ? self->node_.root : -1;
+  call.process_set = static_cast<std::uint32_t>(self->node_.process_set);
   call.prescale = scales ? self->prescale_ : 1.0;
   call.postscale = scales ? self->postscale_ : 1.0;
   call.weight = kind == Kind::kAllreduce ? self->weight_ : std::nan("");

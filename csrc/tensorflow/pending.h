@@ -23,6 +23,7 @@ struct Node {
   std::vector<std::string> names;  // by tensor, for messages
   std::int32_t op = 0;
   std::int32_t root = 0;
+  std::int32_t process_set = 0;
 };
 
 // A TF_Tensor with an owner.

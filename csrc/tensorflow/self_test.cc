@@ -37,7 +37,11 @@ void submit_to_echo(void* /*engine*/, const HvdliteCall* call) {
   });
 }
 
-constexpr HvdliteCore kEcho = {kCoreTableVersion, nullptr, &submit_to_echo};
+bool find_nothing(void* /*engine*/, std::uint32_t /*process_set*/, HvdlitePlace* /*place*/) {
+  return false;
+}
+
+constexpr HvdliteCore kEcho = {kCoreTableVersion, nullptr, &submit_to_echo, &find_nothing};
 
 }  // namespace
 }  // namespace hvdlite::tensorflow

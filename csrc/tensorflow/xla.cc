@@ -30,11 +30,12 @@ namespace {
 constexpr const char* kTarget = "hvdlite_allreduce";
 
 // What the custom call's description says; see _describe() in hvdlite/tensorflow/xla.py:
-//   op;prescale;postscale;name;dtype,name,dim,dim...;...
+//   op;process set;prescale;postscale;name;dtype,name,dim,dim...;...
 // Numbers in decimal, scales as the 16 hexadecimal digits of their bits (no locale reads those
 // differently), names with %XX for all but letters, digits and "_.-~".
 struct Description {
   std::int32_t op = 0;
+  std::uint32_t process_set = 0;
   double prescale = 1;
   double postscale = 1;
   std::string name;
@@ -99,14 +100,14 @@ bool parse_tensor(std::string_view text, Description::Tensor& tensor) {
 
 bool parse(std::string_view text, Description& description) {
   const std::vector<std::string_view> parts = split(text, ';');
-  if (parts.size() < 5 || !number(parts[0], description.op) ||
-      !scale(parts[1], description.prescale) || !scale(parts[2], description.postscale) ||
-      !unquote(parts[3], description.name)) {
+  if (parts.size() < 6 || !number(parts[0], description.op) ||
+      !number(parts[1], description.process_set) || !scale(parts[2], description.prescale) ||
+      !scale(parts[3], description.postscale) || !unquote(parts[4], description.name)) {
     return false;
   }
-  description.tensors.resize(parts.size() - 4);
-  for (std::size_t i = 4; i < parts.size(); ++i) {
-    if (!parse_tensor(parts[i], description.tensors[i - 4])) return false;
+  description.tensors.resize(parts.size() - 5);
+  for (std::size_t i = 5; i < parts.size(); ++i) {
+    if (!parse_tensor(parts[i], description.tensors[i - 5])) return false;
   }
   return true;
 }
@@ -157,6 +158,7 @@ CallStatus allreduce(const Description& description, const void* const* inputs,
   call.kind = static_cast<std::int32_t>(Kind::kAllreduce);
   call.op = description.op;
   call.root = -1;
+  call.process_set = description.process_set;
   call.prescale = description.prescale;
   call.postscale = description.postscale;
   call.weight = std::nan("");

@@ -23,10 +23,11 @@
 
 namespace hvdlite {
 
-inline constexpr int kLaneCount = 64;  // process sets that can be active at once
-inline constexpr int kSlotCount = 2;   // alternate, so that a peer may still read the other one
+inline constexpr int kLaneCount = 1024;  // process sets that there can be at once
+inline constexpr int kSlotCount = 2;     // alternate, so that a peer may still read the other one
 
-// Progress of the owner in the collectives of one process set. Each counter only grows.
+// Progress of the owner in the collectives of one process set. Each counter only grows, also when a
+// later set takes over the lane.
 struct alignas(64) Lane {
   std::atomic<std::uint64_t> arrived;  // chunks whose input the owner has published
   std::atomic<std::uint64_t> reduced;  // chunks whose slice the owner has reduced

@@ -15,7 +15,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
@@ -67,14 +69,21 @@ class Waiter {
     flags_[rank] = std::move(gone);
   }
 
+  // What the runner does besides while it waits in a collective: called at the start of every wait
+  // and whenever it looks whether it is ready; null: nothing. Same thread as wait(); it must
+  // neither wait nor block.
+  void set_meanwhile(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
+
   // Returns OK as soon as ready() holds. Otherwise, after each wake-up, the Status of failed() if
   // that is not OK; kTimeout (message empty: the caller knows what was awaited) at the deadline.
   // ready() is looked at before failed(). Thread: one waiter at a time.
   template <typename Ready, typename Failed>
   Status wait(Ready&& ready, Failed&& failed, Deadline deadline) {
+    if (meanwhile_) meanwhile_();
     if (spin_until(ready)) return Status();
     while (true) {
       announce_sleep();
+      if (meanwhile_) meanwhile_();
       if (ready()) return wake_up(Status());
       if (interrupted_.load()) {
         return wake_up(Status(StatusCode::kShutdown, "interrupted: this rank ends its world"));
@@ -101,6 +110,7 @@ class Waiter {
     if (spin_.count() <= 0) return false;
     const auto end = std::chrono::steady_clock::now() + spin_;
     while (std::chrono::steady_clock::now() < end) {
+      if (meanwhile_) meanwhile_();
       for (int i = 0; i < kPollsPerClockRead; ++i) {
         if (ready()) return true;
         pause();
@@ -121,6 +131,7 @@ class Waiter {
   Fd epoll_fd_;
   std::chrono::microseconds spin_{0};
   std::atomic<bool> interrupted_{false};
+  std::function<void()> meanwhile_;
   std::vector<std::atomic<bool>> lost_;                          // by rank
   std::vector<std::shared_ptr<const std::atomic<bool>>> flags_;  // by rank; may be null
 };

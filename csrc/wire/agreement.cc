@@ -31,6 +31,9 @@ std::optional<Difference> difference(const TensorShape& a, const TensorShape& b,
   if (a.dtype != b.dtype) {
     return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
   }
+  if (a.device != b.device) {
+    return Difference{"device", std::string(name_of(a.device)), std::string(name_of(b.device))};
+  }
   // Ranks give different first dimensions to an allgather and to an alltoall.
   const bool rows_differ = kind == Kind::kAllgather || kind == Kind::kAlltoall;
   const std::size_t skip = rows_differ && !a.dims.empty() && !b.dims.empty() ? 1 : 0;
@@ -57,6 +60,9 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
   }
   if (a.postscale != b.postscale) {
     return Difference{"postscale factor", text_of(a.postscale), text_of(b.postscale)};
+  }
+  if (a.changes_process_sets() && a.splits != b.splits) {
+    return Difference{"ranks of the set", text_of(a.splits), text_of(b.splits)};
   }
   if (a.tensors.size() != b.tensors.size()) {
     return Difference{"number of tensors", text_of(a.tensors.size()), text_of(b.tensors.size())};
@@ -114,6 +120,18 @@ std::optional<std::string> describe_bad_splits(int rank, const Request& request,
   if (sum == rows) return std::nullopt;
   return subject + " has splits " + text_of(request.splits) + ", which add up to " +
          std::to_string(sum) + ", but " + std::to_string(rows) + " rows";
+}
+
+std::optional<std::string> describe_bad_ranks(const Request& request, int size) {
+  const std::vector<std::int64_t>& ranks = request.splits;
+  const auto not_above = [](std::int64_t a, std::int64_t b) { return b <= a; };
+  if (!ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
+      std::adjacent_find(ranks.begin(), ranks.end(), not_above) == ranks.end()) {
+    return std::nullopt;
+  }
+  return "add_process_set of " + text_of(ranks) +
+         ": a process set takes different ranks from 0 to " + std::to_string(size - 1) +
+         ", at least one";
 }
 
 std::vector<std::int64_t> rows_given(const Request& request, const Presence& present) {

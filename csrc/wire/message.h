@@ -6,7 +6,7 @@
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
 //              count:u32 tensor[count] count:u32 split:i64[count]
-//   tensor   = dtype:u8 ndim:u8 name:text dim:i64[ndim]
+//   tensor   = dtype:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
 //                      | full:   id:u32 request count:u32 first_dimension:i64[count]
@@ -47,8 +47,11 @@ enum class Kind : std::uint8_t {
   kAlltoall = 4,
   kReducescatter = 5,
   kJoin = 6,  // "nothing more from this rank, until every rank says so"
+  // Changes of the process sets, which all ranks of the world make alike.
+  kAddProcessSet = 7,
+  kRemoveProcessSet = 8,
 };
-inline constexpr Kind kLastKind = Kind::kJoin;
+inline constexpr Kind kLastKind = Kind::kRemoveProcessSet;
 inline constexpr std::string_view kJoinName = "#join";
 std::string_view name_of(Kind kind);
 
@@ -56,6 +59,7 @@ struct TensorShape {
   std::string name;
   DataType dtype = DataType::kFloat32;
   std::vector<std::int64_t> dims;
+  DeviceType device = DeviceType::kHost;
 
   std::uint64_t count() const;  // elements
   std::uint64_t bytes() const { return count() * size_of(dtype); }
@@ -74,10 +78,13 @@ struct Request {
   std::string name;
   std::vector<TensorShape> tensors;
   // Alltoall: how many rows go to each member; empty: the same number to each. As this rank says,
-  // checked by describe_bad_splits.
+  // checked by describe_bad_splits. A change of the process sets: the ranks of the set.
   std::vector<std::int64_t> splits;
 
   bool operator==(const Request&) const = default;
+  bool changes_process_sets() const {
+    return kind == Kind::kAddProcessSet || kind == Kind::kRemoveProcessSet;
+  }
   // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
   std::string key() const { return std::to_string(process_set) + ":" + name; }
   // Members may give different numbers of rows.
@@ -97,9 +104,10 @@ struct Response {
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
   Request request;                      // kFull; kError: process_set and name only
-  // kFull, the rows that come from each member, by position in the set: of an allgather tensor by
-  // tensor; of an alltoall what this member receives (as the coordinator decides it, what every
-  // member receives, member by member). Of a join: the last rank to join.
+  // kFull, a change of the process sets: the id of the set. A join: the last rank to join.
+  // Otherwise the rows that come from each member, by position in the set: of an allgather tensor
+  // by tensor; of an alltoall what this member receives (as the coordinator decides it, what every
+  // member receives, member by member).
   std::vector<std::int64_t> first_dimensions;
   // Members of the set that had joined and take no part, ascending, and the generation of the group
   // of the others (transport/topology.h).
@@ -120,6 +128,8 @@ using Presence = std::vector<bool>;
 // when they can be used.
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
                                                const Presence& present);
+// What is wrong with the ranks of a new process set in a world of `size`; nothing when it can be.
+std::optional<std::string> describe_bad_ranks(const Request& request, int size);
 // The rows that a member gives: of an allgather by tensor, of an alltoall (whose splits are good)
 // by receiving member; nothing for other kinds.
 std::vector<std::int64_t> rows_given(const Request& request, const Presence& present);

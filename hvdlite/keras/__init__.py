@@ -67,6 +67,14 @@ from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOpti
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    process_set_by_id,
+    process_sets,
+    remove_process_set,
+)
 from hvdlite.uneven import join
 
 __all__ = [
@@ -89,11 +97,13 @@ __all__ = [
     "NotInitializedError",
     "OutOfMemoryError",
     "PartialDistributedOptimizer",
+    "ProcessSet",
     "Product",
     "RankFailedError",
     "ShutdownError",
     "StalledError",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -107,6 +117,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "init",
@@ -120,8 +131,11 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "process_set_by_id",
+    "process_sets",
     "rank",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -9,6 +9,7 @@ from hvdlite.errors import ArgumentError, MismatchError
 from hvdlite.keras.arrays import describe_by_rank, exchange
 from hvdlite.keras.distribution import first_wire_name
 from hvdlite.numbering import next_name
+from hvdlite.process_sets import ProcessSet, member_id
 
 _COMPARED = {
     "steps": (
@@ -19,13 +20,16 @@ _COMPARED = {
 }
 
 
-def agree_on_fit(params: dict[str, Any], **facts: Any) -> list[dict[str, Any]]:
+def agree_on_fit(
+    params: dict[str, Any], process_set: ProcessSet, **facts: Any
+) -> list[dict[str, Any]]:
     """Compare the numbers of batches and epochs, where they are known beforehand.
 
     A rank that ran out of batches would leave the others waiting for it in the middle of a step.
 
     Args:
         params: those of a callback.
+        process_set: whose members train together.
         facts: what else to exchange.
 
     Returns:
@@ -35,14 +39,14 @@ def agree_on_fit(params: dict[str, Any], **facts: Any) -> list[dict[str, Any]]:
         ArgumentError: the ranks' numbers differ; on every rank.
     """
     mine = {"steps": params.get("steps"), "epochs": params.get("epochs"), **facts}
-    everyone = exchange(mine, next_name("keras.fit"))
+    everyone = exchange(mine, next_name("keras.fit", member_id(process_set)), process_set)
     for key, (what, advice) in _COMPARED.items():
         values = [one[key] for one in everyone]
         known = {value for value in values if value is not None}
         if len(known) > 1:
             raise ArgumentError(
                 f"rank {basics.rank()}: fit() would run different numbers of {what} "
-                f"({describe_by_rank(values)}), but every step needs every rank; "
+                f"({describe_by_rank(values, process_set)}), but every step needs every rank; "
                 + advice.format(least=min(known))
             )
     return everyone
@@ -61,11 +65,12 @@ def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
     Raises:
         ArgumentError: another rank's epoch goes on.
     """
-    name = first_wire_name(optimizer)
-    if name is None:
+    place = first_wire_name(optimizer)
+    if place is None:
         return
+    name, process_set = place
     try:
-        basics.engine().barrier(name, blocking=True).wait()
+        basics.engine().barrier(name, process_set, blocking=True).wait()
     except MismatchError as error:
         raise ArgumentError(
             f"the epoch of rank {basics.rank()} ended after {batches} batches, and another rank's "

@@ -15,6 +15,7 @@ import numpy as np
 from hvdlite import _core, basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
 _UINT8 = _core.DTYPES["uint8"]
 
@@ -39,6 +40,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce a number or an array over all ranks.
 
@@ -49,6 +51,7 @@ def allreduce(
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A NumPy array.
@@ -61,21 +64,24 @@ def allreduce(
         >>> score = hvd.allreduce(model.evaluate(inputs, labels))
     """
     op = ops.choose_op(average, op)
-    name = name or next_name("allreduce")
+    name = name or next_name("allreduce", member_id(process_set))
     array = _array(value)
     basics.engine().allreduce(
-        name, [_spec(name, array, array)], op, prescale_factor, postscale_factor, keep=array,
-        blocking=True,
+        name, [_spec(name, array, array)], op, prescale_factor, postscale_factor,
+        process_set=member_id(process_set), keep=array, blocking=True,
     ).wait()  # fmt: skip
     return array
 
 
-def allgather(value: Any, name: str | None = None) -> Any:
+def allgather(
+    value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Concatenate the ranks' arrays along the first dimension, which may differ between ranks.
 
     Args:
         value: an array, a tensor or a variable of at least one dimension.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A NumPy array.
@@ -87,14 +93,19 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Example:
         >>> every_prediction = hvd.allgather(model.predict(inputs))
     """
-    name = name or next_name("allgather")
+    name = name or next_name("allgather", member_id(process_set))
     array = _array(value)
     if array.ndim == 0:
         raise ArgumentError(f"allgather '{name}' of a single number; give it a dimension: [number]")
-    return np.concatenate(_gather(array, name))
+    return np.concatenate(_gather(array, name, process_set))
 
 
-def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) -> Any:
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: int = ops.Average,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Reduce an array over all ranks, and keep this rank's share along the first dimension.
 
     With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more.
@@ -104,6 +115,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) ->
             ranks.
         name: identifies the operation on all ranks; numbered without.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A NumPy array.
@@ -116,23 +128,30 @@ def reducescatter(value: Any, name: str | None = None, op: int = ops.Average) ->
         >>> my_rows = hvd.reducescatter(np.ones((5, 3)), op=hvd.Sum)
     """
     op = ops.choose_op(None, op)
-    name = name or next_name("reducescatter")
+    name = name or next_name("reducescatter", member_id(process_set))
     array = _array(value)
     handle = basics.engine().reducescatter(
-        name, [_spec(name, array)], op, keep=array, blocking=True
-    )
+        name, [_spec(name, array)], op, process_set=member_id(process_set), keep=array,
+        blocking=True,
+    )  # fmt: skip
     handle.wait()
     received = np.frombuffer(handle.take_output(), array.dtype)
     return received.reshape(*handle.first_dimensions, *array.shape[1:])
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(
+    value: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Return one rank's array on all.
 
     Args:
         value: a number, an array, a tensor or a variable of the same shape on all ranks.
         root_rank: the rank whose values all receive.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A NumPy array.
@@ -144,14 +163,18 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     Example:
         >>> seeds = hvd.broadcast(np.random.randint(1000, size=3), root_rank=0)
     """
-    ops.check_root(root_rank)
-    name = name or next_name("broadcast")
+    check_root(root_rank, process_set)
+    name = name or next_name("broadcast", member_id(process_set))
     array = _array(value)
-    _broadcast({name: array}, root_rank, name)
+    _broadcast({name: array}, root_rank, name, process_set)
     return array
 
 
-def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     """Overwrite Keras variables with one rank's values.
 
     Args:
@@ -159,6 +182,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
             `optimizer.variables`. (`model.variables` also has the states of random seeds: after it,
             dropout drops the same units on every rank.)
         root_rank: the rank whose values all receive.
+        process_set: whose members take part; all ranks without.
 
     Raises:
         ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
@@ -167,21 +191,21 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     Example:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
     """
-    ops.check_root(root_rank)
+    check_root(root_rank, process_set)
     targets = list(variables)
-    name = next_name("broadcast_variables")
+    name = next_name("broadcast_variables", member_id(process_set))
     arrays = {}
     for index, variable in enumerate(targets):
         if not hasattr(variable, "assign"):
             raise ArgumentError(f"a {type(variable).__name__} is no variable")
         key = str(getattr(variable, "path", getattr(variable, "name", "variable")))
         arrays[key if key not in arrays else f"{key}.{index}"] = _array(variable)
-    _broadcast(arrays, root_rank, name)
+    _broadcast(arrays, root_rank, name, process_set)
     for variable, array in zip(targets, arrays.values(), strict=True):
         variable.assign(array)
 
 
-def _broadcast(arrays: dict[str, Any], root_rank: int, name: str) -> None:
+def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
     """Overwrite arrays; element types that the core does not know travel as bytes."""
     specs = []
     for key, array in arrays.items():
@@ -189,13 +213,16 @@ def _broadcast(arrays: dict[str, Any], root_rank: int, name: str) -> None:
         sent = array if known else array.reshape(-1).view(np.uint8)
         specs.append(_spec(key, sent, sent))
     if specs:
+        number = member_id(process_set)
         engine = basics.engine()
-        engine.broadcast(name, specs, root_rank, keep=arrays, blocking=True).wait()
+        engine.broadcast(name, specs, root_rank, number, keep=arrays, blocking=True).wait()
 
 
-def _gather(array: Any, name: str) -> list[Any]:
-    """Return the ranks' arrays, by rank."""
-    handle = basics.engine().allgather(name, [_spec(name, array)], keep=array, blocking=True)
+def _gather(array: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """Return the members' arrays, by position in the set."""
+    number = member_id(process_set)
+    specs = [_spec(name, array)]
+    handle = basics.engine().allgather(name, specs, number, keep=array, blocking=True)
     handle.wait()
     rows = handle.first_dimensions
     received = np.frombuffer(handle.take_output(), array.dtype)
@@ -203,16 +230,16 @@ def _gather(array: Any, name: str) -> list[Any]:
     return np.split(whole, np.cumsum(rows)[:-1])
 
 
-def exchange(value: Any, name: str) -> list[Any]:
-    """Return what each rank gave, by rank: something that JSON can hold."""
+def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """Return what each member gave, by position in the set: something that JSON can hold."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    return [json.loads(block.tobytes()) for block in _gather(text, name)]
+    return [json.loads(block.tobytes()) for block in _gather(text, name, process_set)]
 
 
-def describe_by_rank(values: Sequence[Any]) -> str:
+def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:
     """Say who has which value: "12 on rank 0, 11 on ranks 1 and 2"."""
     ranks_of: dict[Any, list[str]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in zip(process_set.ranks, values, strict=True):
         ranks_of.setdefault(value, []).append(str(rank))
     parts = []
     for value, ranks in ranks_of.items():

@@ -21,7 +21,7 @@ from hvdlite.keras.agreement import agree_on_end_of_epoch, agree_on_fit
 from hvdlite.keras.arrays import broadcast_variables, exchange
 from hvdlite.keras.backend import keras_2
 from hvdlite.keras.learning_rate import LearningRate
-from hvdlite.ops import check_root
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
 Logs = dict[str, Any] | None
 
@@ -54,23 +54,31 @@ class BroadcastGlobalVariablesCallback(_Callback):
         >>> model.fit(data, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
 
-    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
         """Choose the rank.
 
         Args:
             root_rank: whose values all receive.
             device: ignored; scripts written for Horovod may pass it.
             local_variables: ignored.
+            process_set: whose members begin alike; all ranks without.
         """
         super().__init__()
+        self.process_set = process_set
         self.root_rank = root_rank
         self.broadcast_done = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Broadcast if there is something already."""
-        check_root(self.root_rank)
+        check_root(self.root_rank, self.process_set)
         self.broadcast_done = False
-        everyone = agree_on_fit(self.params, built=bool(self.model.built))
+        everyone = agree_on_fit(self.params, self.process_set, built=bool(self.model.built))
         if all(one["built"] for one in everyone):
             self._broadcast()
 
@@ -89,7 +97,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
             variables += optimizer.variables
-        broadcast_variables(variables, self.root_rank)
+        broadcast_variables(variables, self.root_rank, self.process_set)
         self.broadcast_done = True
 
 
@@ -104,20 +112,22 @@ class MetricAverageCallback(_Callback):
         >>> model.fit(data, callbacks=[hvd.callbacks.MetricAverageCallback(), early_stopping])
     """
 
-    def __init__(self, device: str = "") -> None:
-        """Nothing to choose.
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        """Choose whose metrics.
 
         Args:
             device: ignored; scripts written for Horovod may pass it.
+            process_set: whose members' metrics are averaged; all ranks without.
         """
         super().__init__()
+        self.process_set = process_set
         self._weights: dict[str, float] = {}
         self._in_training = True
         self._batches = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Compare the numbers of batches and epochs; raise if they differ."""
-        agree_on_fit(self.params)
+        agree_on_fit(self.params, self.process_set)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Forget the epoch before."""
@@ -151,7 +161,7 @@ class MetricAverageCallback(_Callback):
             for key, value in logs.items()
             if isinstance(value, int | float) or getattr(value, "shape", None) == ()
         }
-        everyone = exchange(mine, f"#keras.end_of_epoch.{epoch}")
+        everyone = exchange(mine, f"#keras.end_of_epoch.{epoch}", self.process_set)
         for key in sorted({key for one in everyone for key in one}):
             logs[key] = _average([one[key] for one in everyone if key in one])
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdlite import basics
 from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.numbering import next_object
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Distribution:
     allreduce: Callable[..., list[Any]]
     scale: Callable[[Any, float], Any]
     scales_local: bool = True
+    process_set: ProcessSet = global_process_set
     accumulator: Accumulator | None = None
     local: list[Any] = field(default_factory=list)  # variables that are not reduced
     first_index: int = 0  # of those that are
@@ -47,8 +48,11 @@ class Distribution:
     def wire_name(self, index: int) -> str:
         """Name the gradient of the variable of this index."""
         if self.prefix is None:
-            self.prefix = f"keras.{next_object('keras.DistributedOptimizer')}"
+            self.prefix = f"keras.{self._number()}"
         return f"{self.prefix}.{index}"
+
+    def _number(self) -> int:
+        return next_object("keras.DistributedOptimizer", registered_id(self.process_set))
 
     def is_local(self, variable: Any) -> bool:
         """Say whether a variable is this rank's own."""
@@ -64,10 +68,12 @@ class Distribution:
             indices: of the variables, by which ranks know them.
             variables: the gradients of local ones stay, divided by the number of ranks if so asked.
         """
+        if not self.process_set.included():
+            return list(gradients)
         shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
         if shared:
             self.first_index = indices[shared[0]]
-        factor = 1.0 / basics.size() if self.scales_local else 1.0
+        factor = 1.0 / (self.process_set.size() or 1) if self.scales_local else 1.0
         results: list[Any] = [None] * len(gradients)
         for i in set(range(len(gradients))).difference(shared):
             results[i] = None if gradients[i] is None else self.scale(gradients[i], factor)
@@ -79,6 +85,7 @@ class Distribution:
             prescale_factor=self.prescale,
             postscale_factor=self.postscale,
             sparse_as_dense=self.sparse_as_dense,
+            process_set=self.process_set,
         )
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = gradient
@@ -160,12 +167,18 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, Distributed) and optimizer._distribution is not None
 
 
-def first_wire_name(optimizer: Any) -> str | None:
-    """Return the name under which ranks meet first in every step; None if it is not distributed."""
+def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
+    """Return the name under which ranks meet first in every step, and its process set's number.
+
+    None if the optimizer is not distributed on this rank.
+    """
     for part in with_inner(optimizer):
         if is_distributed(part):
             distribution: Distribution = part._distribution
-            return distribution.wire_name(distribution.first_index)
+            if not distribution.process_set.included():
+                return None
+            number = registered_id(distribution.process_set)
+            return distribution.wire_name(distribution.first_index), number
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from hvdlite import basics, ops
+from hvdlite import ops
 from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
@@ -26,6 +26,7 @@ from hvdlite.keras.distribution import (
     with_inner,
 )
 from hvdlite.local_layers import variables_of
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 
 class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -93,6 +94,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Make a Keras optimizer apply the gradients of all ranks.
@@ -119,6 +121,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: divides what has accumulated by that number.
         num_groups: ignored, as is groups: the core sends those together that are ready together.
         groups: ignored.
+        process_set: over whose members gradients are reduced; other ranks apply their own.
         scale_local_gradients: divides the gradients of local variables (see `register_local_var`)
             by the number of ranks, as averaging does with those of the others.
 
@@ -133,7 +136,7 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
         >>> model.compile(optimizer=optimizer, loss="mse")
     """
-    basics.size()  # Without init() this raises here, rather than in the first batch.
+    registered_id(process_set)  # Without init() this raises here, rather than in the first batch.
     older = keras_2(optimizer)
     framework = older or seam()
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
@@ -149,6 +152,7 @@ def DistributedOptimizer(
         allreduce=framework.allreduce_gradients,
         scale=framework.scale_gradient,
         scales_local=scale_local_gradients,
+        process_set=process_set,
     )
     if older is not None:
         older.distribute_optimizer(optimizer, distribution)

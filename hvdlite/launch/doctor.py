@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 import hvdlite
+from hvdlite import gpu
 from hvdlite.launch.resources import available_cores, memory_bytes
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
@@ -112,14 +112,16 @@ def data_planes() -> list[Finding]:
         _check("native core", _native_core),
         _check("shared memory", _shared_memory),
         _check("TCP", _tcp),
-        Finding("NCCL", False, _why_no_nccl()),
+        *_gpus(),
     ]
 
 
-def _why_no_nccl() -> str:
-    if Path("/proc/driver/nvidia/version").exists():
-        return "not in this version of hvdlite: GPU tensors have to be moved to the CPU"
-    return "not in this version of hvdlite, and there is no NVIDIA driver here"
+def _gpus() -> list[Finding]:
+    """Say whether GPU tensors can travel by NCCL; importing the core may fail like any probe."""
+    try:
+        return [Finding(*row) for row in gpu.report()]
+    except Exception as error:
+        return [Finding("NCCL", False, f"{type(error).__name__}: {error}")]
 
 
 def _copy_speed() -> str:

@@ -57,6 +57,14 @@ from hvdlite.errors import (
 )
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
+from hvdlite.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    process_set_by_id,
+    process_sets,
+    remove_process_set,
+)
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
 from hvdlite.tensorflow.gradient_tape import (
@@ -73,6 +81,7 @@ from hvdlite.tensorflow.ops import (
     join,
     local_rank_op,
     local_size_op,
+    process_set_included_op,
     rank_op,
     size_op,
 )
@@ -106,12 +115,14 @@ __all__ = [
     "OutOfMemoryError",
     "PartialDistributedGradientTape",
     "PartialDistributedOptimizer",
+    "ProcessSet",
     "Product",
     "RankFailedError",
     "ShutdownError",
     "StalledError",
     "Sum",
     "SyncBatchNormalization",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -128,6 +139,7 @@ __all__ = [
     "cross_size_op",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
@@ -145,9 +157,13 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "process_set_by_id",
+    "process_set_included_op",
+    "process_sets",
     "rank",
     "rank_op",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

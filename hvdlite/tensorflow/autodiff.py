@@ -12,27 +12,28 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops
-from hvdlite.tensorflow.names import derived_name
-from hvdlite.tensorflow.requests import allreduce_with, check_differentiable, query
+from hvdlite.tensorflow.names import WireName
+from hvdlite.tensorflow.requests import allreduce_with, check_differentiable, query, query_set
 from hvdlite.tensorflow.row_requests import allgather_with, alltoall_with
 
 
-def _name_of(operation: Any) -> str:
-    return str(tf.compat.as_str_any(operation.get_attr("tensor_name")))
+def _wire_of(operation: Any) -> WireName:
+    text = str(tf.compat.as_str_any(operation.get_attr("tensor_name")))
+    return WireName(text, process_set=int(operation.get_attr("process_set")))
 
 
 def _reduce(operation: Any, gradients: tuple[Any, ...], op: int) -> list[tf.Tensor]:
-    name = derived_name(f"{_name_of(operation)}.gradient")
+    wire = _wire_of(operation).derived("gradient")
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    names = [f"{name}.{index}" for index in range(len(dense))]
-    return allreduce_with(operation.inputs[-1], dense, name, names, op)
+    names = [f"{wire.text}.{index}" for index in range(len(dense))]
+    return allreduce_with(operation.inputs[-1], dense, wire, names, op)
 
 
 @tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
 def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
     """Reduce the gradients in the same way, with the same scales."""
     op = int(operation.get_attr("op"))
-    check_differentiable(_name_of(operation), op)
+    check_differentiable(_wire_of(operation).text, op)
     return [*_reduce(operation, gradients, op), None]
 
 
@@ -40,7 +41,7 @@ def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Sum the ranks' gradients and take the rows that this rank gave."""
     totals = _reduce(operation, gradients[:-1], ops.Sum)  # the last one is of the sizes
-    rank = query("rank")
+    rank = query_set("rank", _wire_of(operation).process_set)
     results = []
     for index, total in enumerate(totals):
         sizes = operation.outputs[-1][index]
@@ -55,15 +56,16 @@ def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
 def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
     op = int(operation.get_attr("op"))
-    check_differentiable(_name_of(operation), op, "reducescatter")
+    wire = _wire_of(operation)
+    check_differentiable(wire.text, op, "reducescatter")
     last = operation.inputs[-1]
     factor = last[1] * last[2]
     if op == ops.Average:
-        factor /= tf.cast(query("size"), tf.float64)
-    name = derived_name(f"{_name_of(operation)}.gradient")
-    names = [f"{name}.{index}" for index in range(len(gradients))]
+        factor /= tf.cast(query_set("size", wire.process_set), tf.float64)
+    back = wire.derived("gradient")
+    names = [f"{back.text}.{index}" for index in range(len(gradients))]
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
-    results = allgather_with(last, scaled, name, names)
+    results = allgather_with(last, scaled, back, names)
     for result, tensor in zip(results, operation.inputs, strict=False):
         result.set_shape(tensor.shape)
     return [*results, None]
@@ -72,8 +74,8 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("HvdliteAlltoall")  # type: ignore[untyped-decorator]
 def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
     """Send the gradients of the rows back to where the rows came from."""
-    name = derived_name(f"{_name_of(operation)}.gradient")
-    back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], name)
+    wire = _wire_of(operation).derived("gradient")
+    back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], wire)
     back.set_shape(operation.inputs[0].shape)
     return [back, None, None]
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
-from hvdlite.ops import check_root
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.names import wire_name
 from hvdlite.tensorflow.tracing import traced_as_it_is
@@ -18,7 +18,11 @@ _AS_BITS = {tf.uint16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64, tf.co
 
 
 @traced_as_it_is
-def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     """Overwrite variables with one rank's values, eagerly or in a function.
 
     Args:
@@ -26,6 +30,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
             `model.weights`, `optimizer.variables`. (`model.variables` also has the states of
             Keras's random seeds: after it, dropout drops the same units on every rank.)
         root_rank: the rank whose values all receive.
+        process_set: whose members take part; all ranks without.
 
     Raises:
         ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
@@ -35,9 +40,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
         >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
     """
-    check_root(root_rank)
+    check_root(root_rank, process_set)
     targets = list(variables)
-    wire = wire_name("broadcast_variables", None)
+    wire = wire_name("broadcast_variables", None, process_set)
     names = [
         str(getattr(variable, "path", getattr(variable, "name", f"{wire.text}.{index}")))
         for index, variable in enumerate(targets)

@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import requests, xla
-from hvdlite.tensorflow.names import WireName
+from hvdlite.tensorflow.names import WireName, set_number
 from hvdlite.tensorflow.ops import allreduce_slices
 from hvdlite.tensorflow.requests import Reduction, check
 
@@ -25,6 +26,7 @@ def reduce_gradients(
     compression: Any,
     sparse_as_dense: bool = False,
     groups: Sequence[Sequence[int]] = (),
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce gradients over all ranks.
 
@@ -35,7 +37,11 @@ def reduce_gradients(
         compression: what happens on the way.
         sparse_as_dense: makes tf.IndexedSlices dense tensors.
         groups: positions of gradients that travel together in a function; the others go alone.
+        process_set: over whose members; gradients of other ranks stay as they are.
     """
+    if process_set is not global_process_set and not process_set.included():
+        return list(gradients)
+    number = set_number(process_set)
     results: list[Any] = list(gradients)
     contexts: dict[int, Any] = {}
     received: list[tf.Tensor] = []
@@ -44,7 +50,9 @@ def reduce_gradients(
             continue
         if isinstance(gradient, tf.IndexedSlices):
             if not sparse_as_dense:
-                results[i] = allreduce_slices(gradient, WireName(names[i]), reduction, compression)
+                results[i] = allreduce_slices(
+                    gradient, WireName(names[i], process_set=number), reduction, compression
+                )
                 continue
             gradient = tf.convert_to_tensor(gradient)
         gradient = check(gradient, names[i], reducible=True)
@@ -52,12 +60,12 @@ def reduce_gradients(
     for positions, name in _parts(names, contexts, groups):
         tensors = [results[i] for i in positions]
         part = [names[i] for i in positions]
-        reduced = requests.allreduce(tensors, WireName(name), part, reduction)
+        reduced = requests.allreduce(tensors, WireName(name, process_set=number), part, reduction)
         received += reduced
         for i, tensor in zip(positions, reduced, strict=True):
             results[i] = compression.decompress(tensor, contexts[i])
     if received:
-        requests.take_turns(names[0], received)
+        requests.take_turns(WireName(names[0], process_set=number), received)
     return results
 
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvdlite import basics, ops
+from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.local_layers import variables_of
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.gradient_lists import reduce_gradients
-from hvdlite.tensorflow.names import graph_name
+from hvdlite.tensorflow.names import graph_name, set_number
 from hvdlite.tensorflow.requests import Reduction
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
@@ -34,6 +35,7 @@ class _Settings(NamedTuple):
     name: str | None
     local: list[Any]  # sources whose gradients are not reduced
     scales_local: bool
+    process_set: ProcessSet
 
 
 class _Distributed:
@@ -50,7 +52,8 @@ class _Distributed:
         gradients = self._plain().gradient(target, sources, *args, **kwargs)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         local = [self._is_local(source) for source in flat_sources]
-        factor = 1.0 / basics.size() if self._hvdlite.scales_local else 1.0
+        members = self._hvdlite.process_set.size() or 1
+        factor = 1.0 / members if self._hvdlite.scales_local else 1.0
         reduced = self._reduce(
             [None if own else one for own, one in zip(local, flat, strict=True)], flat_sources
         )
@@ -75,7 +78,12 @@ class _Distributed:
         settings = self._hvdlite
         prefix = settings.name
         if prefix is None:
-            prefix = "gradients" if tf.executing_eagerly() else graph_name("gradients")
+            prefix = "gradients"
+            takes_part = (
+                settings.process_set is global_process_set or settings.process_set.included()
+            )
+            if takes_part and not tf.executing_eagerly():
+                prefix = graph_name(prefix, set_number(settings.process_set))
         return reduce_gradients(
             gradients,
             [f"{prefix}.{i}" for i in range(len(gradients))],
@@ -83,6 +91,7 @@ class _Distributed:
             settings.compression,
             settings.sparse_as_dense,
             _positions(settings.groups, sources),
+            settings.process_set,
         )
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,6 +120,7 @@ def DistributedGradientTape(
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     *,
     weight: Any = None,
@@ -131,6 +141,7 @@ def DistributedGradientTape(
             it, for ranges that overflow otherwise.
         num_groups: cuts the gradients into that many groups that travel together; 0: alone each.
         groups: as `num_groups`, or a list of lists of sources: each list is one group.
+        process_set: over whose members gradients are reduced; other ranks keep their own.
         scale_local_gradients: divides the gradients of local sources (see `register_local_source`)
             by the number of ranks, as averaging does with those of the others.
         weight: makes the average one over samples: this rank's number of them, say, as a number or
@@ -149,21 +160,23 @@ def DistributedGradientTape(
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    ops.check_gradient_op(op)
-    if gradient_predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if gradient_predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
-    if weight is not None and op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
+    reduction = _reduction(op, gradient_predivide_factor, weight)
+    if process_set is not global_process_set:
+        registered_id(process_set)
     if gradtape is None:
         gradtape = tf.GradientTape()
     if isinstance(gradtape, _Distributed):
         raise ArgumentError("this tape is a DistributedGradientTape already")
-    reduction = Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor, weight)
     groups = _check_groups(num_groups if groups is None else groups)
     settings = _Settings(
-        reduction, compression, sparse_as_dense, groups, name, [], scale_local_gradients
+        reduction,
+        compression,
+        sparse_as_dense,
+        groups,
+        name,
+        [],
+        scale_local_gradients,
+        process_set,
     )
     kind: Any = type(gradtape)
     members = {"__module__": kind.__module__, "_hvdlite": settings}
@@ -171,6 +184,17 @@ def DistributedGradientTape(
     tape = distributed.__new__(distributed)
     tape.__dict__ = gradtape.__dict__
     return tape
+
+
+def _reduction(op: int, predivide_factor: float, weight: Any) -> Reduction:
+    ops.check_gradient_op(op)
+    if predivide_factor != 1.0 and op != ops.Average:
+        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    if predivide_factor <= 0:
+        raise ArgumentError("gradient_predivide_factor is a positive number")
+    if weight is not None and op != ops.Average:
+        raise ArgumentError("weight goes with op=hvd.Average")
+    return Reduction(op, 1.0 / predivide_factor, predivide_factor, weight)
 
 
 def PartialDistributedGradientTape(

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite.compression import Compressor
+from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.requests import Reduction
@@ -26,6 +27,7 @@ def allreduce_gradients(
     prescale_factor: float,
     postscale_factor: float,
     sparse_as_dense: bool,
+    process_set: ProcessSet,
 ) -> list[Any]:
     """Reduce gradients over all ranks, eagerly, in a function, or in one that XLA compiles.
 
@@ -37,9 +39,12 @@ def allreduce_gradients(
         prescale_factor: multiplies what goes in.
         postscale_factor: multiplies what comes out.
         sparse_as_dense: makes tf.IndexedSlices dense tensors.
+        process_set: over whose members.
     """
     reduction = Reduction(op, prescale_factor, postscale_factor)
-    return reduce_gradients(gradients, names, reduction, compression, sparse_as_dense)
+    return reduce_gradients(
+        gradients, names, reduction, compression, sparse_as_dense, process_set=process_set
+    )
 
 
 @traced_as_it_is

@@ -3,8 +3,8 @@
 The words: a *wire name* is how ranks find each other in a collective. An eager call without a name
 is *numbered*: its operation has a constant name as attribute, so that TensorFlow's cache of eager
 kernels stays small, and the number travels in `terms`. In a graph, calls without a name are counted
-per outermost function: every trace of that function gives the same names, whatever was traced
-before it on this rank or on others.
+per process set and outermost function: every trace of that function gives the same names, whatever
+was traced before it on this rank or on others.
 """
 
 from __future__ import annotations
@@ -18,55 +18,75 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvdlite.numbering import next_number
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id, registered_id
 
-_used: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+_used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
 
 class WireName(NamedTuple):
-    """A wire name: `text`, with ".number" behind it unless the number is negative."""
+    """A wire name: `text`, with ".number" behind it unless the number is negative.
+
+    Ranks meet in the process set of that number; each has names of its own.
+    """
 
     text: str
     number: int = -1
+    process_set: int = 0
 
     def plus(self, suffix: str) -> WireName:
         """Return the name of a part of this operation."""
-        return WireName(f"{self.text}.{suffix}", self.number)
+        return self._replace(text=f"{self.text}.{suffix}")
+
+    def derived(self, suffix: str) -> WireName:
+        """Return a name that an operation made from this one takes, the same one at every trace.
+
+        In a graph the second one of that text is told from the first, since both may be in flight.
+        """
+        name = self.plus(suffix)
+        if tf.executing_eagerly():
+            return name
+        count = _count(outermost_graph(), name.text, self.process_set)
+        return name.plus(str(count)) if count else name
 
 
-def wire_name(kind: str, name: str | None) -> WireName:
+def set_number(process_set: ProcessSet) -> int:
+    """Return the number of a process set that an operation may be made for.
+
+    In a graph it may be one that this rank is no member of: the operation then refuses when it
+    runs, which a condition may prevent.
+
+    Raises:
+        ArgumentError: the set is not registered; eagerly, also if this rank is no member.
+    """
+    if process_set is global_process_set:
+        return 0
+    return member_id(process_set) if tf.executing_eagerly() else registered_id(process_set)
+
+
+def wire_name(kind: str, name: str | None, process_set: ProcessSet) -> WireName:
     """Name a call: as the user says, or numbered (eagerly), or counted (in a graph).
 
     The core does not cache names that start with '#'.
     """
+    number = set_number(process_set)
     if name:
-        return WireName(name)
+        return WireName(name, process_set=number)
     if tf.executing_eagerly():
-        return WireName(f"#{kind}", next_number(kind))
-    return WireName(graph_name(kind))
+        return WireName(f"#{kind}", next_number(kind, number), number)
+    return WireName(graph_name(kind, number), process_set=number)
 
 
-def graph_name(kind: str) -> str:
+def graph_name(kind: str, process_set: int) -> str:
     """Return the next name of that kind in the function that is being traced."""
     graph = outermost_graph()
     name = f"{getattr(graph, 'name', 'graph')}.{kind}"
-    return f"{name}.{_count(graph, name)}"
+    return f"{name}.{_count(graph, name, process_set)}"
 
 
-def derived_name(text: str) -> str:
-    """Return a name that an operation made from another takes, the same one at every trace.
-
-    In a graph the second one of that text is told from the first, since both may be in flight.
-    """
-    if tf.executing_eagerly():
-        return text
-    count = _count(outermost_graph(), text)
-    return f"{text}.{count}" if count else text
-
-
-def _count(graph: Any, name: str) -> int:
+def _count(graph: Any, name: str, process_set: int) -> int:
     counts = _used.setdefault(graph, Counter())
-    counts[name] += 1
-    return counts[name] - 1
+    counts[process_set, name] += 1
+    return counts[process_set, name] - 1
 
 
 def outermost_graph() -> Any:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from hvdlite import basics, uneven
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff, requests, xla
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.names import WireName, wire_name
@@ -33,6 +34,7 @@ __all__ = [
     "join",
     "local_rank_op",
     "local_size_op",
+    "process_set_included_op",
     "rank_op",
     "size_op",
 ]
@@ -49,6 +51,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     *,
     sparse_as_dense: bool = False,
     weight: Any = None,
@@ -66,6 +69,7 @@ def allreduce(
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
         sparse_as_dense: makes tf.IndexedSlices a dense tensor first.
         weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
             example, as a number or a scalar tensor. All ranks give one, or none does.
@@ -83,7 +87,7 @@ def allreduce(
     """
     op = neutral.choose_op(average, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
-    wire = wire_name("allreduce", name)
+    wire = wire_name("allreduce", name, process_set)
     if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
         return allreduce_slices(tensor, wire, reduction, compression)
     if isinstance(tensor, tf.IndexedSlices):
@@ -102,6 +106,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: Any = None,
 ) -> list[tf.Tensor]:
@@ -112,7 +117,7 @@ def grouped_allreduce(
     """
     op = neutral.choose_op(average, op)
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
-    wire = wire_name("grouped_allreduce", name)
+    wire = wire_name("grouped_allreduce", name, process_set)
     names = [f"{wire.text}.{index}" for index in range(len(tensors))]
     return _allreduce(tensors, wire, names, reduction, compression)
 
@@ -127,7 +132,7 @@ def _allreduce(
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
     packed = [compression.compress(tensor) for tensor in checked]
     results = requests.allreduce([sent for sent, _ in packed], wire, names, reduction)
-    requests.take_turns(wire.text, results)
+    requests.take_turns(wire, results)
     return [
         compression.decompress(result, context)
         for result, (_, context) in zip(results, packed, strict=True)
@@ -159,7 +164,7 @@ def allreduce_slices(
         weight = tf.cast(reduction.weight, tf.float64)
         part = wire.plus("weight")
         (total,) = requests.allreduce([weight], part, [part.text], Reduction(neutral.Sum))
-        requests.take_turns(part.text, [total])
+        requests.take_turns(part, [total])
         factor *= tf.math.divide_no_nan(weight, total)
     sent, context = compression.compress(values * tf.cast(factor, values.dtype))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
@@ -175,13 +180,19 @@ def allreduce_slices(
 
 
 @traced_as_it_is
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
     """Copy one rank's tensor to all.
 
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
         root_rank: the rank whose values all receive.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Raises:
         ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
@@ -191,14 +202,14 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
     Example:
         >>> shared = hvd.broadcast(tf.random.normal([3]), root_rank=0)
     """
-    neutral.check_root(root_rank)
-    wire = wire_name("broadcast", name)
+    check_root(root_rank, process_set)
+    wire = wire_name("broadcast", name, process_set)
     return requests.broadcast([check(tensor, wire.text)], wire, [wire.text], root_rank)[0]
 
 
 @traced_as_it_is
-def barrier(name: str | None = None) -> None:
-    """Wait until every rank has called it.
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Wait until every rank, or every member of a process set, has called it.
 
     In a function, everything that was traced before it comes first, and the function does not
     return before it; what comes later in the function does not wait.
@@ -206,17 +217,17 @@ def barrier(name: str | None = None) -> None:
     Example:
         >>> hvd.barrier()
     """
-    wire = wire_name("barrier", name)
+    wire = wire_name("barrier", name, process_set)
     if tf.executing_eagerly():
         text = wire.text if wire.number < 0 else f"{wire.text}.{wire.number}"
-        basics.engine().barrier(text, blocking=True).wait()
+        basics.engine().barrier(text, wire.process_set, blocking=True).wait()
         return
     before = tf.compat.v1.get_default_graph().get_operations()
     with tf.control_dependencies(before):
         token = tf.identity(tf.constant(1, tf.int32))
     reduction = Reduction(neutral.Sum)
     met = requests.allreduce([token], wire, [wire.text], reduction)
-    requests.take_turns(wire.text, met)
+    requests.take_turns(wire, met)
     with tf.control_dependencies(met):
         tf.raw_ops.Timestamp()  # stateful: keeps what it waits for from being pruned
 
@@ -250,9 +261,20 @@ def rank_op() -> tf.Tensor:
 
 
 @traced_as_it_is
-def size_op() -> tf.Tensor:
-    """Return how many ranks the world has when it runs."""
-    return requests.query("size")
+def size_op(process_set_id: int = 0) -> tf.Tensor:
+    """Return how many ranks the world, or the process set of that number, has when it runs."""
+    return requests.query_set("size", process_set_id)
+
+
+@traced_as_it_is
+def process_set_included_op(process_set_id: int = 0) -> tf.Tensor:
+    """Return 1 if this rank is a member of the process set of that number when it runs, else 0.
+
+    Example:
+        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
+        1
+    """
+    return requests.query_set("included", process_set_id)
 
 
 @traced_as_it_is

@@ -14,9 +14,10 @@ import tensorflow as tf
 from hvdlite import _core, basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
+from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import raw_ops
-from hvdlite.tensorflow.names import WireName, derived_name, is_nested, terms
+from hvdlite.tensorflow.names import WireName, is_nested, terms
 from hvdlite.tensorflow.turns import turn
 
 
@@ -84,18 +85,19 @@ def per_dtype(
     return results
 
 
-def take_turns(name: str, results: Sequence[tf.Tensor]) -> None:
+def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
     """Keep what comes again, a loop's body or an inner function, from overlapping with itself.
 
     It has the same names each time, and two operations of one name cannot be in flight together.
     TensorFlow runs what touches one variable in the order of the program: so each time ends with a
-    write to the variable of that name, when all of `results` are there. Calls that XLA compiles do
-    so by themselves.
+    write to the variable of that name and set, when all of `results` are there. Calls that XLA
+    compiles do so by themselves.
     """
     if not is_nested() or xla.in_xla_context():
         return
     with tf.control_dependencies(results):
-        tf.raw_ops.AssignAddVariableOp(resource=turn(name), value=tf.constant(1, tf.int64))
+        handle = turn(f"{wire.text}@{wire.process_set}")
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
 
 
 def allreduce(
@@ -128,17 +130,22 @@ def _allreduce(
     last = terms(wire.number, *reduction[1:])
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        return allreduce_with(last, part, wire.text, names, reduction.op)
+        return allreduce_with(last, part, wire, names, reduction.op)
 
     return per_dtype(tensors, wire, names, call)
 
 
+def attributes(wire: WireName) -> dict[str, Any]:
+    """Return the attributes of an operation of that name."""
+    return {"tensor_name": wire.text, "process_set": wire.process_set}
+
+
 def allreduce_with(
-    last: tf.Tensor, tensors: Sequence[tf.Tensor], text: str, names: Sequence[str], op: int
+    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], op: int
 ) -> list[tf.Tensor]:
     """Reduce tensors of one dtype; `last` is the `terms` of the operation."""
     outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
-        tensors, last, tensor_name=text, tensor_names=list(names), op=op
+        tensors, last, **attributes(wire), tensor_names=list(names), op=op
     )
     return outputs
 
@@ -152,9 +159,8 @@ def _allreduce_weighted(
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             weight = tf.cast(reduction.weight, tf.float64)
-            text = derived_name(f"{wire.text}.gradient")
-            back = WireName(text, wire.number)
-            (total,) = _allreduce([weight], back.plus("weight"), [f"{text}.weight"], _SUM)
+            back = wire.derived("gradient")
+            (total,) = _allreduce([weight], back.plus("weight"), [f"{back.text}.weight"], _SUM)
             share = tf.math.divide_no_nan(weight, total)
             plain = reduction._replace(op=ops.Sum, weight=None)
             summed = _allreduce([tf.convert_to_tensor(one) for one in upstream], back, names, plain)
@@ -179,13 +185,13 @@ def _allreduce_in_xla(
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             check_differentiable(wire.text, reduction.op)
-            back = WireName(derived_name(f"{wire.text}.gradient"))
+            back = wire.derived("gradient")
             gradients = [tf.convert_to_tensor(one) for one in upstream]
             return _allreduce_in_xla(gradients, back, names, reduction)
 
         outputs = xla.allreduce_group(
             list(tensors),
-            wire.text,
+            wire,
             list(names),
             op=reduction.op,
             prescale=reduction.prescale,
@@ -229,13 +235,28 @@ def broadcast(
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         outputs: list[tf.Tensor] = raw_ops().hvdlite_broadcast(
-            part, last, tensor_name=wire.text, tensor_names=names, root=root_rank
+            part, last, **attributes(wire), tensor_names=names, root=root_rank
         )
         return outputs
 
     outputs = per_dtype(tensors, wire, names, call)
-    take_turns(wire.text, outputs)
+    take_turns(wire, outputs)
     return outputs
+
+
+def query_set(what: str, process_set: int) -> tf.Tensor:
+    """Return this rank's place in a process set: "rank", "size", or "included" (0 or 1).
+
+    As `query`; the rank of one that is no member is -1.
+    """
+    if xla.in_xla_context():
+        known = process_set_by_id(process_set)
+        value = getattr(known, what)() if known.included() or what != "rank" else -1
+        return tf.constant(int(value), tf.int32)
+    if tf.executing_eagerly():
+        basics.engine()
+    what = what if what == "included" else f"set_{what}"
+    return raw_ops().hvdlite_query(terms(), what=what, process_set=process_set)
 
 
 def query(what: str) -> tf.Tensor:

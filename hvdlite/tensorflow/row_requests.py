@@ -9,7 +9,7 @@ import tensorflow as tf
 from hvdlite.errors import ArgumentError
 from hvdlite.tensorflow.library import raw_ops
 from hvdlite.tensorflow.names import WireName, terms
-from hvdlite.tensorflow.requests import Reduction, per_dtype, refuse_xla, take_turns
+from hvdlite.tensorflow.requests import Reduction, attributes, per_dtype, refuse_xla, take_turns
 
 
 def _check(verb: str, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
@@ -27,10 +27,10 @@ def allgather(
     last = terms(wire.number)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        return allgather_with(last, part, wire.text, names)
+        return allgather_with(last, part, wire, names)
 
     outputs = per_dtype(tensors, wire, names, call)
-    take_turns(wire.text, outputs)
+    take_turns(wire, outputs)
     return outputs
 
 
@@ -45,12 +45,12 @@ def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Te
 
 
 def allgather_with(
-    last: tf.Tensor, tensors: Sequence[tf.Tensor], text: str, names: Sequence[str]
+    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
 ) -> list[tf.Tensor]:
     """Gather tensors of one dtype; `last` is the `terms` of the operation."""
     outputs: list[tf.Tensor]
     outputs, _ = raw_ops().hvdlite_allgather(
-        tensors, last, tensor_name=text, tensor_names=list(names)
+        tensors, last, **attributes(wire), tensor_names=list(names)
     )
     return outputs
 
@@ -64,12 +64,12 @@ def reducescatter(
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         outputs: list[tf.Tensor] = raw_ops().hvdlite_reducescatter(
-            part, last, tensor_name=wire.text, tensor_names=names, op=reduction.op
+            part, last, **attributes(wire), tensor_names=names, op=reduction.op
         )
         return outputs
 
     outputs = per_dtype(tensors, wire, names, call)
-    take_turns(wire.text, outputs)
+    take_turns(wire, outputs)
     return outputs
 
 
@@ -85,14 +85,14 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.T
         The rows from all ranks, and how many came from each (int64).
     """
     _check("alltoall", [tensor], [wire.text])
-    output, received = alltoall_with(terms(wire.number), tensor, splits, wire.text)
-    take_turns(wire.text, [output])
+    output, received = alltoall_with(terms(wire.number), tensor, splits, wire)
+    take_turns(wire, [output])
     return output, received
 
 
 def alltoall_with(
-    last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, text: str
+    last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, wire: WireName
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Send rows to each rank; `last` is the `terms` of the operation."""
-    output, received = raw_ops().hvdlite_alltoall(tensor, splits, last, tensor_name=text)
+    output, received = raw_ops().hvdlite_alltoall(tensor, splits, last, **attributes(wire))
     return output, received

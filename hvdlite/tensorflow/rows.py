@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import row_requests as requests
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.names import WireName, wire_name
@@ -20,13 +21,16 @@ from hvdlite.tensorflow.tracing import traced_as_it_is
 
 
 @traced_as_it_is
-def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
+def allgather(
+    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
     Args:
         tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
             agree.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A new tensor, the same on every rank.
@@ -39,18 +43,22 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
     Example:
         >>> every_prediction = hvd.allgather(predictions)
     """
-    wire = wire_name("allgather", name)
+    wire = wire_name("allgather", name, process_set)
     return requests.allgather([check(tensor, wire.text)], wire, [wire.text])[0]
 
 
 @traced_as_it_is
-def grouped_allgather(tensors: Sequence[Any], name: str | None = None) -> list[tf.Tensor]:
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
     """Gather several tensors; those of one dtype complete together. Else as `allgather`.
 
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
-    wire = wire_name("grouped_allgather", name)
+    wire = wire_name("grouped_allgather", name, process_set)
     names = _names(wire, len(tensors))
     checked = [check(one, name) for one, name in zip(tensors, names, strict=True)]
     return requests.allgather(checked, wire, names)
@@ -67,6 +75,7 @@ def reducescatter(
     compression: Any = Compression.none,
     op: int = neutral.Average,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
@@ -81,6 +90,7 @@ def reducescatter(
         compression: what happens to the tensor on the way, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
@@ -95,7 +105,7 @@ def reducescatter(
     Example:
         >>> my_rows = hvd.reducescatter(tf.ones([5, 3]), op=hvd.Sum)
     """
-    wire = wire_name("reducescatter", name)
+    wire = wire_name("reducescatter", name, process_set)
     reduction = Reduction(neutral.choose_op(None, op), prescale_factor, postscale_factor)
     return _reducescatter([tensor], wire, [wire.text], reduction, compression)[0]
 
@@ -107,6 +117,7 @@ def grouped_reducescatter(
     compression: Any = Compression.none,
     op: int = neutral.Average,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
@@ -115,7 +126,7 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([tf.ones([5, 3]), tf.ones([5])])
     """
-    wire = wire_name("grouped_reducescatter", name)
+    wire = wire_name("grouped_reducescatter", name, process_set)
     reduction = Reduction(neutral.choose_op(None, op), prescale_factor, postscale_factor)
     return _reducescatter(tensors, wire, _names(wire, len(tensors)), reduction, compression)
 
@@ -137,7 +148,12 @@ def _reducescatter(
 
 
 @traced_as_it_is
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
     """Send some of a tensor's rows to each rank, and receive some from each.
 
     Args:
@@ -146,6 +162,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
         splits: how many rows go to each rank, zero or more; they add up to the first dimension.
             Without it every rank gets the same number.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and how many
@@ -162,7 +179,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> Any:
         >>> splits = [2] * hvd.size()
         >>> rows, received = hvd.alltoall(tf.ones([2 * hvd.size(), 3]), splits)
     """
-    wire = wire_name("alltoall", name)
+    wire = wire_name("alltoall", name, process_set)
     checked = check(tensor, wire.text)
     if splits is None:
         return requests.alltoall(checked, tf.zeros([0], tf.int64), wire)[0]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.names import wire_name
 from hvdlite.tensorflow.requests import Reduction
@@ -23,15 +24,17 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     function not on TensorFlow 2.16, which prunes the gradient that the other ranks wait for).
     Arguments, weights, moving averages and inference are those of
     `keras.layers.BatchNormalization`. Every rank calls its layers of this kind in the same order.
-    Not for `jit_compile=True`, since a step
-    waits for the other ranks once per layer, in both directions.
+    Not for `jit_compile=True`, since a step waits for the other ranks once per layer, in both
+    directions. With `process_set`, ranks are those of that set; it is not saved with a model.
 
     Example:
         >>> model = keras.Sequential([
         ...     keras.layers.Conv2D(16, 3), hvd.SyncBatchNormalization(), keras.layers.ReLU()])
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
+    ) -> None:
         if keras.backend.backend() != "tensorflow":
             raise ArgumentError(
                 "hvdlite.tensorflow.SyncBatchNormalization needs KERAS_BACKEND=tensorflow, "
@@ -40,6 +43,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if kwargs.get("synchronized"):
             raise ArgumentError("synchronized=True is for tf.distribute; leave it out")
         super().__init__(*args, **kwargs)
+        self._process_set = process_set
 
     @traced_as_it_is
     def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -64,9 +68,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
         n, mean, variance = (tf.cast(one, tf.float64) for one in (count, mean, variance))
         sums = tf.stack([n, n * mean, n * (variance + tf.square(mean))])
-        wire = wire_name("sync_batch_norm", None)
+        wire = wire_name("sync_batch_norm", None, self._process_set)
         (sums,) = requests.allreduce([sums], wire, [self.path], Reduction(ops.Sum))
-        requests.take_turns(wire.text, [sums])
+        requests.take_turns(wire, [sums])
         total, mean, square = tf.unstack(sums)
         mean = tf.math.divide_no_nan(mean, total)
         variance = tf.maximum(tf.math.divide_no_nan(square, total) - tf.square(mean), 0.0)

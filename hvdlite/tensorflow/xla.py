@@ -39,7 +39,7 @@ def in_xla_context() -> bool:
 
 def allreduce_group(
     tensors: Sequence[tf.Tensor],
-    tensor_name: str,
+    wire: names.WireName,
     tensor_names: Sequence[str],
     op: int,
     prescale: float,
@@ -49,7 +49,7 @@ def allreduce_group(
 
     Args:
         tensors: of any dtypes that can be reduced, of shapes that are known while tracing.
-        tensor_name: the wire name of the request.
+        wire: the name of the request.
         tensor_names: what messages call the tensors.
         op: the reduce operation.
         prescale: multiplies what goes in.
@@ -61,7 +61,7 @@ def allreduce_group(
     if not tensors:
         return []
     _register()
-    _check_platform(tensor_name)
+    _check_platform(wire.text)
     for tensor, name in zip(tensors, tensor_names, strict=True):
         if not tensor.shape.is_fully_defined():
             raise ArgumentError(
@@ -79,7 +79,7 @@ def allreduce_group(
         _TARGET,
         operands,
         [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
-        backend_config=_describe(tensors, tensor_name, tensor_names, op, prescale, postscale),
+        backend_config=_describe(tensors, wire, tensor_names, op, prescale, postscale),
         has_side_effect=True,
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
@@ -109,7 +109,7 @@ def _platform() -> str:
 
 def _describe(
     tensors: Sequence[tf.Tensor],
-    tensor_name: str,
+    wire: names.WireName,
     tensor_names: Sequence[str],
     op: int,
     prescale: float,
@@ -117,7 +117,7 @@ def _describe(
 ) -> str:
     """Write the request as the text that the C++ side reads."""
     scales = (struct.pack(">d", scale).hex() for scale in (prescale, postscale))
-    parts = [str(op), *scales, quote(tensor_name, safe="")]
+    parts = [str(op), str(wire.process_set), *scales, quote(wire.text, safe="")]
     for tensor, name in zip(tensors, tensor_names, strict=True):
         numbers = [dtype_number(tensor.dtype.name), quote(name, safe=""), *tensor.shape.as_list()]
         parts.append(",".join(map(str, numbers)))

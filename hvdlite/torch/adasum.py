@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, ops
+from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_object
+from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.torch.bucket import plan_buckets
 from hvdlite.torch.ops import grouped_allreduce_async
 
@@ -32,6 +33,7 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
     _adasum_names: dict[torch.Tensor, str]
     _adasum_compression: Any
     _adasum_cap: int
+    _adasum_set: ProcessSet
 
     def synchronize(self) -> None:
         """Do nothing: gradients stay this rank's own, and `step` combines what comes of them."""
@@ -64,7 +66,8 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
             closure: evaluates the model again and returns the loss, on this rank.
         """
         self._opt_called = True  # what LR schedulers look at
-        if basics.size() == 1:
+        registered_id(self._adasum_set)
+        if self._adasum_set.size() == 1 or not self._adasum_set.included():
             return super().step(closure)
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         with torch.no_grad():
@@ -85,7 +88,10 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
         for number, bucket in enumerate(plan_buckets(list(params), self._adasum_cap)):
             packed = [self._adasum_compression.compress(p - before[p]) for p in bucket]
             handle = grouped_allreduce_async(
-                [wire for wire, _ in packed], name=f"{self._adasum_name}.{number}", op=ops.Adasum
+                [wire for wire, _ in packed],
+                name=f"{self._adasum_name}.{number}",
+                op=ops.Adasum,
+                process_set=self._adasum_set,
             )
             started.append((bucket, handle, [context for _, context in packed]))
         for bucket, handle, contexts in started:
@@ -100,7 +106,7 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
         names = {memo[id(p)]: name for p, name in self._adasum_names.items() if id(p) in memo}
         cap_mb = self._adasum_cap / (1 << 20)
         copied: DistributedAdasum = distribute_adasum(
-            plain, names, self._adasum_compression, cap_mb
+            plain, names, self._adasum_compression, cap_mb, self._adasum_set
         )
         return copied
 
@@ -127,7 +133,11 @@ def _adasum_class(wrapped_class: Any) -> type[DistributedAdasum]:
 
 
 def distribute_adasum(
-    optimizer: Any, names: dict[torch.Tensor, str], compression: Any, cap_mb: float
+    optimizer: Any,
+    names: dict[torch.Tensor, str],
+    compression: Any,
+    cap_mb: float,
+    process_set: ProcessSet,
 ) -> Any:
     """Turn an optimizer into one that combines updates by Adasum, in place.
 
@@ -136,13 +146,15 @@ def distribute_adasum(
         names: of the parameters, as far as known.
         compression: what happens to deltas on the way.
         cap_mb: how many MiB of deltas travel as one request.
+        process_set: whose members' deltas are combined; other ranks step for themselves.
     """
     vars(optimizer).pop("step", None)  # A scheduler's, to see whether it is called.
-    number = next_object("DistributedAdasum")
+    number = next_object("DistributedAdasum", registered_id(process_set))
     wrapped_class: Any = type(optimizer)
     optimizer.__class__ = _adasum_class(wrapped_class)
     optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression
+    optimizer._adasum_set = process_set
     optimizer._adasum_cap = int(cap_mb * (1 << 20))
     return optimizer

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics, ops
+from hvdlite import ops
 from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.submit import (
     Reduction,
     start_allgather,
@@ -22,8 +23,6 @@ from hvdlite.torch.submit import (
     take_received,
 )
 from hvdlite.torch.tensors import note_written, spec
-
-_SUM = Reduction(ops.Sum)
 
 
 def tie(
@@ -54,22 +53,30 @@ def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tenso
     return tie(Reduced, tensor, output, name, reduction)
 
 
-def gather(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def _sum(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
+    return reduce(tensor, name, Reduction(ops.Sum, process_set=process_set))
+
+
+def gather(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, and wait; differentiable."""
     source = tensor.detach().contiguous()
-    handle = start_allgather(name, [spec(name, source, None)], keep=source, blocking=True)
+    specs = [spec(name, source, None)]
+    handle = start_allgather(name, specs, process_set, keep=source, blocking=True)
     handle.wait()
     (received,) = take_received(handle, [source])
-    return tie(Gathered, tensor, received.tensor, name, received.rows)
+    return tie(Gathered, tensor, received.tensor, name, received.rows, process_set)
 
 
-def exchange(tensor: torch.Tensor, name: str, splits: Sequence[int]) -> torch.Tensor:
+def exchange(
+    tensor: torch.Tensor, name: str, splits: Sequence[int], process_set: ProcessSet
+) -> torch.Tensor:
     """Send rows to each rank and return those that come back, and wait; differentiable."""
     source = tensor.detach().contiguous()
-    handle = start_alltoall(name, spec(name, source, None), splits, keep=source, blocking=True)
+    one = spec(name, source, None)
+    handle = start_alltoall(name, one, splits, process_set, keep=source, blocking=True)
     handle.wait()
     (received,) = take_received(handle, [source])
-    return tie(Exchanged, tensor, received.tensor, name, received.rows)
+    return tie(Exchanged, tensor, received.tensor, name, received.rows, process_set)
 
 
 def _check_differentiable(verb: str, name: str, op: int) -> None:
@@ -108,7 +115,7 @@ class Reduced(torch.autograd.Function):  # type: ignore[misc]
         _check_differentiable("allreduce", ctx.name, reduction.op)
         if reduction.weight is not None:
             weight = torch.tensor(reduction.weight, dtype=torch.float64)
-            total = float(reduce(weight, f"{name}.weight", _SUM))
+            total = float(_sum(weight, f"{name}.weight", reduction.process_set))
             gradient = reduce(gradient, name, reduction._replace(op=ops.Sum, weight=None))
             return gradient * (reduction.weight / total if total else 0.0), None, None, None
         return reduce(gradient, name, reduction), None, None, None
@@ -124,18 +131,19 @@ class Gathered(torch.autograd.Function):  # type: ignore[misc]
         result: Sequence[torch.Tensor],
         name: str,
         first_dimensions: Sequence[int],
+        process_set: ProcessSet,
     ) -> torch.Tensor:
         """Return the result."""
-        ctx.name, ctx.first_dimensions = name, first_dimensions
+        ctx.name, ctx.first_dimensions, ctx.process_set = name, first_dimensions, process_set
         return _forward(ctx, tensor, result)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Sum the ranks' gradients and take the rows that this rank gave."""
-        total = reduce(gradient, f"{ctx.name}.backward", _SUM)
-        rank = basics.rank()
-        start = sum(ctx.first_dimensions[:rank])
-        return total[start : start + ctx.first_dimensions[rank]], None, None, None
+        total = _sum(gradient, f"{ctx.name}.backward", ctx.process_set)
+        index = ctx.process_set.rank()
+        start = sum(ctx.first_dimensions[:index])
+        return total[start : start + ctx.first_dimensions[index]], None, None, None, None
 
 
 class Scattered(torch.autograd.Function):  # type: ignore[misc]
@@ -162,7 +170,8 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
         factor = reduction.prescale * reduction.postscale
         if reduction.op == ops.Average:
             factor /= ctx.members
-        return gather(gradient * factor, f"{ctx.name}.backward"), None, None, None, None
+        name = f"{ctx.name}.backward"
+        return gather(gradient * factor, name, reduction.process_set), None, None, None, None
 
 
 class Exchanged(torch.autograd.Function):  # type: ignore[misc]
@@ -175,16 +184,18 @@ class Exchanged(torch.autograd.Function):  # type: ignore[misc]
         result: Sequence[torch.Tensor],
         name: str,
         received_splits: Sequence[int],
+        process_set: ProcessSet,
     ) -> torch.Tensor:
         """Return the result."""
-        ctx.name, ctx.received_splits = name, received_splits
+        ctx.name, ctx.received_splits, ctx.process_set = name, received_splits, process_set
         return _forward(ctx, tensor, result)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Send the gradients of the rows back to where the rows came from."""
-        back = exchange(gradient, f"{ctx.name}.backward", ctx.received_splits)
-        return back, None, None, None
+        name = f"{ctx.name}.backward"
+        back = exchange(gradient, name, ctx.received_splits, ctx.process_set)
+        return back, None, None, None, None
 
 
 class Broadcast(torch.autograd.Function):  # type: ignore[misc]
@@ -197,15 +208,16 @@ class Broadcast(torch.autograd.Function):  # type: ignore[misc]
         result: Sequence[torch.Tensor],
         name: str,
         root_rank: int,
+        process_set: ProcessSet,
     ) -> torch.Tensor:
         """Return the result."""
-        ctx.name, ctx.root_rank = name, root_rank
+        ctx.name, ctx.root_rank, ctx.process_set = name, root_rank, process_set
         return _forward(ctx, tensor, result)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Sum the ranks' gradients on the root; what the others put in had no effect."""
-        total = reduce(gradient, f"{ctx.name}.backward", _SUM)
-        if basics.rank() != ctx.root_rank:
+        total = _sum(gradient, f"{ctx.name}.backward", ctx.process_set)
+        if ctx.process_set.ranks[ctx.process_set.rank()] != ctx.root_rank:
             total = torch.zeros_like(total)
-        return total, None, None, None
+        return total, None, None, None, None

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, ops
+from hvdlite import ops
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
-from hvdlite.torch.submit import Reduction, start_allreduce
+from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, spec
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
@@ -27,8 +27,8 @@ FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in bac
 def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[torch.Tensor]]:
     """Cut parameters into buckets, in the order in which backward reaches them.
 
-    That is the reverse of their registration. A bucket holds one dtype and is closed when it has
-    `cap_bytes`; the first of each dtype when it has FIRST_BUCKET_BYTES.
+    That is the reverse of their registration. A bucket holds one dtype of one device and is closed
+    when it has `cap_bytes`; the first of each when it has FIRST_BUCKET_BYTES.
 
     Example:
         >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
@@ -36,18 +36,19 @@ def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[to
         [1, 2]
     """
     buckets: list[list[torch.Tensor]] = []
-    filling: dict[torch.dtype, list[torch.Tensor]] = {}
-    room: dict[torch.dtype, int] = {}
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
     for param in reversed(params):
-        if param.dtype not in filling:
-            first = param.dtype not in room
-            room[param.dtype] = min(FIRST_BUCKET_BYTES, cap_bytes) if first else cap_bytes
-            filling[param.dtype] = []
-            buckets.append(filling[param.dtype])
-        filling[param.dtype].append(param)
-        room[param.dtype] -= param.numel() * param.element_size()
-        if room[param.dtype] <= 0:
-            del filling[param.dtype]
+        kind = (param.dtype, param.device)
+        if kind not in filling:
+            first = kind not in room
+            room[kind] = min(FIRST_BUCKET_BYTES, cap_bytes) if first else cap_bytes
+            filling[kind] = []
+            buckets.append(filling[kind])
+        filling[kind].append(param)
+        room[kind] -= param.numel() * param.element_size()
+        if room[kind] <= 0:
+            del filling[kind]
     return buckets
 
 
@@ -114,7 +115,7 @@ class Bucket:
         self._sparse_as_dense = sparse_as_dense
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
-        self._handle: _core.Handle | None = None
+        self._handle: Submission | None = None
         self._ways = SparseWays(self.params, self._names)
         self._gathered: list[int] = []  # positions of the parameters whose rows are under way
         self._gathering: RowGathering | None = None
@@ -188,15 +189,15 @@ class Bucket:
         # the share of a rank with a small weight.
         narrow = wire == torch.float16 or not wire.is_floating_point
         dtype = torch.float32 if narrow else wire
-        if self._flags.numel() != 2 * count or self._flags.dtype != dtype:
-            self._flags = torch.empty(2 * count, dtype=dtype)
-        self._flags[:count] = 1
-        self._flags[count:] = 0
-        for i, trip in enumerate(trips):
-            if not trip.present:
-                self._flags[i] = 0
-            if trip.rows:
-                self._flags[count + i] = trip.rows
+        flags, device = self._flags, trips[0].wire.device
+        if (flags.numel(), flags.dtype, flags.device) != (2 * count, dtype, device):
+            flags = self._flags = torch.empty(2 * count, dtype=dtype, device=device)
+        if all(trip.present and not trip.rows for trip in trips):
+            flags[:count] = 1
+            flags[count:] = 0
+        else:
+            values = [trip.present for trip in trips] + [trip.rows for trip in trips]
+            flags.copy_(torch.tensor(values, dtype=dtype))
         return self._flags
 
     def finish(self, counts: bool) -> None:

@@ -12,13 +12,15 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
 from hvdlite.objects import broadcast_object
-from hvdlite.ops import check_root
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.submit import start_broadcast
 from hvdlite.torch.tensors import check, note_written, spec
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite parameters and buffers with one rank's values.
 
@@ -27,6 +29,7 @@ def broadcast_parameters(
             module's extra state) are sent as objects and replaced in the mapping itself: give the
             mapping to `load_state_dict` afterwards. None stays None.
         root_rank: the rank whose values all receive.
+        process_set: whose members take part; all ranks without.
 
     Raises:
         ArgumentError: a value cannot be sent; the message names it.
@@ -35,8 +38,8 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    check_root(root_rank)
-    name = next_name("broadcast_parameters")
+    check_root(root_rank, process_set)
+    name = next_name("broadcast_parameters", member_id(process_set))
     named = list(params.items() if isinstance(params, Mapping) else params)
     tensors: dict[str, torch.Tensor] = {}
     others: list[str] = []
@@ -56,13 +59,15 @@ def broadcast_parameters(
             f"'{others[0]}' is no tensor, and pairs cannot take its new value; "
             "pass model.state_dict(), or use broadcast_object"
         )
-    _broadcast_tensors(tensors, root_rank, name)
+    _broadcast_tensors(tensors, root_rank, name, process_set)
     if others and isinstance(params, MutableMapping):
         values = {key: params[key] for key in others}
-        params.update(broadcast_object(values, root_rank, f"{name}.objects"))
+        params.update(broadcast_object(values, root_rank, f"{name}.objects", process_set))
 
 
-def _broadcast_tensors(tensors: Mapping[str, torch.Tensor], root_rank: int, name: str) -> None:
+def _broadcast_tensors(
+    tensors: Mapping[str, torch.Tensor], root_rank: int, name: str, process_set: ProcessSet
+) -> None:
     """Overwrite all of them, contiguous or not, in one operation."""
     blocks = {}
     for key, tensor in tensors.items():
@@ -70,7 +75,7 @@ def _broadcast_tensors(tensors: Mapping[str, torch.Tensor], root_rank: int, name
         blocks[key] = tensor.detach().contiguous()
     specs = [spec(key, block, block) for key, block in blocks.items()]
     if specs:
-        start_broadcast(name, specs, root_rank, keep=blocks, blocking=True).wait()
+        start_broadcast(name, specs, root_rank, process_set, keep=blocks, blocking=True).wait()
     for key, tensor in tensors.items():
         if tensor.is_contiguous():
             note_written([tensor])
@@ -86,13 +91,14 @@ class _Place:
     index: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    device: str  # its type: ranks number their GPUs differently
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Copy a nested state with a `_Place` for each tensor; append the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Place(len(tensors) - 1, value.dtype, tuple(value.shape))
+        return _Place(len(tensors) - 1, value.dtype, tuple(value.shape), value.device.type)
     if type(value) is dict:
         return {key: _take_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -120,7 +126,12 @@ def _places(value: Any) -> list[_Place]:
     return []
 
 
-def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = None) -> None:
+def broadcast_optimizer_state(
+    optimizer: Any,
+    root_rank: int = 0,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     """Give every rank the state and the options (learning rate...) of one rank's optimizer.
 
     Any optimizer of torch.optim, with any state: ranks other than the root may have none yet, or
@@ -130,6 +141,7 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = N
         optimizer: of the same kind, over the same parameters, on all ranks.
         root_rank: the rank whose state all receive.
         model: not needed; scripts written for Horovod may pass it.
+        process_set: whose members take part; all ranks without.
 
     Raises:
         ArgumentError: the state holds a tensor that cannot be sent.
@@ -137,17 +149,22 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0, model: Any = N
     Example:
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
-    check_root(root_rank)
-    name = next_name("broadcast_optimizer_state")
+    check_root(root_rank, process_set)
+    name = next_name("broadcast_optimizer_state", member_id(process_set))
     is_root = basics.rank() == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects")
+    skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects", process_set)
     if not is_root:
         places = sorted(_places(skeleton), key=lambda place: place.index)
-        tensors = [torch.empty(place.shape, dtype=place.dtype) for place in places]
+        tensors = [
+            torch.empty(place.shape, dtype=place.dtype, device=place.device) for place in places
+        ]
     _broadcast_tensors(
-        {f"state.{index}": tensor for index, tensor in enumerate(tensors)}, root_rank, name
+        {f"state.{index}": tensor for index, tensor in enumerate(tensors)},
+        root_rank,
+        name,
+        process_set,
     )
     if not is_root:
         _load_exactly(optimizer, _put_tensors(skeleton, tensors))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvdlite import _core
+from hvdlite.torch.submit import Submission
 
 
 class Handle:
@@ -16,9 +16,9 @@ class Handle:
 
     __slots__ = ("_core", "_finish", "_result")
 
-    def __init__(self, core: _core.Handle, finish: Callable[[_core.Handle], Any]) -> None:
+    def __init__(self, core: Submission, finish: Callable[[Submission], Any]) -> None:
         self._core = core
-        self._finish: Callable[[_core.Handle], Any] | None = finish
+        self._finish: Callable[[Submission], Any] | None = finish
         self._result: Any = None
 
     def done(self) -> bool:

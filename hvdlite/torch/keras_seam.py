@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite.compression import Compressor
+from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce_async_
 
@@ -25,6 +26,7 @@ def allreduce_gradients(
     prescale_factor: float,
     postscale_factor: float,
     sparse_as_dense: bool,
+    process_set: ProcessSet,
 ) -> list[Any]:
     """Reduce gradients over all ranks, in place where they are contiguous.
 
@@ -36,6 +38,7 @@ def allreduce_gradients(
         prescale_factor: multiplies what goes in.
         postscale_factor: multiplies what comes out.
         sparse_as_dense: makes sparse gradients dense; without it they are an error.
+        process_set: whose members take part.
     """
     started: list[Any] = []
     for gradient, name in zip(gradients, names, strict=True):
@@ -53,6 +56,7 @@ def allreduce_gradients(
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
+            process_set=process_set,
         )
         started.append((handle, context))
     return [

@@ -13,21 +13,28 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, basics
+from hvdlite import basics
 from hvdlite import ops as neutral
 from hvdlite.numbering import next_name
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.autograd import Broadcast, Reduced, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
-from hvdlite.torch.submit import Reduction, start_allreduce, start_broadcast
+from hvdlite.torch.submit import Reduction, Submission, start_allreduce, start_broadcast
 from hvdlite.torch.tensors import check, check_in_place, names_of, spec
 
 
 def _reduction(
-    average: bool | None, op: int | None, prescale: float, postscale: float, weight: float | None
+    average: bool | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    weight: float | None,
+    process_set: ProcessSet,
 ) -> Reduction:
     op = neutral.choose_op(average, op)
-    return Reduction(op, prescale, postscale, None if weight is None else float(weight))
+    weight = None if weight is None else float(weight)
+    return Reduction(op, prescale, postscale, weight, process_set)
 
 
 def _start_reducing(
@@ -53,7 +60,7 @@ def _start_reducing(
         outputs.append(output)
     core = start_allreduce(name, specs, reduction, (sources, outputs), blocking)
 
-    def finish(_: _core.Handle) -> list[torch.Tensor]:
+    def finish(_: Submission) -> list[torch.Tensor]:
         return [
             tie(Reduced, tensor, output, tensor_name, reduction)
             for tensor, output, tensor_name in zip(tensors, outputs, names, strict=True)
@@ -70,6 +77,7 @@ def allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> torch.Tensor:
@@ -83,6 +91,7 @@ def allreduce(
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
+        process_set: whose members take part; all ranks without.
         weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
             example. All ranks give one, or none does. Zero: nothing to give.
 
@@ -97,8 +106,8 @@ def allreduce(
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
     """
-    name = name or next_name("allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     check(tensor, name)
     wire, context = compression.compress(tensor)
     reduced = _start_reducing([wire], [name], name, reduction, in_place=False, blocking=True)
@@ -113,6 +122,7 @@ def allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> Handle:
@@ -122,8 +132,8 @@ def allreduce_async(
         >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
         >>> mean_loss = hvd.synchronize(handle)
     """
-    name = name or next_name("allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     return _start_reducing([tensor], [name], name, reduction, in_place=False).first()
 
 
@@ -134,6 +144,7 @@ def allreduce_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> torch.Tensor:
@@ -142,8 +153,8 @@ def allreduce_(
     Example:
         >>> hvd.allreduce_(running_mean)
     """
-    name = name or next_name("allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     handle = _start_reducing([tensor], [name], name, reduction, in_place=True, blocking=True)
     result: torch.Tensor = handle.wait()[0]
     return result
@@ -156,6 +167,7 @@ def allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> Handle:
@@ -166,8 +178,8 @@ def allreduce_async_(
         >>> hvd.synchronize(handle) is running_mean
         True
     """
-    name = name or next_name("allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     return _start_reducing([tensor], [name], name, reduction, in_place=True).first()
 
 
@@ -179,6 +191,7 @@ def grouped_allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> list[torch.Tensor]:
@@ -187,8 +200,8 @@ def grouped_allreduce(
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
-    name = name or next_name("grouped_allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("grouped_allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     names = names_of(name, len(tensors))
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
@@ -208,6 +221,7 @@ def grouped_allreduce_async(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> Handle:
@@ -217,8 +231,8 @@ def grouped_allreduce_async(
         >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
         >>> loss, accuracy = hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("grouped_allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     return _start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=False)
 
 
@@ -229,6 +243,7 @@ def grouped_allreduce_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> list[torch.Tensor]:
@@ -237,8 +252,8 @@ def grouped_allreduce_(
     Example:
         >>> hvd.grouped_allreduce_([running_mean, running_var])
     """
-    name = name or next_name("grouped_allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("grouped_allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     names = names_of(name, len(tensors))
     handle = _start_reducing(tensors, names, name, reduction, in_place=True, blocking=True)
     results: list[torch.Tensor] = handle.wait()
@@ -252,6 +267,7 @@ def grouped_allreduce_async_(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
     *,
     weight: float | None = None,
 ) -> Handle:
@@ -261,15 +277,20 @@ def grouped_allreduce_async_(
         >>> handle = hvd.grouped_allreduce_async_([running_mean, running_var])
         >>> hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_allreduce")
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight)
+    name = name or next_name("grouped_allreduce", member_id(process_set))
+    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     return _start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=True)
 
 
 def _start_broadcasting(
-    tensor: torch.Tensor, root_rank: int, name: str, in_place: bool, blocking: bool
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str,
+    process_set: ProcessSet,
+    in_place: bool,
+    blocking: bool,
 ) -> Handle:
-    neutral.check_root(root_rank)
+    check_root(root_rank, process_set)
     if in_place:
         check_in_place(tensor, name, "broadcast")
         source = output = tensor
@@ -278,17 +299,23 @@ def _start_broadcasting(
         source = tensor.detach().contiguous()
         output = torch.empty_like(source)
     specs = [spec(name, source, output)]
-    core = start_broadcast(name, specs, root_rank, (source, output), blocking)
-    return Handle(core, lambda _: tie(Broadcast, tensor, output, name, root_rank))
+    core = start_broadcast(name, specs, root_rank, process_set, (source, output), blocking)
+    return Handle(core, lambda _: tie(Broadcast, tensor, output, name, root_rank, process_set))
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
     """Copy one rank's tensor to all, into a new tensor.
 
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
-        root_rank: the rank whose values all receive.
+        root_rank: the rank whose values all receive: its number in the world.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Raises:
         ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
@@ -297,45 +324,68 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
     Example:
         >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
     """
-    name = name or next_name("broadcast")
-    result: torch.Tensor = _start_broadcasting(tensor, root_rank, name, False, True).wait()
+    name = name or next_name("broadcast", member_id(process_set))
+    result: torch.Tensor = _start_broadcasting(
+        tensor, root_rank, name, process_set, False, True
+    ).wait()
     return result
 
 
-def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
     """Start a `broadcast`.
 
     Example:
         >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
         >>> shared = hvd.synchronize(handle)
     """
-    return _start_broadcasting(tensor, root_rank, name or next_name("broadcast"), False, False)
+    name = name or next_name("broadcast", member_id(process_set))
+    return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
     """Overwrite a contiguous tensor with one rank's values.
 
     Example:
         >>> hvd.broadcast_(running_mean, root_rank=0)
     """
-    name = name or next_name("broadcast")
-    result: torch.Tensor = _start_broadcasting(tensor, root_rank, name, True, True).wait()
+    name = name or next_name("broadcast", member_id(process_set))
+    result: torch.Tensor = _start_broadcasting(
+        tensor, root_rank, name, process_set, True, True
+    ).wait()
     return result
 
 
-def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
     """Start a `broadcast_`.
 
     Example:
         >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
     """
-    return _start_broadcasting(tensor, root_rank, name or next_name("broadcast"), True, False)
+    name = name or next_name("broadcast", member_id(process_set))
+    return _start_broadcasting(tensor, root_rank, name, process_set, True, False)
 
 
-def barrier(name: str | None = None) -> None:
-    """Wait until every rank has called it.
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Wait until every rank, or every member of a process set, has called it.
 
     Example:
         >>> hvd.barrier()
     """
-    basics.engine().barrier(name or next_name("barrier"), blocking=True).wait()
+    number = member_id(process_set)
+    name = name or next_name("barrier", number)
+    basics.engine().barrier(name, number, blocking=True).wait()

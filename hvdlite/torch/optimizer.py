@@ -15,6 +15,7 @@ import torch
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.numbering import next_object
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce
@@ -154,12 +155,12 @@ class Distributed(torch.optim.Optimizer):  # type: ignore[misc]
         self._reducer.expect_gradients()
         loss = closure()
         self._reducer.synchronize()
-        if loss is None:
-            return None
-        op, prescale, postscale, weight = self._reducer.reduction
+        if loss is None or not self._reducer.takes_part:
+            return loss
+        op, prescale, postscale, weight, process_set = self._reducer.reduction
         value = torch.as_tensor(loss).detach()
         reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
-                            weight=weight)  # fmt: skip
+                            process_set=process_set, weight=weight)  # fmt: skip
         return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
@@ -204,6 +205,7 @@ def DistributedOptimizer(
     num_groups: int = 0,
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
     *,
     bucket_cap_mb: float = 4.0,
     weight: Weight = None,
@@ -229,6 +231,8 @@ def DistributedOptimizer(
             is every parameter in none of them.
         sparse_as_dense: makes sparse gradients dense; without it they stay sparse: the ranks' rows
             are gathered, or travel dense while that is cheaper.
+        process_set: whose members' gradients are reduced; on other ranks the optimizer steps with
+            their own.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
             and the core sends those together that are ready together.
         weight: what this rank counts in the average, see `Distributed.weight`.
@@ -248,21 +252,19 @@ def DistributedOptimizer(
     basics.size()  # Without init() this raises here, rather than in the first backward().
     if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    ops.check_gradient_op(op)
-    if gradient_predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if gradient_predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
+    reduction = _reduction(op, gradient_predivide_factor, process_set)
     if bucket_cap_mb <= 0:
         raise ArgumentError("bucket_cap_mb is a positive number of MiB")
     if weight is not None:
         _check_weight(op)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
-        adasum: Distributed = distribute_adasum(optimizer, names, compression, bucket_cap_mb)
+        adasum: Distributed = distribute_adasum(
+            optimizer, names, compression, bucket_cap_mb, process_set
+        )
         return adasum
     settings = Settings(
-        reduction=Reduction(op, 1.0 / gradient_predivide_factor, gradient_predivide_factor),
+        reduction=reduction,
         compression=compression,
         passes=check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
@@ -271,6 +273,15 @@ def DistributedOptimizer(
         weight=weight,
     )
     return _distribute(optimizer, names, settings)
+
+
+def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
+    ops.check_gradient_op(op)
+    if predivide_factor != 1.0 and op != ops.Average:
+        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    if predivide_factor <= 0:
+        raise ArgumentError("gradient_predivide_factor is a positive number")
+    return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
 def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
@@ -299,7 +310,7 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
             f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
             "make it a DistributedOptimizer before that"
         )
-    number = next_object("DistributedOptimizer")
+    number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # which owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)

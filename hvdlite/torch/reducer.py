@@ -41,7 +41,8 @@ class GradientReducer:
     """Reduces the gradients of one optimizer's parameters.
 
     It follows the optimizer's parameter groups: what is frozen, thawed or added between two cycles
-    takes effect with the next one, and every rank does the same.
+    takes effect with the next one, and every rank does the same. On a rank that is no member of the
+    process set it does nothing.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class GradientReducer:
             settings: how gradients are reduced.
         """
         self.settings = settings
+        self.takes_part = bool(settings.reduction.process_set.included())
         self._name = name
         self._read_groups = read_groups
         self._names = dict(names)
@@ -232,7 +234,7 @@ class GradientReducer:
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
         params = []
-        for number, group in enumerate(self._read_groups()):
+        for number, group in enumerate(self._read_groups() if self.takes_part else ()):
             for index, param in enumerate(group["params"]):
                 if param.requires_grad:
                     params.append(param)

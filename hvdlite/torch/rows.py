@@ -15,11 +15,13 @@ from hvdlite import _core
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.autograd import Exchanged, Gathered, Scattered, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import (
     Reduction,
+    Submission,
     start_allgather,
     start_alltoall,
     start_reducescatter,
@@ -39,29 +41,38 @@ def _specs(sources: Sequence[torch.Tensor], names: Sequence[str]) -> list[_core.
 
 
 def _start_gathering(
-    tensors: Sequence[torch.Tensor], names: Sequence[str], name: str, blocking: bool
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    name: str,
+    process_set: ProcessSet,
+    blocking: bool,
 ) -> Handle:
     """Submit an allgather; its handle gives the list of results."""
     sources = _sources(tensors, names)
-    core = start_allgather(name, _specs(sources, names), sources, blocking)
+    core = start_allgather(name, _specs(sources, names), process_set, sources, blocking)
 
-    def finish(core: _core.Handle) -> list[torch.Tensor]:
+    def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
-            tie(Gathered, tensor, one.tensor, tensor_name, one.rows)
+            tie(Gathered, tensor, one.tensor, tensor_name, one.rows, process_set)
             for tensor, one, tensor_name in zip(tensors, received, names, strict=True)
         ]
 
     return Handle(core, finish)
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+def allgather(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
     Args:
         tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
             agree.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A new tensor, the same on every rank.
@@ -73,45 +84,61 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     Example:
         >>> every_prediction = hvd.allgather(predictions)
     """
-    name = name or next_name("allgather")
-    result: torch.Tensor = _start_gathering([tensor], [name], name, blocking=True).wait()[0]
+    name = name or next_name("allgather", member_id(process_set))
+    result: torch.Tensor = _start_gathering(
+        [tensor], [name], name, process_set, blocking=True
+    ).wait()[0]
     return result
 
 
-def allgather_async(tensor: torch.Tensor, name: str | None = None) -> Handle:
+def allgather_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
     """Start an `allgather`.
 
     Example:
         >>> handle = hvd.allgather_async(predictions)
         >>> every_prediction = hvd.synchronize(handle)
     """
-    name = name or next_name("allgather")
-    return _start_gathering([tensor], [name], name, blocking=False).first()
+    name = name or next_name("allgather", member_id(process_set))
+    return _start_gathering([tensor], [name], name, process_set, blocking=False).first()
 
 
 def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Gather several tensors, of any dtypes, that complete together; else as `allgather`.
 
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
-    name = name or next_name("grouped_allgather")
-    handle = _start_gathering(tensors, names_of(name, len(tensors)), name, blocking=True)
+    name = name or next_name("grouped_allgather", member_id(process_set))
+    handle = _start_gathering(
+        tensors, names_of(name, len(tensors)), name, process_set, blocking=True
+    )
     results: list[torch.Tensor] = handle.wait()
     return results
 
 
-def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None) -> Handle:
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
     """Start a `grouped_allgather`; `synchronize` returns the list of new tensors.
 
     Example:
         >>> handle = hvd.grouped_allgather_async([predictions, labels])
         >>> predictions, labels = hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_allgather")
-    return _start_gathering(tensors, names_of(name, len(tensors)), name, blocking=False)
+    name = name or next_name("grouped_allgather", member_id(process_set))
+    return _start_gathering(
+        tensors, names_of(name, len(tensors)), name, process_set, blocking=False
+    )
 
 
 def _start_scattering(
@@ -125,7 +152,7 @@ def _start_scattering(
     sources = _sources(tensors, names)
     core = start_reducescatter(name, _specs(sources, names), reduction, sources, blocking)
 
-    def finish(core: _core.Handle) -> list[torch.Tensor]:
+    def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
             tie(Scattered, tensor, one.tensor, tensor_name, reduction, core.members)
@@ -135,8 +162,9 @@ def _start_scattering(
     return Handle(core, finish)
 
 
-def _reduction(op: int, prescale: float, postscale: float) -> Reduction:
-    return Reduction(neutral.choose_op(None, op), prescale, postscale)
+def _reduction(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    op = neutral.choose_op(None, op)
+    return Reduction(op, prescale, postscale, process_set=process_set)
 
 
 def reducescatter(
@@ -144,6 +172,7 @@ def reducescatter(
     name: str | None = None,
     compression: Any = Compression.none,
     op: int = neutral.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
@@ -157,6 +186,7 @@ def reducescatter(
         name: identifies the operation on all ranks; numbered without.
         compression: what happens to the tensor on the way, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
+        process_set: whose members take part; all ranks without.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
@@ -170,8 +200,8 @@ def reducescatter(
     Example:
         >>> my_rows = hvd.reducescatter(torch.ones(5, 3), op=hvd.Sum)
     """
-    name = name or next_name("reducescatter")
-    reduction = _reduction(op, prescale_factor, postscale_factor)
+    name = name or next_name("reducescatter", member_id(process_set))
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _reducescatter([tensor], [name], name, reduction, compression)[0]
 
 
@@ -197,6 +227,7 @@ def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
     op: int = neutral.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
@@ -206,8 +237,8 @@ def reducescatter_async(
         >>> handle = hvd.reducescatter_async(torch.ones(5, 3), op=hvd.Sum)
         >>> my_rows = hvd.synchronize(handle)
     """
-    name = name or next_name("reducescatter")
-    reduction = _reduction(op, prescale_factor, postscale_factor)
+    name = name or next_name("reducescatter", member_id(process_set))
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _start_scattering([tensor], [name], name, reduction, blocking=False).first()
 
 
@@ -216,6 +247,7 @@ def grouped_reducescatter(
     name: str | None = None,
     compression: Any = Compression.none,
     op: int = neutral.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
@@ -224,8 +256,8 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([torch.ones(5, 3), torch.ones(5)])
     """
-    name = name or next_name("grouped_reducescatter")
-    reduction = _reduction(op, prescale_factor, postscale_factor)
+    name = name or next_name("grouped_reducescatter", member_id(process_set))
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _reducescatter(tensors, names_of(name, len(tensors)), name, reduction, compression)
 
 
@@ -233,6 +265,7 @@ def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
     op: int = neutral.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
@@ -242,8 +275,8 @@ def grouped_reducescatter_async(
         >>> handle = hvd.grouped_reducescatter_async([torch.ones(5, 3), torch.ones(5)])
         >>> weights, biases = hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_reducescatter")
-    reduction = _reduction(op, prescale_factor, postscale_factor)
+    name = name or next_name("grouped_reducescatter", member_id(process_set))
+    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
     return _start_scattering(tensors, names_of(name, len(tensors)), name, reduction, blocking=False)
 
 
@@ -263,16 +296,18 @@ def _start_exchanging(
     tensor: torch.Tensor,
     splits: torch.Tensor | Iterable[int] | None,
     name: str,
+    process_set: ProcessSet,
     blocking: bool,
 ) -> Handle:
     """Submit an alltoall; its handle gives what `alltoall` returns."""
     (source,) = _sources([tensor], [name])
     numbers = _split_list(splits, name)
-    core = start_alltoall(name, spec(name, source, None), numbers, source, blocking)
+    one = spec(name, source, None)
+    core = start_alltoall(name, one, numbers, process_set, source, blocking)
 
-    def finish(core: _core.Handle) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         (received,) = take_received(core, [source])
-        output = tie(Exchanged, tensor, received.tensor, name, received.rows)
+        output = tie(Exchanged, tensor, received.tensor, name, received.rows, process_set)
         if splits is None:
             return output
         dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
@@ -285,6 +320,7 @@ def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | Iterable[int] | None = None,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Send some of a tensor's rows to each rank, and receive some from each.
 
@@ -294,6 +330,7 @@ def alltoall(
         splits: how many rows go to each rank, zero or more; they add up to the first dimension.
             Without it every rank gets the same number.
         name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part, one split each; all ranks without.
 
     Returns:
         A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and how many
@@ -308,13 +345,15 @@ def alltoall(
         >>> splits = [2] * hvd.size()
         >>> rows, received = hvd.alltoall(torch.ones(2 * hvd.size(), 3), splits)
     """
-    return _start_exchanging(tensor, splits, name or next_name("alltoall"), blocking=True).wait()
+    name = name or next_name("alltoall", member_id(process_set))
+    return _start_exchanging(tensor, splits, name, process_set, blocking=True).wait()
 
 
 def alltoall_async(
     tensor: torch.Tensor,
     splits: torch.Tensor | Iterable[int] | None = None,
     name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an `alltoall`; `synchronize` returns what that returns.
 
@@ -322,4 +361,5 @@ def alltoall_async(
         >>> handle = hvd.alltoall_async(torch.ones(2 * hvd.size(), 3))
         >>> rows = hvd.synchronize(handle)
     """
-    return _start_exchanging(tensor, splits, name or next_name("alltoall"), blocking=False)
+    name = name or next_name("alltoall", member_id(process_set))
+    return _start_exchanging(tensor, splits, name, process_set, blocking=False)

@@ -20,6 +20,7 @@ from hvdlite import numbering, ops
 from hvdlite.compression import NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import Received, Reduction, start_allgather, take_received
 from hvdlite.torch.tensors import check, spec
@@ -102,7 +103,7 @@ class RowGathering:
         for source, label in zip(self._sources, labels, strict=True):
             check(source, label)
         specs = [spec(label, s, None) for label, s in zip(labels, self._sources, strict=True)]
-        self.core = start_allgather(name, specs, self._sources, blocking)
+        self.core = start_allgather(name, specs, reduction.process_set, self._sources, blocking)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def finish(self) -> list[GatheredRows]:
@@ -115,7 +116,7 @@ class RowGathering:
             wide = self._compression.decompress(values.tensor, row.context)
             if factors is not None:
                 each = torch.repeat_interleave(factors, torch.tensor(values.rows))
-                wide = wide * each.to(wide.dtype).reshape(-1, *[1] * (wide.dim() - 1))
+                wide = wide * each.to(wide).reshape(-1, *[1] * (wide.dim() - 1))
             result = torch.sparse_coo_tensor(
                 indices.tensor.t(), wide, row.shape, check_invariants=False
             )
@@ -124,7 +125,7 @@ class RowGathering:
 
     def _factors(self, weights: Received) -> torch.Tensor | None:
         """Return what the rows of each rank are multiplied with; None for 1."""
-        op, _, postscale, weight = self._reduction
+        op, _, postscale, weight, _ = self._reduction
         ranks = len(weights.rows)
         if weight is None:
             factor = postscale / (self.core.members if op == ops.Average else 1)
@@ -141,6 +142,7 @@ def sparse_allreduce_async(
     op: int = ops.Average,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
     """Start to reduce a sparse tensor over all ranks into a new one.
 
@@ -151,6 +153,7 @@ def sparse_allreduce_async(
         op: `Average` or `Sum`.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
+        process_set: whose members take part; all ranks without.
 
     Returns:
         A handle for `synchronize`, which may also be called: the result is sparse and coalesced.
@@ -162,7 +165,7 @@ def sparse_allreduce_async(
         >>> handle = hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), op=hvd.Sum)
         >>> total = hvd.synchronize(handle)
     """
-    name = name or next_name("sparse_allreduce")
+    name = name or next_name("sparse_allreduce", member_id(process_set))
     if not isinstance(tensor, torch.Tensor) or not is_sparse(tensor):
         raise ArgumentError(f"'{name}' is no sparse tensor (COO); use allreduce() for dense ones")
     if op not in (ops.Average, ops.Sum):
@@ -170,7 +173,7 @@ def sparse_allreduce_async(
             f"'{name}': rows of op=hvd.{ops.op_name(op)} cannot be gathered; use hvd.Average or "
             "hvd.Sum, or allreduce() of tensor.to_dense()"
         )
-    reduction = Reduction(op, prescale_factor, postscale_factor)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set)
     gathering = RowGathering([tensor], [name], name, reduction, NoneCompressor, blocking=False)
     return SparseHandle(gathering.core, lambda _: gathering.finish()[0].tensor)
 
@@ -200,8 +203,8 @@ class SparseWays:
         gradient = param.grad
         if gradient is None:
             rank = self._dimensions[position]
-            indices = torch.zeros((rank, 0), dtype=torch.int64)
-            values = torch.zeros((0, *param.shape[rank:]), dtype=param.dtype)
+            indices = torch.zeros((rank, 0), dtype=torch.int64, device=param.device)
+            values = torch.zeros((0, *param.shape[rank:]), dtype=param.dtype, device=param.device)
             return torch.sparse_coo_tensor(
                 indices, values, param.shape, check_invariants=False, is_coalesced=True
             )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from hvdlite import basics, ops
+from hvdlite import ops
 from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.ops import allreduce
 
 
@@ -17,12 +20,20 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     Every sample counts the same, also when ranks have unequal batches, or one has none. Arguments,
     parameters, running moments and evaluation are those of `torch.nn.BatchNorm2d`. In training
     every rank calls its layers of this kind in the same order; each waits for the other ranks once
-    forward, and once backward.
+    forward, and once backward. With `process_set`, ranks are those of that set.
 
     Example:
         >>> model = torch.nn.Sequential(
         ...     torch.nn.Conv2d(3, 16, 3), hvd.SyncBatchNorm(16), torch.nn.ReLU())
     """
+
+    process_set: ProcessSet = global_process_set
+
+    def __init__(
+        self, *args: Any, process_set: ProcessSet = global_process_set, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.process_set = process_set
 
     def _check_input_dim(self, inputs: torch.Tensor) -> None:
         if inputs.dim() < 2:
@@ -34,13 +45,13 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize each channel of `inputs` [samples, channels, ...]."""
         moments_of_batch = self.training or not self.track_running_stats
-        if basics.size() == 1 or not moments_of_batch:
+        if self.process_set.size() == 1 or not moments_of_batch:
             result: torch.Tensor = super().forward(inputs)
             return result
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs
-        total, mean, variance = _moments(wide)
+        total, mean, variance = _moments(wide, self.process_set)
         if self.training and self.track_running_stats:
             self._note_moments(total, mean, variance)
         scale = torch.rsqrt(variance + self.eps)
@@ -65,11 +76,14 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
 
     @classmethod
-    def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
+    def convert_sync_batchnorm(
+        cls, module: nn.Module, process_set: ProcessSet = global_process_set
+    ) -> nn.Module:
         """Replace every BatchNorm layer in a module; the replacements share its parameters.
 
         Args:
             module: that holds BatchNorm layers, or is one.
+            process_set: over whose members they normalize; all ranks without.
 
         Returns:
             `module`, changed in place; where it is itself a BatchNorm, its replacement.
@@ -80,13 +94,16 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             replacement = cls.__new__(cls)
             replacement.__dict__.update(module.__dict__)
+            replacement.process_set = process_set
             return replacement
         for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child))
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
         return module
 
 
-def _moments(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moments(
+    inputs: torch.Tensor, process_set: ProcessSet
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the samples of each channel over all ranks, and each channel's mean and variance.
 
     Each rank's own moments are combined in float64, in which the difference of squares loses
@@ -105,7 +122,7 @@ def _moments(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     own_mean, own_variance = own_mean.double(), own_variance.double()
     counts = torch.full_like(own_mean, count)
     own = torch.stack([counts, count * own_mean, count * (own_variance + own_mean.square())])
-    sums = allreduce(own, op=ops.Sum)
+    sums = allreduce(own, op=ops.Sum, process_set=process_set)
     total = sums[0].detach()
     if bool((total < 2).any()):
         raise ArgumentError("SyncBatchNorm: all ranks together have less than 2 samples a channel")

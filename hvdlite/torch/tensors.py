@@ -19,7 +19,7 @@ def check(tensor: torch.Tensor, name: str) -> None:
     """Refuse what the core cannot take; the message says what to do.
 
     Raises:
-        ArgumentError: `tensor` is no dense tensor in host memory of a type that the core knows.
+        ArgumentError: `tensor` is no dense tensor on a CPU or CUDA device, or of an unknown type.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
@@ -31,9 +31,9 @@ def check(tensor: torch.Tensor, name: str) -> None:
             f"'{name}' is a sparse tensor; use .to_dense(), and for gradients "
             "DistributedOptimizer(..., sparse_as_dense=True), or hvd.sparse_allreduce_async()"
         )
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not (tensor.is_cuda and torch.version.hip is None):
         raise ArgumentError(
-            f"'{name}' is on {tensor.device}, but this version sends host memory only; "
+            f"'{name}' is on {tensor.device}, but host memory and CUDA devices only can be sent; "
             "move it with .cpu()"
         )
     if tensor.dtype not in NUMBER_OF:
@@ -62,6 +62,7 @@ def spec(name: str, source: torch.Tensor, target: torch.Tensor | None) -> _core.
         source.shape,
         source.data_ptr(),
         0 if target is None else target.data_ptr(),
+        source.device.index if source.is_cuda else -1,
     )
 
 

@@ -43,9 +43,11 @@ inline void run_hosts(const Hosts& hosts, const Body& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Every backend, and every shape of world that the host backend treats differently.
-inline void for_every_world(
-    const std::function<void(int size, int rank, Backend&, const Group&)>& body) {
+using EveryBody = std::function<void(int size, int rank, Backend& backend, const Group& world)>;
+
+// Backends whose results do not depend on how tensors were batched: every shape of world that the
+// host backend treats differently.
+inline void for_every_host_world(const EveryBody& body) {
   SelfBackend self;
   const ProcessSets alone(1);
   body(1, 0, self, *alone.get(0));
@@ -61,6 +63,15 @@ inline void for_every_world(
       body(static_cast<int>(hosts.size()), rank, backend, world);
     });
   }
+}
+
+// The data planes of GPUs, on the doubles: NCCL in several states, through the host, one rank
+// alone.
+void for_every_gpu_world(const EveryBody& body);  // gpu_worlds.cc
+
+inline void for_every_world(const EveryBody& body) {
+  for_every_host_world(body);
+  for_every_gpu_world(body);
 }
 
 inline double value_of(int rank, std::size_t i) {

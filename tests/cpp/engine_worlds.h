@@ -70,4 +70,29 @@ inline Status run(Engine& engine, const EntryPtr& entry, bool blocking = true) {
   return status.ok() ? finish(engine, entry, blocking) : status;
 }
 
+inline EntryPtr change_entry(Kind kind, const std::string& name) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.kind = kind;
+  entry->request.name = name;
+  return entry;
+}
+
+inline EntryPtr addition(const std::vector<int>& ranks, const std::string& name = "add") {
+  auto entry = change_entry(Kind::kAddProcessSet, name);
+  entry->request.splits = {ranks.begin(), ranks.end()};
+  return entry;
+}
+
+inline EntryPtr removal(std::uint32_t set, const std::string& name = "remove") {
+  auto entry = change_entry(Kind::kRemoveProcessSet, name);
+  entry->removes = set;
+  return entry;
+}
+
+inline std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
+  const EntryPtr entry = addition(ranks);
+  CHECK_OK(run(engine, entry));
+  return static_cast<std::uint32_t>(entry->completion->first_dimensions.at(0));
+}
+
 }  // namespace hvdlite::testing

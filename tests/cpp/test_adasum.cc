@@ -62,7 +62,7 @@ TEST(adasum_is_what_the_formula_says_in_every_world) {
                                                           {DataType::kFloat32, 1e-5},
                                                           {DataType::kFloat16, 5e-3},
                                                           {DataType::kBfloat16, 4e-2}};
-  for_every_world([&](int size, int rank, Backend& backend, const Group& world) {
+  for_every_host_world([&](int size, int rank, Backend& backend, const Group& world) {
     for (const auto& [dtype, tolerance] : types) {
       // Several tensors at once, one of them empty, one longer than a chunk.
       std::vector<std::vector<std::byte>> tensors;

@@ -166,11 +166,7 @@ TEST(engine_broadcasts_from_any_root) {
 TEST(engine_runs_several_process_sets_at_once) {
   run_world(one_host(3), [](int rank, Engine& engine) {
     const std::vector<std::vector<int>> members = {{0, 1}, {1, 2}, {0, 2}};
-    for (const auto& ranks : members) CHECK_OK(engine.add_process_set(ranks).status());
-    auto barrier = std::make_shared<Entry>();
-    barrier->request.kind = Kind::kBarrier;
-    barrier->request.name = "ready";
-    CHECK_OK(run(engine, barrier));
+    for (const auto& ranks : members) add_set(engine, ranks);
     for (int step = 0; step < 50; ++step) {
       std::vector<std::vector<float>> values(3, std::vector<float>(10, static_cast<float>(rank)));
       std::vector<EntryPtr> entries;

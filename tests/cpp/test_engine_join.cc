@@ -256,14 +256,8 @@ TEST(engine_counts_what_a_rank_submitted_before_it_joined) {
 
 TEST(engine_lets_process_sets_go_on_without_their_joined_members) {
   run_world({0, 0, 1, 1}, [](int rank, Engine& engine) {
-    const Result<int> odd = engine.add_process_set({1, 3});
-    const Result<int> upper = engine.add_process_set({1, 2, 3});
-    CHECK_OK(odd.status());
-    CHECK_OK(upper.status());
-    EntryPtr barrier = std::make_shared<Entry>();
-    barrier->request.kind = Kind::kBarrier;
-    barrier->request.name = "sets are known";
-    CHECK_OK(run(engine, barrier));
+    const std::uint32_t odd = add_set(engine, {1, 3});
+    const std::uint32_t upper = add_set(engine, {1, 2, 3});
     for (int round = 0; round < 4; ++round) {
       for (int step = 0; step < steps_of(rank, 4, round); ++step) {
         const std::vector<int> active = active_in(step, 4, round);
@@ -277,15 +271,64 @@ TEST(engine_lets_process_sets_go_on_without_their_joined_members) {
           }
           std::vector<float> values(9, static_cast<float>(rank));
           EntryPtr entry = allreduce_entry("x", values);
-          entry->request.process_set = set.size() == 4   ? 0
-                                       : set.size() == 2 ? odd.value()
-                                                         : upper.value();
+          entry->request.process_set = set.size() == 4 ? 0 : set.size() == 2 ? odd : upper;
           CHECK_OK(run(engine, entry));
           CHECK_EQ(values, std::vector<float>(9, expected));
         }
       }
       join(engine);
     }
+  });
+}
+
+// Sets take over lanes whose members have joined at different times, and missed steps.
+TEST(engine_process_sets_come_and_go_between_joins) {
+  for (const Hosts& hosts : {Hosts{0, 0, 0, 0}, Hosts{0, 0, 1, 1}}) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      for (int round = 0; round < 12; ++round) {
+        const std::vector<int> members =
+            round % 2 == 0 ? std::vector{1, 2, 3} : std::vector{0, 1, 2};
+        const std::uint32_t set = add_set(engine, members);
+        for (int step = 0; step < steps_of(rank, 4, round); ++step) {
+          const std::vector<int> active = active_in(step, 4, round);
+          const auto in_set = [&](int one) {
+            return std::find(members.begin(), members.end(), one) != members.end();
+          };
+          std::vector<float> values(9, 1.0F);
+          CHECK_OK(run(engine, allreduce_entry("all", values)));
+          CHECK_EQ(values, std::vector<float>(9, static_cast<float>(active.size())));
+          if (!in_set(rank)) continue;
+          std::vector<float> own(9, 1.0F);
+          EntryPtr entry = allreduce_entry("own", own);
+          entry->request.process_set = set;
+          CHECK_OK(run(engine, entry));
+          const auto count = std::count_if(active.begin(), active.end(), in_set);
+          CHECK_EQ(own, std::vector<float>(9, static_cast<float>(count)));
+        }
+        join(engine);
+        CHECK_OK(run(engine, removal(set)));
+      }
+    });
+  }
+}
+
+TEST(engine_refuses_changes_of_process_sets_while_a_rank_has_joined) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    const std::uint32_t set = add_set(engine, {0, 1});
+    std::vector<float> values(3, 1.0F);
+    if (rank != 2) {
+      const Status added = run(engine, addition({1, 2}));
+      CHECK_STATUS(added, StatusCode::kInvalidArgument);
+      CHECK(added.message().find("rank 2, which has joined") != std::string::npos);
+      CHECK_STATUS(run(engine, removal(set)), StatusCode::kInvalidArgument);
+      EntryPtr entry = allreduce_entry("still", values);
+      entry->request.process_set = set;
+      CHECK_OK(run(engine, entry));
+      CHECK_EQ(values[0], 2.0F);
+    }
+    join(engine);
+    (void)add_set(engine, {1, 2});
+    CHECK_OK(run(engine, removal(set)));
   });
 }
 

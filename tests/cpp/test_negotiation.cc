@@ -210,15 +210,6 @@ TEST(fusion_plan_gives_a_tensor_above_the_threshold_its_own_batch) {
   CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
 }
 
-TEST(process_sets_refuse_what_is_no_set) {
-  ProcessSets sets(4);
-  CHECK_EQ(sets.add({3, 1}).value()->ranks, (std::vector<int>{1, 3}));
-  CHECK_STATUS(sets.add({}).status(), StatusCode::kInvalidArgument);
-  CHECK_STATUS(sets.add({1, 1}).status(), StatusCode::kInvalidArgument);
-  CHECK_STATUS(sets.add({4}).status(), StatusCode::kInvalidArgument);
-  CHECK(sets.get(2) == nullptr);
-}
-
 TEST(coordinator_answers_without_those_that_have_joined) {
   Coordinator coordinator = make_coordinator(3);
   Request join;

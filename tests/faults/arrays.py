@@ -30,11 +30,12 @@ def total_of_ones() -> int:
     return sum(range(1, basics.size() + 1))
 
 
-def submit(array: Array, name: str, op: str = "sum") -> _core.Handle:
+def submit(array: Array, name: str, op: str = "sum", process_set: int = 0) -> _core.Handle:
     """Start reducing an array in place."""
     address = array.ctypes.data
     tensor = _core.Tensor(name, _core.DTYPES[array.dtype.name], array.shape, address, address)
-    return basics.engine().allreduce(name, [tensor], _core.REDUCE_OPS[op], keep=array)
+    number = _core.REDUCE_OPS[op]
+    return basics.engine().allreduce(name, [tensor], number, process_set=process_set, keep=array)
 
 
 def reduce_array(array: Array, name: str, op: str = "sum") -> Array:

@@ -206,16 +206,17 @@ def scenario_gpu_is_refused_while_tracing() -> None:
 
 
 def scenario_scales_are_exact() -> None:
+    from hvdlite.tensorflow.names import WireName
     from hvdlite.tensorflow.xla import allreduce_group
 
     for number in (0.1, -3e-300, 1.7e308, 0.0):
         step = compiled(
             lambda x, number=number: allreduce_group(
-                [x], f"scaled by {number}", ["x"], hvd.Max, number, 1.0
+                [x], WireName(f"scaled by {number}"), ["x"], hvd.Max, number, 1.0
             )[0]
         )
         assert float(step(tf.constant(1.0, tf.float64))) == number
-    assert allreduce_group([], "nothing", [], hvd.Sum, 1.0, 1.0) == []
+    assert allreduce_group([], WireName("nothing"), [], hvd.Sum, 1.0, 1.0) == []
 
 
 def body() -> dict[str, str]:

@@ -108,8 +108,11 @@ def test_places_follow_from_hosts() -> None:
 def _reduce_in_two_sets() -> list[float]:
     basics.init()
     engine = basics.engine()
-    sets = {engine.add_process_set(ranks): ranks for ranks in ([0, 1], [1, 2])}
-    engine.barrier("sets").wait()
+    sets = {}
+    for ranks in ([0, 1], [1, 2]):
+        handle = engine.add_process_set(f"set.{ranks}", ranks)
+        handle.wait()
+        sets[handle.first_dimensions[0]] = ranks
     arrays, handles = {}, []
     for number, ranks in sets.items():
         if basics.rank() not in ranks:
@@ -121,6 +124,7 @@ def _reduce_in_two_sets() -> list[float]:
         handles.append(engine.allreduce("x", [tensor], op, process_set=number, keep=array))
     for handle in handles:
         handle.wait()
+    engine.barrier("all are done").wait()  # rank 0 decides for the set that it is not in, too
     return [float(array[99]) for array in arrays.values()]
 
 

@@ -1,0 +1,27 @@
+// What all data planes of one device share: the device, its kernels, the fusion buffer, and memory
+// for gathered results. One stream orders their use. Runner only, except the pool.
+#pragma once
+
+#include <memory>
+
+#include "backend/cuda_device.h"
+#include "backend/device_memory_pool.h"
+#include "backend/nccl_api.h"
+#include "backend/segment_copies.h"
+
+namespace hvdlite {
+
+struct DeviceWorkspace {
+  std::shared_ptr<CudaDevice> device;
+  std::unique_ptr<SegmentCopies> copies;
+  std::shared_ptr<DeviceMemoryPool> pool;
+  DeviceMemory fusion;  // not valid() until reserve_fusion()
+
+  static Result<std::unique_ptr<DeviceWorkspace>> open(std::shared_ptr<const CudaApi> cuda,
+                                                       int ordinal);
+  // Allocates the fusion buffer if it is not there, with NCCL's own allocator where it has one, so
+  // that it can be registered. kOutOfMemory leaves the workspace as it was.
+  Status reserve_fusion(const std::shared_ptr<const NcclApi>& nccl, std::size_t bytes);
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,275 @@
+#include "backend/gpu_plane.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "backend/nccl_backend.h"
+#include "backend/self_device_backend.h"
+#include "backend/staged_backend.h"
+#include "base/log.h"
+
+namespace hvdlite {
+namespace {
+
+// The fusion threshold, and some for what lies between tensors.
+std::size_t fusion_bytes(const Config& config) {
+  constexpr std::int64_t kLeast = 4096;
+  const auto threshold = static_cast<std::size_t>(std::max(config.fusion_threshold, kLeast));
+  return threshold + threshold / 64;
+}
+
+Status invalid(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
+
+template <typename T>
+std::span<std::byte> bytes_of(T& value) {
+  return std::as_writable_bytes(std::span(&value, 1));
+}
+
+}  // namespace
+
+// Plain bytes, because it travels.
+struct GpuPlane::Candidate {
+  std::int32_t rank = -1;
+  std::int32_t nccl = 0;   // version; 0: cannot be used
+  std::int32_t fused = 0;  // has a fusion buffer
+  CudaUuid uuid{};
+  char reason[256] = {};  // why NCCL cannot be used
+};
+
+GpuPlane::GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries)
+    : host_(host), fabric_(fabric), config_(std::move(config)), libraries_(std::move(libraries)) {}
+
+GpuLibraries GpuLibraries::search(const Config& config, std::vector<std::string> nccl_folders) {
+  return {[library = config.cuda_library] { return CudaApi::load(library); },
+          [library = config.nccl_library, folders = std::move(nccl_folders)] {
+            return NcclApi::load(library, folders);
+          }};
+}
+
+GpuPlane::~GpuPlane() { abort(); }
+
+Result<DeviceWorkspace*> GpuPlane::workspace(int ordinal) {
+  MutexLock lock(mutex_);
+  if (cuda_ == nullptr) {
+    Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
+    HVDLITE_RETURN_IF_ERROR(loaded.status());
+    cuda_ = std::move(loaded.value());
+  }
+  std::unique_ptr<DeviceWorkspace>& place = workspaces_[ordinal];
+  if (place == nullptr) {
+    Result<std::unique_ptr<DeviceWorkspace>> opened = DeviceWorkspace::open(cuda_, ordinal);
+    HVDLITE_RETURN_IF_ERROR(opened.status());
+    place = std::move(opened.value());
+  }
+  return place.get();
+}
+
+Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream stream) {
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  HVDLITE_RETURN_IF_ERROR(found.status());
+  CudaDevice& device = *found.value()->device;
+  {
+    MutexLock lock(mutex_);
+    const int before = device_of_.try_emplace(set, ordinal).first->second;
+    if (before != ordinal) {
+      return invalid("it is on GPU " + std::to_string(ordinal) + ", but process set " +
+                     std::to_string(set) + " has used GPU " + std::to_string(before) +
+                     " on this rank; a process set has one device on each rank");
+    }
+  }
+  int capturing = 0;
+  {
+    const CudaDevice::Current current(device);
+    HVDLITE_RETURN_IF_ERROR(device.check(device.api().stream_capturing(stream, &capturing),
+                                         "looking at the tensor's stream"));
+  }
+  if (capturing != 0) {
+    return invalid(
+        "a CUDA graph is being captured; ranks agree on each collective anew, so run "
+        "hvdlite's outside of the graph");
+  }
+  return device.record(stream);
+}
+
+Result<DeviceMemory> GpuPlane::allocate(int ordinal, std::size_t bytes) {
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  HVDLITE_RETURN_IF_ERROR(found.status());
+  return found.value()->pool->take(bytes);
+}
+
+std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  return found.ok() ? found.value()->pool : nullptr;
+}
+
+Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience) {
+  if (const auto at = backends_.find(group.id); at != backends_.end()) return at->second.get();
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  HVDLITE_RETURN_IF_ERROR(found.status());
+  Result<std::unique_ptr<DeviceBackend>> made = make(group, *found.value(), patience);
+  HVDLITE_RETURN_IF_ERROR(made.status());
+  return (backends_[group.id] = std::move(made.value())).get();
+}
+
+Result<std::unique_ptr<DeviceBackend>> GpuPlane::make(const Group& group,
+                                                      DeviceWorkspace& workspace,
+                                                      Patience patience) {
+  if (group.ranks.size() == 1) {
+    return std::unique_ptr<DeviceBackend>(std::make_unique<SelfDeviceBackend>(workspace));
+  }
+  const Result<std::vector<Candidate>> members = exchange(group, present(workspace), patience);
+  HVDLITE_RETURN_IF_ERROR(members.status());
+  const auto has_nccl = [](const Candidate& member) { return member.nccl > 0; };
+  if (std::all_of(members.value().begin(), members.value().end(), has_nccl)) {
+    return make_nccl(group, workspace, members.value(), patience);
+  }
+  HVDLITE_RETURN_IF_ERROR(fall_back(group, members.value()));
+  return std::unique_ptr<DeviceBackend>(
+      std::make_unique<StagedBackend>(workspace, host_, fabric_->topology.rank));
+}
+
+GpuPlane::Candidate GpuPlane::present(DeviceWorkspace& workspace) {
+  Candidate own;
+  own.rank = fabric_->topology.rank;
+  own.uuid = workspace.device->uuid();
+  if (nccl_ == nullptr) {
+    Result<std::shared_ptr<const NcclApi>> loaded = libraries_.nccl();
+    if (!loaded.ok()) {
+      std::strncpy(own.reason, loaded.status().message().c_str(), sizeof(own.reason) - 1);
+      return own;
+    }
+    nccl_ = std::move(loaded.value());
+    log(LogLevel::kInfo, own.rank,
+        "NCCL " + nccl_version_text(nccl_->version) + " of " + nccl_->path + ", " + nccl_->origin);
+  }
+  own.nccl = nccl_->version;
+  const Status reserved = workspace.reserve_fusion(nccl_, fusion_bytes(config_));
+  own.fused = reserved.ok() ? 1 : 0;
+  if (!reserved.ok()) {
+    log(LogLevel::kWarning, own.rank,
+        "no fusion buffer on the GPU, so that tensors travel one by one: " + reserved.message() +
+            "; lower HVDLITE_FUSION_THRESHOLD or the memory that the framework takes");
+  }
+  return own;
+}
+
+Result<std::vector<GpuPlane::Candidate>> GpuPlane::exchange(const Group& group,
+                                                            const Candidate& own,
+                                                            Patience patience) {
+  std::vector<Candidate> members(group.ranks.size());
+  const std::vector<std::size_t> bytes(members.size(), sizeof(Candidate));
+  HVDLITE_RETURN_IF_ERROR(host_.allgather(group, std::as_bytes(std::span(&own, 1)), bytes,
+                                          std::as_writable_bytes(std::span(members)), patience));
+  return members;
+}
+
+Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(const Group& group,
+                                                           DeviceWorkspace& workspace,
+                                                           const std::vector<Candidate>& members,
+                                                           Patience patience) {
+  bool fused = true;
+  std::string shared;
+  for (const Candidate& member : members) {
+    const Candidate& first = members.front();
+    fused = fused && member.fused != 0;
+    if (member.nccl != first.nccl) {
+      return invalid("NCCL " + nccl_version_text(first.nccl) + " on rank " +
+                     std::to_string(first.rank) + " and " + nccl_version_text(member.nccl) +
+                     " on rank " + std::to_string(member.rank) +
+                     " do not work together; install the same version everywhere, or name one with "
+                     "HVDLITE_NCCL_LIBRARY");
+    }
+    for (const Candidate& other : members) {
+      if (other.rank >= member.rank || !(other.uuid == member.uuid)) continue;
+      shared = " [ranks " + std::to_string(other.rank) + " and " + std::to_string(member.rank) +
+               " use the same GPU; call torch.cuda.set_device(hvd.local_rank()) before the first "
+               "GPU tensor, and start at most as many ranks on a host as it has GPUs]";
+    }
+  }
+  struct {
+    NcclUniqueId id{};
+    NcclResult result = NcclResult::kSuccess;
+  } start;
+  const int root = group.ranks.front();
+  if (fabric_->topology.rank == root) start.result = nccl_->get_unique_id(&start.id);
+  HVDLITE_RETURN_IF_ERROR(host_.broadcast(group, root, bytes_of(start), bytes_of(start), patience));
+  if (start.result != NcclResult::kSuccess) {
+    return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
+                   nccl_->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
+  }
+  Result<std::unique_ptr<NcclCommunicator>> joined =
+      NcclCommunicator::join(nccl_, workspace.device, {group, *fabric_}, start.id, patience);
+  if (!joined.ok()) {
+    const Status why = joined.status();
+    return Status(why.code(), why.message() + shared, why.failed_rank());
+  }
+  return std::unique_ptr<DeviceBackend>(
+      std::make_unique<NcclBackend>(std::move(joined.value()), workspace, host_, fused));
+}
+
+Status GpuPlane::fall_back(const Group& group, const std::vector<Candidate>& members) {
+  const auto lacking = std::find_if(members.begin(), members.end(),
+                                    [](const Candidate& member) { return member.nccl == 0; });
+  const std::string why = "NCCL cannot be used on rank " + std::to_string(lacking->rank) + ": " +
+                          std::string(lacking->reason);
+  if (config_.require_nccl != 0) return invalid(why + " (HVDLITE_REQUIRE_NCCL=1)");
+  if (!warned_ && fabric_->topology.rank == group.ranks.front()) {
+    log(LogLevel::kWarning, fabric_->topology.rank,
+        "GPU tensors pass through the host, which is slow. " + why);
+  }
+  warned_ = true;
+  return Status();
+}
+
+void GpuPlane::track(CudaEventPtr end) {
+  if (fabric_ == nullptr) return;  // nobody to wait for
+  under_way_.push_back({std::move(end), Deadline::after_seconds(config_.collective_timeout)});
+}
+
+Status GpuPlane::poll() {
+  while (!under_way_.empty() && under_way_.front().end->reached()) under_way_.pop_front();
+  if (under_way_.empty()) return Status();
+  for (const auto& [id, backend] : backends_) HVDLITE_RETURN_IF_ERROR(backend->poll());
+  if (!under_way_.front().deadline.passed()) return Status();
+  return Status(StatusCode::kTimeout,
+                "a collective on " + under_way_.front().end->device().describe() +
+                    " did not end within collective_timeout (a rank is stopped, or the computation "
+                    "before it hangs on some rank)");
+}
+
+void GpuPlane::abort() {
+  for (const auto& [id, backend] : backends_) backend->abort();
+  under_way_.clear();
+}
+
+void GpuPlane::settle(Deadline deadline) {
+  while (busy() && poll().ok() && busy() && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+void GpuPlane::forget(const Group& group) {
+  {
+    MutexLock lock(mutex_);
+    device_of_.erase(static_cast<std::uint32_t>(group.id));
+  }
+  const auto at = backends_.find(group.id);
+  if (at == backends_.end()) return;
+  const Deadline deadline = Deadline::after_seconds(config_.collective_timeout);
+  settle(deadline);
+  if (busy()) {
+    at->second->abort();
+  } else {
+    at->second->close(deadline);
+  }
+  backends_.erase(at);
+}
+
+void GpuPlane::close(Deadline deadline) {
+  settle(deadline);
+  if (busy()) return abort();
+  for (const auto& [id, backend] : backends_) backend->close(deadline);
+}
+
+}  // namespace hvdlite

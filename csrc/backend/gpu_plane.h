@@ -1,0 +1,106 @@
+// Everything that one engine has of GPUs: the libraries, the devices that tensors came from, and a
+// data plane for each process set, made when a set's first GPU tensor arrives. A process without
+// GPU tensors loads and pays nothing.
+//
+// A process set has one device on each rank. Its members agree on how they go about it, over the
+// host's data plane: NCCL if all of them have it, otherwise through the host, with one warning.
+// Nobody outside of the set takes part.
+//
+// Threads: mark() and the pools from any; everything else is the runner's.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/device_backend.h"
+#include "backend/device_workspace.h"
+#include "base/config.h"
+#include "base/mutex.h"
+#include "transport/fabric.h"
+
+namespace hvdlite {
+
+// How to get at the libraries; called when they are needed first, from any thread.
+struct GpuLibraries {
+  std::function<Result<std::shared_ptr<const CudaApi>>()> cuda;
+  std::function<Result<std::shared_ptr<const NcclApi>>()> nccl;
+
+  // Where the config says, or where they usually are; `nccl_folders` are those of nvidia-nccl
+  // wheels.
+  static GpuLibraries search(const Config& config, std::vector<std::string> nccl_folders);
+};
+
+class GpuPlane {
+ public:
+  // `host` and `fabric` are borrowed; the latter is null in a world of one.
+  GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries);
+  ~GpuPlane();
+
+  // The point that `stream` of GPU `ordinal` has come to, where a tensor of process set `set` is
+  // ready. kInvalidArgument: no driver, no such device, another one than the set's on this rank, or
+  // a stream that is being captured.
+  Result<CudaEventPtr> mark(std::uint32_t set, int ordinal, CudaStream stream);
+
+  // The data plane of a group; `ordinal` is the one that mark() was told. Every member calls it at
+  // the same place in its order of collectives. A status that is not sticky is the same on every
+  // member.
+  Result<DeviceBackend*> open(const Group& group, int ordinal, Patience patience);
+  // Ends the data plane of a group that is about to go, once its work has ended. Every member calls
+  // it at the same place.
+  void forget(const Group& group);
+  // Memory for a result. Of a device that mark() has seen.
+  Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
+  std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
+
+  // Looks after work that ends at `end`.
+  void track(CudaEventPtr end);
+  bool busy() const { return !under_way_.empty(); }
+  // An error of work under way, or of a device that has made no progress for collective_timeout.
+  Status poll();
+  // Ends all data planes: at once, with whatever is under way, or in good order within the
+  // deadline.
+  void abort();
+  void close(Deadline deadline);
+
+ private:
+  struct UnderWay {
+    CudaEventPtr end;
+    Deadline deadline;
+  };
+  struct Candidate;  // what members tell each other
+
+  Result<DeviceWorkspace*> workspace(int ordinal);
+  Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
+                                              Patience patience);
+  Candidate present(DeviceWorkspace& workspace);
+  Result<std::vector<Candidate>> exchange(const Group& group, const Candidate& own,
+                                          Patience patience);
+  Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
+                                                   const std::vector<Candidate>& members,
+                                                   Patience patience);
+  // Waits until no work is under way.
+  void settle(Deadline deadline);
+  Status fall_back(const Group& group, const std::vector<Candidate>& members);
+
+  Backend& host_;
+  Fabric* const fabric_;
+  const Config config_;
+  const GpuLibraries libraries_;
+
+  Mutex mutex_;
+  std::shared_ptr<const CudaApi> cuda_ HVDLITE_GUARDED_BY(mutex_);
+  std::map<int, std::unique_ptr<DeviceWorkspace>> workspaces_ HVDLITE_GUARDED_BY(mutex_);
+  std::map<std::uint32_t, int> device_of_ HVDLITE_GUARDED_BY(mutex_);  // by process set
+
+  // Of the runner.
+  std::shared_ptr<const NcclApi> nccl_;
+  std::map<int, std::unique_ptr<DeviceBackend>> backends_;  // by group id
+  std::deque<UnderWay> under_way_;
+  bool warned_ = false;  // that GPU tensors pass through the host
+};
+
+}  // namespace hvdlite

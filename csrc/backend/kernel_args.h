@@ -1,0 +1,100 @@
+// The GPU kernels of pack.cu as their launcher sees them: names, parameters, launch shape, and what
+// they compute. Includes nothing, because the compiler that reads it for pack.cu has no headers.
+//
+// A kernel moves *segments*: `count` elements from `source` to `target`, each times `scale`.
+// Packing a batch has tensors as sources and places in a fusion slot as targets; unpacking is the
+// reverse; scaling in place has both the same. A segment is cut into *tiles* of kTileElements; the
+// blocks take tiles in turn, so that many small tensors and few large ones both keep the device
+// busy.
+//
+// One kernel serves one pair of types, one launch up to kMaxSegments segments:
+//  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` and `nonfinite`
+//    are ignored. For every type where nothing is to be computed.
+//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: both scaled and cast. Where one of the
+//  two
+//    types is f64, the product is taken in float64 with the whole scale; else in float32 with the
+//    scale rounded to float32. The product is rounded to the target's type to nearest even (from
+//    float64 to a 16-bit type in two steps, through float32). Subnormals are kept; what is too
+//    large becomes infinite; a NaN stays a NaN with unspecified bits. Where `nonfinite` is not 0,
+//    the 32-bit word there gets bit 0 set if a value was written that is infinite or NaN. Nothing
+//    clears it: the launcher does so before.
+//  - hvdlite_cast_i16_i32 and _i32_i16: sign extension, and the low 16 bits; no scale. NCCL lacks
+//    16-bit integers.
+//
+// Sources and targets are device addresses that are multiples of their element's size. A segment
+// whose two addresses are multiples of 16 moves in 16-byte accesses, others element by element. A
+// target overlaps no source, other than being the same address with the same type.
+// Any grid and any block of up to 1024 threads gives the same result; launch_blocks() is the fast
+// one.
+#pragma once
+
+namespace hvdlite {
+
+inline constexpr unsigned kMaxSegments = 112;
+inline constexpr unsigned kTileElements = 4096;
+inline constexpr unsigned kThreadsPerBlock = 256;
+inline constexpr unsigned kBlocksPerProcessor = 8;
+
+struct CopySegment {
+  unsigned long long source;
+  unsigned long long target;
+  unsigned long long count;
+  double scale;
+};
+
+// The one parameter of every kernel, by value. Made by clear() and add().
+struct CopyArgs {
+  unsigned long long nonfinite;  // device address of the word, or 0
+  unsigned count;                // of segments
+  // By segment its first tile; then the number of all tiles.
+  unsigned first_tile[kMaxSegments + 1];
+  CopySegment segments[kMaxSegments];
+};
+static_assert(sizeof(CopySegment) == 32 && sizeof(CopyArgs) == 4048,
+              "one layout for both compilers, below the 4096 bytes that a kernel may take");
+
+constexpr void clear(CopyArgs& args, unsigned long long nonfinite) {
+  args.nonfinite = nonfinite;
+  args.count = 0;
+  args.first_tile[0] = 0;
+}
+
+// False when the table is full: launch, clear, and add again. `count` is at most 2^40.
+constexpr bool add(CopyArgs& args, const CopySegment& segment) {
+  if (args.count == kMaxSegments) return false;
+  const unsigned long long tiles = (segment.count + kTileElements - 1) / kTileElements;
+  args.segments[args.count] = segment;
+  args.first_tile[args.count + 1] = args.first_tile[args.count] + static_cast<unsigned>(tiles);
+  ++args.count;
+  return true;
+}
+
+// How many blocks of kThreadsPerBlock to launch; 0: there is nothing to move.
+constexpr unsigned launch_blocks(const CopyArgs& args, unsigned processors) {
+  const unsigned tiles = args.first_tile[args.count];
+  const unsigned most = processors * kBlocksPerProcessor;
+  return tiles < most ? tiles : most;
+}
+
+}  // namespace hvdlite
+
+// Every kernel, for whoever makes a table of them: COPY(bytes of an element), CAST(source, target),
+// WIDTH(source, target).
+#define HVDLITE_KERNELS(COPY, CAST, WIDTH)                                                         \
+  COPY(1)                                                                                          \
+  COPY(2)                                                                                          \
+  COPY(4)                                                                                          \
+  COPY(8)                                                                                          \
+  CAST(f16, f16)                                                                                   \
+  CAST(f16, bf16)                                                                                  \
+  CAST(f16, f32)                                                                                   \
+  CAST(f16, f64)                                                                                   \
+  CAST(bf16, f16)                                                                                  \
+  CAST(bf16, bf16)                                                                                 \
+  CAST(bf16, f32)                                                                                  \
+  CAST(bf16, f64)                                                                                  \
+  CAST(f32, f16)                                                                                   \
+  CAST(f32, bf16)                                                                                  \
+  CAST(f32, f32)                                                                                   \
+  CAST(f32, f64)                                                                                   \
+  CAST(f64, f16) CAST(f64, bf16) CAST(f64, f32) CAST(f64, f64) WIDTH(i16, i32) WIDTH(i32, i16)

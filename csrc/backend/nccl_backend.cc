@@ -1,0 +1,326 @@
+#include "backend/nccl_backend.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hvdlite {
+namespace {
+
+constexpr const char* kAllreduce = "an allreduce";
+constexpr const char* kReducescatter = "a reducescatter";
+constexpr int kBytes = 1;  // ncclUint8
+constexpr int kSum = 0;
+constexpr int kAverage = 4;
+
+int nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return kSum;
+    case ReduceOp::kProduct:
+      return 1;
+    case ReduceOp::kMax:
+      return 2;
+    case ReduceOp::kMin:
+      return 3;
+    case ReduceOp::kAverage:
+      return kAverage;
+    case ReduceOp::kAdasum:  // refused by the executor
+      break;
+  }
+  return kSum;
+}
+
+// The type that travels.
+DataType wire_type(DataType dtype) { return dtype == DataType::kInt16 ? DataType::kInt32 : dtype; }
+
+CudaPointer address(const void* pointer) {
+  return reinterpret_cast<CudaPointer>(pointer);  // NOLINT: the driver's form of an address
+}
+
+void* pointer(CudaPointer address) {
+  return reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
+}
+
+// Calls each until one fails.
+template <typename Items, typename Call>
+NcclResult for_all(const Items& items, Call&& call) {
+  NcclResult worst = NcclResult::kSuccess;
+  for (const auto& item : items) {
+    const NcclResult result = call(item);
+    if (result == NcclResult::kInProgress) worst = result;
+    if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) return result;
+  }
+  return worst;
+}
+
+}  // namespace
+
+NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
+                         Backend& host, bool fused)
+    : workspace_(workspace),
+      host_(host),
+      communicator_(std::move(communicator)),
+      index_(communicator_->index()),
+      size_(communicator_->size()),
+      fused_(fused) {
+  if (!fused_ || !nccl().can_register()) return;
+  // Without it NCCL copies through buffers of its own: slower, not wrong.
+  const CudaDevice::Current current(device());
+  (void)nccl().comm_register(communicator_->get(), pointer(workspace_.fusion.address()),
+                             workspace_.fusion.bytes(), &registration_);
+}
+
+NcclBackend::~NcclBackend() { abort(); }
+
+void NcclBackend::close(Deadline deadline) {
+  if (registration_ != nullptr && communicator_->get() != nullptr) {
+    const CudaDevice::Current current(device());
+    (void)nccl().comm_deregister(communicator_->get(), std::exchange(registration_, nullptr));
+  }
+  communicator_->close(deadline);
+}
+
+Status NcclBackend::allreduce(const Group&, DataType dtype, ReduceOp op,
+                              std::span<const Piece> pieces, Patience patience) {
+  const auto elements = [](const Piece& piece) { return piece.count > 0; };
+  const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
+  if (filled == 0) return Status();
+  if (fused_ && (filled > 1 || wire_type(dtype) != dtype)) {
+    return reduce_fused(dtype, op, pieces, patience);
+  }
+  return reduce_in_place(dtype, op, pieces, patience);
+}
+
+Status NcclBackend::reduce_fused(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                                 Patience patience) {
+  const auto rounds = lay_out(pieces, size_of(wire_type(dtype)), workspace_.fusion.bytes());
+  for (const FusedRound& round : rounds) {
+    HVDLITE_RETURN_IF_ERROR(reduce_round(dtype, op, pieces, round, patience));
+  }
+  return Status();
+}
+
+Status NcclBackend::reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                                 const FusedRound& round, Patience patience) {
+  const DataType wire = wire_type(dtype);
+  void* buffer = pointer(workspace_.fusion.address());
+  HVDLITE_RETURN_IF_ERROR(pack(dtype, pieces, round));
+  HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
+    return nccl().allreduce(buffer, buffer, round.bytes / size_of(wire), nccl_dtype(wire),
+                            nccl_op(op), communicator_->get(), stream());
+  }));
+  return unpack(dtype, pieces, round);
+}
+
+Status NcclBackend::pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round) {
+  const CudaDevice::Current current(device());
+  const DataType wire = wire_type(dtype);
+  segments_.clear();
+  for (const FusedPart& part : round.parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer place = workspace_.fusion.address() + part.offset;
+    if (piece.input == nullptr) {
+      HVDLITE_RETURN_IF_ERROR(device().check(
+          device().api().fill(place, 0, part.count * size_of(wire), stream()), "filling memory"));
+      continue;
+    }
+    const CudaPointer from = address(piece.input) + part.begin * size_of(dtype);
+    segments_.push_back({from, place, part.count, piece.prescale});
+  }
+  return workspace_.copies->enqueue(dtype, wire, segments_);
+}
+
+Status NcclBackend::unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round) {
+  segments_.clear();
+  for (const FusedPart& part : round.parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer to = address(piece.output) + part.begin * size_of(dtype);
+    segments_.push_back(
+        {workspace_.fusion.address() + part.offset, to, part.count, piece.postscale});
+  }
+  return workspace_.copies->enqueue(wire_type(dtype), dtype, segments_);
+}
+
+Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                                    Patience patience) {
+  if (nccl_dtype(dtype) < 0) {
+    return Status(StatusCode::kOutOfMemory,
+                  "NCCL does not reduce " + std::string(name_of(dtype)) +
+                      ", and there is no memory for the fusion buffer that would widen it");
+  }
+  std::vector<Direct> calls;
+  Status status;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    Result<Direct> call = prepare(dtype, op, piece);
+    status = call.status();
+    if (!status.ok()) break;
+    calls.push_back(call.value());
+  }
+  if (status.ok()) {
+    status = communicator_->enqueue(kAllreduce, patience, [&] {
+      return for_all(calls, [&](const Direct& call) {
+        return nccl().allreduce(call.input, call.output, call.count, nccl_dtype(dtype), call.op,
+                                communicator_->get(), stream());
+      });
+    });
+  }
+  for (const Direct& call : calls) {
+    if (call.own_op) communicator_->destroy_op(call.op);
+  }
+  return status.ok() ? scale_outputs(dtype, pieces) : status;
+}
+
+Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, const Piece& piece) {
+  const CudaDevice::Current current(device());
+  Direct call{piece.input, piece.output, piece.count, nccl_op(op), false};
+  if (piece.input == nullptr) {
+    call.input = piece.output;
+    HVDLITE_RETURN_IF_ERROR(device().check(
+        device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
+        "filling memory"));
+  }
+  // Every member chooses the same op, whatever its own factor is.
+  if (piece.prescale == 1.0 && !piece.own_scale) return call;
+  const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
+  if (linear && wide) {
+    const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
+    const Result<int> scaled = communicator_->make_scaled_sum(dtype, share);
+    HVDLITE_RETURN_IF_ERROR(scaled.status());
+    call.op = scaled.value();
+    call.own_op = true;
+    return call;
+  }
+  if (piece.input == nullptr) return call;
+  // NCCL would round the factor to 16 bits.
+  const CopySegment scaled{address(piece.input), address(piece.output), piece.count,
+                           piece.prescale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&scaled, 1}));
+  call.input = piece.output;
+  return call;
+}
+
+Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces) {
+  segments_.clear();
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0 || piece.postscale == 1.0) continue;
+    segments_.push_back(
+        {address(piece.output), address(piece.output), piece.count, piece.postscale});
+  }
+  if (segments_.empty()) return Status();
+  return workspace_.copies->enqueue(dtype, dtype, segments_);
+}
+
+Status NcclBackend::allgather(const Group&, std::span<const std::byte> input,
+                              std::span<const std::size_t> bytes, std::span<std::byte> output,
+                              Patience patience) {
+  if (output.empty()) return Status();
+  const bool even = std::all_of(bytes.begin(), bytes.end(),
+                                [&](std::size_t count) { return count == bytes.front(); });
+  if (even) {
+    return communicator_->enqueue("an allgather", patience, [&] {
+      return nccl().allgather(input.data(), output.data(), bytes.front(), kBytes,
+                              communicator_->get(), stream());
+    });
+  }
+  return communicator_->enqueue("an allgather", patience, [&] {
+    std::size_t offset = 0;
+    int root = -1;
+    return for_all(bytes, [&](std::size_t count) {
+      std::byte* block = output.data() + offset;
+      offset += count;
+      ++root;
+      if (count == 0) return NcclResult::kSuccess;
+      const void* source = root == index_ ? static_cast<const void*>(input.data()) : block;
+      return nccl().broadcast(source, block, count, kBytes, root, communicator_->get(), stream());
+    });
+  });
+}
+
+Status NcclBackend::broadcast(const Group& group, int root, std::span<const std::byte> input,
+                              std::span<std::byte> output, Patience patience) {
+  if (output.empty()) return Status();
+  return communicator_->enqueue("a broadcast", patience, [&] {
+    return nccl().broadcast(input.data(), output.data(), output.size(), kBytes,
+                            group.index_of(root), communicator_->get(), stream());
+  });
+}
+
+Status NcclBackend::reducescatter(const Group&, DataType dtype, ReduceOp op, const Piece& piece,
+                                  std::span<const std::uint64_t> counts, Patience patience) {
+  if (piece.count == 0) return Status();
+  const DataType wire = wire_type(dtype);
+  if (wire == dtype && piece.prescale == 1.0) {
+    HVDLITE_RETURN_IF_ERROR(scatter(wire, op, piece.input, piece.output, counts, patience));
+    const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};
+    return scale_outputs(dtype, {&block, 1});
+  }
+  // The input is not ours to overwrite, and int16 needs room.
+  const std::uint64_t bytes = piece.count * size_of(wire);
+  Result<DeviceMemory> memory = workspace_.pool->take(bytes);
+  HVDLITE_RETURN_IF_ERROR(memory.status());
+  const CudaPointer scratch = memory.value().address();
+  const CopySegment in{address(piece.input), scratch, piece.count, piece.prescale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, wire, {&in, 1}));
+  const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index_, 0ULL);
+  const CudaPointer block = scratch + before * size_of(wire);  // in place, as NCCL allows
+  HVDLITE_RETURN_IF_ERROR(scatter(wire, op, pointer(scratch), pointer(block), counts, patience));
+  const CopySegment out{block, address(piece.output), counts[index_], piece.postscale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(wire, dtype, {&out, 1}));
+  Result<CudaEventPtr> after = record();
+  HVDLITE_RETURN_IF_ERROR(after.status());
+  workspace_.pool->give_back(std::move(memory.value()), after.value());
+  return Status();
+}
+
+Status NcclBackend::scatter(DataType dtype, ReduceOp op, const void* input, void* output,
+                            std::span<const std::uint64_t> counts, Patience patience) {
+  const bool even = std::all_of(counts.begin(), counts.end(),
+                                [&](std::uint64_t count) { return count == counts.front(); });
+  return communicator_->enqueue(kReducescatter, patience, [&] {
+    if (even) {
+      return nccl().reducescatter(input, output, counts.front(), nccl_dtype(dtype), nccl_op(op),
+                                  communicator_->get(), stream());
+    }
+    const auto* block = static_cast<const std::byte*>(input);
+    int root = -1;
+    return for_all(counts, [&](std::uint64_t count) {
+      const void* source = block;
+      block += count * size_of(dtype);
+      ++root;
+      if (count == 0) return NcclResult::kSuccess;
+      return nccl().reduce(source, output, count, nccl_dtype(dtype), nccl_op(op), root,
+                           communicator_->get(), stream());
+    });
+  });
+}
+
+Status NcclBackend::alltoall(const Group&, std::span<const std::byte> input,
+                             std::span<const std::size_t> send_bytes, std::span<std::byte> output,
+                             std::span<const std::size_t> receive_bytes, Patience patience) {
+  return communicator_->enqueue("an alltoall", patience, [&] {
+    const std::byte* from = input.data();
+    std::byte* to = output.data();
+    int peer = -1;
+    return for_all(send_bytes, [&](std::size_t sent) {
+      const std::size_t received = receive_bytes[++peer];
+      const std::byte* part = std::exchange(from, from + sent);
+      std::byte* place = std::exchange(to, to + received);
+      NcclResult result = NcclResult::kSuccess;
+      if (sent > 0) {
+        result = nccl().send(part, sent, kBytes, peer, communicator_->get(), stream());
+      }
+      if (received > 0 && (result == NcclResult::kSuccess || result == NcclResult::kInProgress)) {
+        result = nccl().recv(place, received, kBytes, peer, communicator_->get(), stream());
+      }
+      return result;
+    });
+  });
+}
+
+Status NcclBackend::barrier(const Group& group, Patience patience) {
+  return host_.barrier(group, patience);
+}
+
+}  // namespace hvdlite

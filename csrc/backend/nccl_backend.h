@@ -1,0 +1,85 @@
+// The data plane of GPUs: NCCL, between the members of one process set, each with one device.
+//
+// An all-reduce of one tensor runs where the tensor lies. Several are packed into the device's
+// fusion buffer, reduced there and unpacked: one kernel launch each way, which scales as well.
+// Where some member has no memory for that buffer, every tensor is reduced where it lies, in one
+// group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
+// pre-multiplied sum. int16, which NCCL lacks, travels as int32.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/device_backend.h"
+#include "backend/device_workspace.h"
+#include "backend/fusion_layout.h"
+#include "backend/nccl_communicator.h"
+
+namespace hvdlite {
+
+class NcclBackend : public DeviceBackend {
+ public:
+  // Serves the group that `communicator` joined; `workspace` and `host`, which the barrier uses,
+  // are borrowed. `fused`: every member has a fusion buffer.
+  NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
+              Backend& host, bool fused);
+  ~NcclBackend() override;
+
+  std::string_view name() const override { return "nccl"; }
+  Viability viable() const override { return {}; }
+  CudaDevice& device() const override { return *workspace_.device; }
+  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                   Patience patience) override;
+  Status allgather(const Group& group, std::span<const std::byte> input,
+                   std::span<const std::size_t> bytes, std::span<std::byte> output,
+                   Patience patience) override;
+  Status broadcast(const Group& group, int root, std::span<const std::byte> input,
+                   std::span<std::byte> output, Patience patience) override;
+  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
+                       std::span<const std::uint64_t> counts, Patience patience) override;
+  Status alltoall(const Group& group, std::span<const std::byte> input,
+                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
+                  std::span<const std::size_t> receive_bytes, Patience patience) override;
+  Status barrier(const Group& group, Patience patience) override;
+  Status poll() override { return communicator_->poll(); }
+  void abort() override { communicator_->abort(); }
+  void close(Deadline deadline) override;
+
+ private:
+  // One tensor on its way through NCCL without a fusion buffer.
+  struct Direct {
+    const void* input;
+    void* output;
+    std::uint64_t count;
+    int op;
+    bool own_op;  // to be destroyed
+  };
+
+  Status reduce_fused(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                      Patience patience);
+  Status reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                      const FusedRound& round, Patience patience);
+  Status pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
+  Status unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
+  Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                         Patience patience);
+  // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
+  Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
+  Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
+  Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
+                 std::span<const std::uint64_t> counts, Patience patience);
+
+  const NcclApi& nccl() const { return communicator_->api(); }
+  CudaStream stream() const { return workspace_.device->stream(); }
+
+  DeviceWorkspace& workspace_;
+  Backend& host_;
+  const std::unique_ptr<NcclCommunicator> communicator_;
+  const int index_;  // of this rank in the group
+  const int size_;
+  const bool fused_;
+  void* registration_ = nullptr;  // of the fusion buffer with the communicator
+  std::vector<CopySegment> segments_;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,41 @@
+// Owner of one shared library that was opened at run time.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+
+namespace hvdlite {
+
+class Dylib {
+ public:
+  Dylib() = default;
+  Dylib(Dylib&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Dylib& operator=(Dylib&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Dylib(const Dylib&) = delete;
+  Dylib& operator=(const Dylib&) = delete;
+  ~Dylib();
+
+  // The copy that this process has loaded already, by name or path, whoever loaded it and from
+  // wherever; not valid() when there is none.
+  static Dylib find_loaded(const std::string& name);
+  // `name` is a path, or a file that the system's loader looks for. kInvalidArgument carries the
+  // loader's message.
+  static Result<Dylib> open(const std::string& name);
+
+  bool valid() const { return handle_ != nullptr; }
+  // The file that was loaded.
+  std::string path() const;
+  // nullptr when the library has no such symbol.
+  void* symbol(const char* name) const;
+
+ private:
+  explicit Dylib(void* handle) : handle_(handle) {}
+  void* handle_ = nullptr;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,30 @@
+// The doubles of libcuda and libnccl that were built beside the tests, by name.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace hvdlite::testing {
+
+// The folder that holds libcuda.so.1 and libnccl.so.2.
+inline const std::string& gpu_double_folder() {
+  static const std::string folder = GPU_DOUBLE_FOLDER;
+  return folder;
+}
+
+// The function `name` of the double, with the type of `Function`; the process ends without it.
+template <typename Function>
+Function* gpu_double(const char* library, const char* name) {
+  void* handle = ::dlopen((gpu_double_folder() + "/" + library).c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* function = handle != nullptr ? ::dlsym(handle, name) : nullptr;
+  if (function == nullptr) {
+    std::fprintf(stderr, "%s of %s: %s\n", name, library, ::dlerror());
+    std::abort();
+  }
+  return reinterpret_cast<Function*>(function);
+}
+
+}  // namespace hvdlite::testing

@@ -1,0 +1,107 @@
+// Worlds of whole engines whose tensors are on the doubles of GPUs.
+#pragma once
+
+#include "engine_worlds.h"
+#include "gpu_worlds.h"
+
+namespace hvdlite::testing {
+
+template <typename Hook, typename... Arguments>
+auto gpu_hook(const char* name, Arguments... arguments) {
+  return gpu_double<Hook>(kCuda, name)(arguments...);
+}
+inline void hold(CudaStream stream, bool held) {
+  CHECK(gpu_hook<decltype(fake_hold_stream)>("fake_hold_stream", stream, held));
+}
+inline FakeCounters gpu_counters() {
+  FakeCounters counters{};
+  gpu_hook<decltype(fake_counters)>("fake_counters", -1, &counters);
+  return counters;
+}
+
+// What a framework has on its GPU: streams of its own, and tensors.
+class Framework {
+ public:
+  explicit Framework(int ordinal)
+      : ordinal(ordinal),
+        device(OnDevice::must(CudaDevice::open(OnDevice::must(gpu_libraries().cuda()), ordinal))) {
+    const CudaDevice::Current current(*device);
+    CHECK_EQ(device->api().stream_create(&producer, kCudaStreamNonBlocking, 0), 0);
+    CHECK_EQ(device->api().stream_create(&consumer, kCudaStreamNonBlocking, 0), 0);
+  }
+  ~Framework() {
+    const CudaDevice::Current current(*device);
+    hold(producer, false);
+    hold(consumer, false);
+    for (CudaStream stream : {producer, consumer}) {
+      CHECK_EQ(device->api().stream_synchronize(stream), 0);
+      CHECK_EQ(device->api().stream_destroy(stream), 0);
+    }
+  }
+  // Written by the producer's stream, read by the consumer's.
+  OnDevice tensor(const std::vector<float>& values) {
+    OnDevice made(*device, producer, values.size() * sizeof(float));
+    made.write(values.data(), values.size() * sizeof(float));
+    const CudaDevice::Current current(*device);
+    CHECK_EQ(device->api().stream_synchronize(producer), 0);  // `values` may go
+    return made;
+  }
+  std::vector<float> read(const void* from, std::size_t count) {
+    std::vector<float> values(count);
+    const CudaDevice::Current current(*device);
+    CHECK_EQ(device->api().copy_to_host(values.data(), device_address(from), count * sizeof(float),
+                                        consumer),
+             0);
+    CHECK_EQ(device->api().stream_synchronize(consumer), 0);
+    return values;
+  }
+  EntryPtr entry(const std::string& name, const OnDevice& tensor, std::size_t count,
+                 ReduceOp op = ReduceOp::kSum) const {
+    std::vector<float> shape(count);
+    EntryPtr made = allreduce_entry(name, shape, op);
+    made->request.tensors[0].device = DeviceType::kGpu;
+    made->inputs = {tensor.data()};
+    made->outputs = {tensor.data()};
+    made->gpu = GpuSource{ordinal, producer, nullptr};
+    return made;
+  }
+  // Submits, waits until it is on the device, and lets the consumer wait for it.
+  Status run(Engine& engine, const EntryPtr& entry, CudaDevice* waiting = nullptr) {
+    HVDLITE_RETURN_IF_ERROR(testing::run(engine, entry));
+    CudaDevice& by = waiting == nullptr ? *device : *waiting;
+    return by.wait(consumer, *entry->completion->on_device);
+  }
+
+  const int ordinal;
+  const std::shared_ptr<CudaDevice> device;
+  CudaStream producer = nullptr;
+  CudaStream consumer = nullptr;
+};
+
+struct GpuWorld {
+  Hosts hosts = {0, 0};
+  Config config = gpu_config();
+  std::vector<GpuLibraries> libraries = {gpu_libraries()};  // by rank; the last one for the rest
+  bool share_device = false;                                // all use the first one
+
+  // Runs body(rank, engine, framework) on a thread per rank; the engines shut down together.
+  void run(const std::function<void(int, Engine&, Framework&)>& body) const {
+    auto fabrics = make_inproc_world(hosts, config);
+    CHECK_OK(fabrics.status());
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        Framework framework(share_device ? 0 : static_cast<int>(rank));
+        std::unique_ptr<Fabric> fabric = std::move(fabrics.value()[rank]);
+        auto host = std::make_unique<HostBackend>(*fabric, config);
+        Engine engine(std::move(fabric), std::move(host), config,
+                      libraries[std::min(rank, libraries.size() - 1)]);
+        body(static_cast<int>(rank), engine, framework);
+        engine.shutdown();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+}  // namespace hvdlite::testing

@@ -1,0 +1,336 @@
+// Whole engines on the doubles of GPUs: planes, disagreement, faults.
+#include "gpu_engines.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+bool contains(const Status& status, const std::string& text) {
+  if (status.message().find(text) != std::string::npos) return true;
+  std::fprintf(stderr, "'%s' is not in: %s\n", text.c_str(), status.message().c_str());
+  return false;
+}
+
+// An allreduce of host memory: the world is usable.
+void check_usable(Engine& engine) {
+  std::vector<float> values(3, 1.0F);
+  CHECK_OK(run(engine, allreduce_entry("usable", values)));
+  CHECK_EQ(values[2], static_cast<float>(engine.size()));
+}
+
+// A batch of GPU tensors, checked.
+void check_sum(Engine& engine, Framework& gpu, std::size_t count = 1000) {
+  const OnDevice tensor = gpu.tensor(std::vector<float>(count, 2.0F));
+  CHECK_OK(gpu.run(engine, gpu.entry("sum", tensor, count)));
+  CHECK_EQ(gpu.read(tensor.data(), count).back(), 2.0F * static_cast<float>(engine.size()));
+}
+
+EntryPtr grouped(Framework& gpu, const std::vector<OnDevice>& tensors, std::size_t count) {
+  EntryPtr entry = gpu.entry("group", tensors[0], count);
+  for (std::size_t i = 1; i < tensors.size(); ++i) {
+    entry->request.tensors.push_back(entry->request.tensors[0]);
+    entry->inputs.push_back(tensors[i].data());
+    entry->outputs.push_back(tensors[i].data());
+  }
+  return entry;
+}
+
+}  // namespace
+
+TEST(engine_gpu_host_and_device_tensors_of_one_operation_take_their_planes) {
+  GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
+    const auto own = static_cast<float>(rank + 1);
+    const OnDevice tensor = gpu.tensor(std::vector<float>(500, own));
+    std::vector<float> host(7, own);
+    EntryPtr entry = gpu.entry("mixed", tensor, 500);
+    entry->request.tensors.push_back({"on the host", DataType::kFloat32, {7}});
+    entry->inputs.push_back(host.data());
+    entry->outputs.push_back(host.data());
+    CHECK_OK(gpu.run(engine, entry));
+    CHECK_EQ(host[6], 6.0F);
+    CHECK_EQ(gpu.read(tensor.data(), 500)[499], 6.0F);
+  });
+}
+
+TEST(engine_gpu_packs_a_batch_with_one_launch_each_way_and_never_waits) {
+  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
+    check_sum(engine, gpu);  // opens everything
+    std::vector<OnDevice> tensors;
+    for (int i = 0; i < 5; ++i) tensors.push_back(gpu.tensor(std::vector<float>(100, 1.0F)));
+    std::vector<float> none(1);
+    CHECK_OK(run(engine, allreduce_entry("together", none)));
+    const FakeCounters before = gpu_counters();
+    const EntryPtr entry = grouped(gpu, tensors, 100);
+    CHECK_OK(run(engine, entry));
+    const FakeCounters after = gpu_counters();
+    CHECK_OK(run(engine, allreduce_entry("together", none)));
+    // Of both ranks, who run together; at least of this one.
+    CHECK(after.kernel_launches - before.kernel_launches <= 4);
+    CHECK(after.collective_launches - before.collective_launches <= 2);
+    CHECK_EQ(after.host_syncs, before.host_syncs);
+    CHECK_EQ(after.default_stream_work, 0);
+    CHECK_OK(gpu.device->wait(gpu.consumer, *entry->completion->on_device));
+    for (const OnDevice& tensor : tensors) CHECK_EQ(gpu.read(tensor.data(), 100)[99], 2.0F);
+  });
+}
+
+TEST(engine_gpu_weighted_average_ignores_what_a_rank_of_weight_zero_has) {
+  GpuWorld{{0, 0, 0}}.run([](int rank, Engine& engine, Framework& gpu) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const std::size_t tensors : {1, 3}) {
+      std::vector<OnDevice> all;
+      for (std::size_t i = 0; i < tensors; ++i) {
+        all.push_back(gpu.tensor(std::vector<float>(64, rank == 1 ? nan : 3.0F + rank)));
+      }
+      EntryPtr entry = grouped(gpu, all, 64);
+      entry->request.op = ReduceOp::kAverage;
+      entry->request.weighted = true;
+      entry->weight = rank == 1 ? 0.0 : 2.0;
+      CHECK_OK(gpu.run(engine, entry));
+      for (const OnDevice& tensor : all) CHECK_EQ(gpu.read(tensor.data(), 64)[63], 4.0F);
+    }
+  });
+}
+
+TEST(engine_gpu_ranks_that_disagree_about_the_device_all_hear_it_and_go_on) {
+  GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
+    std::vector<float> host(4);
+    const Status status =
+        run(engine, rank == 0 ? allreduce_entry("x", host) : gpu.entry("x", tensor, 4));
+    CHECK_STATUS(status, StatusCode::kMismatch);
+    CHECK(contains(status, "allreduce 'x': ranks disagree about the device"));
+    CHECK(contains(status, "rank 0 has host memory"));
+    CHECK(contains(status, "rank 1 has a GPU"));
+    check_sum(engine, gpu);
+  });
+}
+
+TEST(engine_gpu_refuses_tensors_while_a_rank_has_joined_and_goes_on) {
+  GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
+    check_sum(engine, gpu);
+    for (int round = 0; round < 2; ++round) {
+      if (rank != 1) {
+        const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
+        const Status status = gpu.run(engine, gpu.entry("without one", tensor, 4));
+        CHECK_STATUS(status, StatusCode::kInvalidArgument);
+        CHECK(contains(status, "allreduce 'without one': GPU tensors need all members"));
+        CHECK(contains(status, "rank 1, which has joined"));
+        std::vector<float> host(3, 1.0F);
+        CHECK_OK(run(engine, allreduce_entry("host", host)));
+        CHECK_EQ(host[2], 2.0F);
+      }
+      CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
+      check_sum(engine, gpu);
+      check_usable(engine);
+    }
+  });
+}
+
+TEST(engine_gpu_refuses_adasum_on_every_rank) {
+  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
+    EntryPtr entry = gpu.entry("x", tensor, 4);
+    entry->request.op = ReduceOp::kAdasum;
+    const Status status = gpu.run(engine, entry);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "allreduce 'x': Adasum takes tensors in host memory"));
+    check_sum(engine, gpu);
+  });
+}
+
+TEST(engine_gpu_refuses_a_second_device_in_a_process_set) {
+  GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
+    check_sum(engine, gpu);
+    Framework other(rank + 2);
+    const OnDevice tensor = other.tensor({1.0F});
+    const Status status = engine.enqueue(other.entry("x", tensor, 1), false);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "a process set has one device on each rank"));
+    check_sum(engine, gpu);
+  });
+}
+
+TEST(engine_gpu_a_removed_process_set_lets_go_of_its_communicator_and_device) {
+  GpuWorld{{0, 0, 0}}.run([](int rank, Engine& engine, Framework& gpu) {
+    Framework other(rank + 4);
+    for (int i = 0; i < 3; ++i) {
+      auto adding = std::make_shared<Entry>();
+      adding->request.kind = Kind::kAddProcessSet;
+      adding->request.name = "#add." + std::to_string(i);
+      adding->request.splits = {0, 2};
+      CHECK_OK(run(engine, adding));
+      const auto set = static_cast<std::uint32_t>(adding->completion->first_dimensions.at(0));
+      if (rank != 1) {
+        Framework& by = i == 1 ? other : gpu;  // a new set may have another device
+        const OnDevice tensor = by.tensor({3.0F});
+        const EntryPtr entry = by.entry("in the set", tensor, 1);
+        entry->request.process_set = set;
+        CHECK_OK(by.run(engine, entry));
+        CHECK_EQ(by.read(tensor.data(), 1)[0], 6.0F);
+      }
+      auto removing = std::make_shared<Entry>();
+      removing->request.kind = Kind::kRemoveProcessSet;
+      removing->request.name = "#remove." + std::to_string(i);
+      removing->removes = set;
+      CHECK_OK(run(engine, removing));
+    }
+  });
+}
+
+TEST(engine_gpu_refuses_a_captured_stream) {
+  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    CHECK(gpu_hook<decltype(fake_set_capturing)>("fake_set_capturing", gpu.producer, true));
+    const Status status = engine.enqueue(gpu.entry("x", tensor, 1), false);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "a CUDA graph is being captured"));
+    CHECK(gpu_hook<decltype(fake_set_capturing)>("fake_set_capturing", gpu.producer, false));
+    check_sum(engine, gpu);
+  });
+}
+
+TEST(engine_gpu_without_nccl_passes_through_the_host_or_fails_if_told) {
+  GpuWorld world{{0, 0, 1}};
+  world.libraries = {gpu_libraries(), gpu_libraries("nowhere"), gpu_libraries()};
+  world.run([](int, Engine& engine, Framework& gpu) { check_sum(engine, gpu); });
+  world.config.require_nccl = 1;
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = run(engine, gpu.entry("x", tensor, 1));
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "allreduce 'x': NCCL cannot be used on rank 1"));
+    CHECK(contains(status, "HVDLITE_REQUIRE_NCCL=1"));
+    check_usable(engine);
+  });
+}
+
+TEST(engine_gpu_names_a_clash_of_versions_on_every_rank) {
+  GpuWorld world;
+  world.libraries = {gpu_libraries(), gpu_libraries("nccl_2_18/libnccl.so.2")};
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = run(engine, gpu.entry("x", tensor, 1));
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "NCCL 2.28.7 on rank 0 and 2.18.3 on rank 1 do not work together"));
+    check_usable(engine);
+  });
+}
+
+TEST(engine_gpu_says_which_ranks_share_a_device) {
+  GpuWorld world;
+  world.share_device = true;
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = run(engine, gpu.entry("x", tensor, 1));
+    CHECK(status.sticky());
+    CHECK(contains(status, "Duplicate GPU detected"));
+    CHECK(contains(status, "ranks 0 and 1 use the same GPU"));
+    CHECK(contains(status, "NCCL_DEBUG=INFO"));
+  });
+}
+
+TEST(engine_gpu_goes_unfused_where_one_rank_has_no_memory_for_the_buffer) {
+  set_gpu_option("FAKE_FAIL_ncclMemAlloc", "1", 1);
+  set_gpu_option("FAKE_CUDA_MEMORY", "200000", 1);
+  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
+    std::vector<OnDevice> tensors;
+    for (int i = 0; i < 3; ++i) tensors.push_back(gpu.tensor(std::vector<float>(100, 1.0F)));
+    const EntryPtr entry = grouped(gpu, tensors, 100);
+    entry->request.prescale = 0.5;
+    entry->request.postscale = 4;
+    CHECK_OK(gpu.run(engine, entry));
+    for (const OnDevice& tensor : tensors) CHECK_EQ(gpu.read(tensor.data(), 100)[99], 4.0F);
+  });
+  set_gpu_option("FAKE_FAIL_ncclMemAlloc", nullptr, 1);
+  set_gpu_option("FAKE_CUDA_MEMORY", nullptr, 1);
+}
+
+TEST(engine_gpu_a_lost_peer_ends_work_that_is_stuck_on_the_device) {
+  for (const char* silent : {"0", "1"}) {
+    set_gpu_option("FAKE_NCCL_SILENT_PEERS", silent);
+    GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
+      check_sum(engine, gpu);
+      const OnDevice tensor = gpu.tensor({1.0F});
+      if (rank == 1) hold(gpu.producer, true);
+      const EntryPtr entry = gpu.entry("stuck", tensor, 1);
+      CHECK_OK(run(engine, entry));
+      if (rank == 1) {
+        std::this_thread::sleep_for(100ms);
+        // Its own device goes on later: what NCCL has queued there ends only then.
+        std::thread release([&] {
+          std::this_thread::sleep_for(500ms);
+          hold(gpu.producer, false);
+        });
+        engine.abort("rank 1 gives up");
+        release.join();
+        return;
+      }
+      const auto begin = std::chrono::steady_clock::now();
+      while (engine.status().ok() && std::chrono::steady_clock::now() - begin < 10s) {
+        std::this_thread::sleep_for(1ms);
+      }
+      CHECK(std::chrono::steady_clock::now() - begin < 3s);
+      CHECK_STATUS(engine.status(), StatusCode::kRankFailed);
+      CHECK(contains(engine.status(), "rank 1 gives up"));
+      while (!entry->completion->on_device->reached()) std::this_thread::sleep_for(1ms);
+    });
+    set_gpu_option("FAKE_NCCL_SILENT_PEERS", nullptr);
+  }
+}
+
+TEST(engine_gpu_an_error_of_nccl_carries_its_words) {
+  set_gpu_option("FAKE_FAIL_ncclAsync", "3@1", 0);
+  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = run(engine, gpu.entry("x", tensor, 1));
+    const auto begin = std::chrono::steady_clock::now();
+    while (engine.status().ok() && std::chrono::steady_clock::now() - begin < 10s) {
+      std::this_thread::sleep_for(1ms);
+    }
+    CHECK(engine.status().sticky());
+    CHECK(contains(engine.status(), "on rank 0, GPU 0"));
+    CHECK(contains(engine.status(), "NCCL_DEBUG=INFO"));
+    CHECK(status.ok() || status.sticky());
+  });
+  set_gpu_option("FAKE_FAIL_ncclAsync", nullptr, 0);
+}
+
+TEST(engine_gpu_too_old_a_driver_or_none_is_an_error_of_the_tensor) {
+  GpuWorld world;
+  world.libraries = {{[] { return CudaApi::load("/nowhere/libcuda.so.1"); }, gpu_libraries().nccl}};
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = engine.enqueue(gpu.entry("x", tensor, 1), false);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "there is no NVIDIA driver here"));
+    check_usable(engine);
+  });
+  set_gpu_option("FAKE_CUDA_DRIVER_VERSION", "10020");
+  const auto old = gpu_libraries().cuda();
+  CHECK(contains(old.status(), "speaks CUDA 10.2, but 11.0 or newer is needed"));
+  set_gpu_option("FAKE_CUDA_DRIVER_VERSION", "11040");
+  world.libraries = {gpu_libraries()};
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = run(engine, gpu.entry("x", tensor, 1));
+    CHECK(status.sticky());
+    CHECK(contains(status, "CUDA driver version is insufficient"));
+  });
+  set_gpu_option("FAKE_CUDA_DRIVER_VERSION", nullptr);
+}
+
+TEST(engine_gpu_leaves_nothing_on_the_device) {
+  const FakeCounters before = gpu_counters();
+  GpuWorld{{0, 0, 0}}.run([](int, Engine& engine, Framework& gpu) { check_sum(engine, gpu); });
+  const FakeCounters after = gpu_counters();
+  CHECK_EQ(after.live_allocations, before.live_allocations);
+  CHECK_EQ(after.live_streams, before.live_streams);
+  CHECK_EQ(after.live_events, before.live_events);
+  CHECK_EQ(after.live_modules, before.live_modules);
+  CHECK_EQ(after.live_contexts, before.live_contexts);
+  CHECK_EQ(after.live_communicators, before.live_communicators);
+  CHECK_EQ(after.live_registrations, before.live_registrations);
+}
