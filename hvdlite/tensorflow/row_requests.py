@@ -38,9 +38,9 @@ def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Te
     """Gather one checked tensor; return also how many rows each rank gave (int64)."""
     _check("allgather", [tensor], [wire.text])
     (output,), sizes = raw_ops().hvdlite_allgather(
-        [tensor], terms(wire.number), tensor_name=wire.text, tensor_names=[wire.text]
+        [tensor], terms(wire.number), **attributes(wire), tensor_names=[wire.text]
     )
-    take_turns(wire.text, [output])
+    take_turns(wire, [output])
     return output, tf.reshape(sizes, [-1])
 
 
