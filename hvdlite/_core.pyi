@@ -7,7 +7,7 @@ __version__: str
 
 # Element types and reduce operations, by their number on the wire.
 DTYPES: dict[str, int]  # "uint8", ..., "float16", "bfloat16", "float32", "float64", "bool"
-REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "min": 3, "max": 4, "product": 5
+REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "adasum": 2, "min", "max", "product": 5
 
 def knobs() -> list[dict[str, str]]:
     """List the rows of the table of knobs.
@@ -87,6 +87,10 @@ class Handle:
         Of an allgather tensor by tensor, of an alltoall: what each rank of the set gave, in order.
         Of a reducescatter: what this rank has, by tensor.
         """
+
+    @property
+    def members(self) -> int:
+        """How many ranks took part: those of the process set that had not joined."""
 
     def take_output(self, index: int = 0) -> memoryview:
         """Hand over the bytes that were received, once (writable, owns its memory).
@@ -221,14 +225,24 @@ class Engine:
     def barrier(self, name: str, process_set: int = 0, blocking: bool = False) -> Handle:
         """Submit a barrier."""
 
+    def join(self, blocking: bool = False) -> Handle:
+        """Say that this rank gives nothing more until every rank has said so.
+
+        `Handle.first_dimensions` is then [the last rank to join]. Until then submissions of this
+        rank are refused, and collectives go on without it.
+        """
+
     def add_process_set(self, name: str, ranks: Sequence[int]) -> Handle:
         """Submit the addition of a set of ranks (ascending); every rank of the world does so.
 
-        Its id is then in `Handle.first_dimensions`.
+        Its id is then in `Handle.first_dimensions`. It is an error while some rank has joined.
         """
 
     def remove_process_set(self, name: str, process_set: int) -> Handle:
-        """Submit the removal of a set, which takes nothing more; every rank of the world does."""
+        """Submit the removal of a set, which takes nothing more; every rank of the world does.
+
+        It is an error while some rank has joined.
+        """
 
     def abort(self, reason: str) -> None:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""

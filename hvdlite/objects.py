@@ -1,7 +1,7 @@
 """Python objects between ranks, pickled.
 
 Ranks are authenticated, so what arrives comes from a rank of this job; `HVDLITE_ALLOW_PICKLE=0`
-forbids unpickling all the same. A rank that cannot pickle its object sends nothing, so that the
+forbids unpickling all the same. A rank that cannot pickle its object sends a mark, so that the
 others raise instead of waiting for it.
 """
 
@@ -16,6 +16,8 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+
+_FAILED = b"!"  # what a rank sends that could not pickle its object; no pickle is so short
 
 
 def broadcast_object(
@@ -66,7 +68,8 @@ def allgather_object(
         process_set: whose members take part; all ranks without.
 
     Returns:
-        The objects by rank; this rank's own among them is a copy.
+        The objects by rank, without those of ranks that have joined (`hvd.join`); this rank's own
+        among them is a copy.
 
     Raises:
         ArgumentError: pickling is forbidden here.
@@ -78,7 +81,8 @@ def allgather_object(
     """
     name = name or next_name("allgather_object", member_id(process_set))
     blocks = _exchange(obj, name, process_set, sends=True)
-    return [_load(block, rank, name) for rank, block in zip(process_set.ranks, blocks, strict=True)]
+    members = zip(process_set.ranks, blocks, strict=True)
+    return [_load(block, rank, name) for rank, block in members if len(block) > 0]
 
 
 def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list[memoryview]:
@@ -89,12 +93,12 @@ def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list
             "send tensors, or unset it"
         )
     failure: Exception | None = None
-    data = b""
+    data = b""  # as from a rank that has joined
     if sends:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # whatever a user's __reduce__ raises
-            failure = error
+            failure, data = error, _FAILED
     blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
     if failure is not None:
         raise HvdliteError(f"'{name}': this object cannot be pickled: {failure}") from failure
@@ -103,5 +107,7 @@ def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list
 
 def _load(block: memoryview, rank: int, name: str) -> Any:
     if len(block) == 0:
+        raise ArgumentError(f"'{name}': its root is rank {rank}, which has joined (hvd.join)")
+    if block == _FAILED:
         raise HvdliteError(f"'{name}': rank {rank} could not pickle its object; see its own error")
     return pickle.loads(block)

@@ -13,12 +13,12 @@ from hvdlite.errors import ArgumentError
 
 Average = REDUCE_OPS["average"]
 Sum = REDUCE_OPS["sum"]
+Adasum = REDUCE_OPS["adasum"]
 Min = REDUCE_OPS["min"]
 Max = REDUCE_OPS["max"]
 Product = REDUCE_OPS["product"]
 
 _NAMES = {number: name.capitalize() for name, number in REDUCE_OPS.items()}
-_ADASUM = 2  # its number in Horovod
 
 
 def op_name(op: int) -> str:
@@ -31,7 +31,7 @@ def choose_op(average: bool | None, op: int | None) -> int:
 
     Args:
         average: True for `Average`, False for `Sum`, None to leave it to `op`.
-        op: one of `Average`, `Sum`, `Min`, `Max`, `Product`, or None.
+        op: one of `Average`, `Sum`, `Adasum`, `Min`, `Max`, `Product`, or None.
 
     Raises:
         ArgumentError: both are given, or `op` is no reduce operation.
@@ -40,12 +40,22 @@ def choose_op(average: bool | None, op: int | None) -> int:
         return Sum if average is False else Average
     if average is not None:
         raise ArgumentError("give op or average, not both; op=hvd.Average is the default")
-    if op == _ADASUM:
-        raise ArgumentError("Adasum is not supported; use op=hvd.Average or op=hvd.Sum")
     if op not in _NAMES:
         known = ", ".join(f"hvd.{name}" for name in _NAMES.values())
         raise ArgumentError(f"op={op!r} is no reduce operation; use one of {known}")
     return op
+
+
+def check_gradient_op(op: int) -> None:
+    """Refuse what makes no gradient of the ranks' gradients.
+
+    Raises:
+        ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`.
+    """
+    if op not in (Average, Sum, Adasum):
+        raise ArgumentError(
+            f"op=hvd.{op_name(op)} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
+        )
 
 
 def dtype_number(dtype: str) -> int:

@@ -15,9 +15,9 @@ HostBackend::HostBackend(Fabric& fabric, const Config& config)
     : fabric_(fabric), config_(config), staging_(fabric) {}
 
 const HostBackend::Layout& HostBackend::layout_of(const Group& group) {
-  const auto [at, is_new] = layouts_.try_emplace(group.id);
-  Layout& layout = at->second;
-  if (!is_new) return layout;
+  Layout& layout = layouts_[group.id];
+  if (!layout.hosts.empty() && layout.locals.group.generation == group.generation) return layout;
+  layout = {};
   const Topology& topology = fabric_.topology;
   std::map<int, std::size_t> index;  // of a topology's host in layout.hosts
   for (const int rank : group.ranks) {
@@ -26,7 +26,7 @@ const HostBackend::Layout& HostBackend::layout_of(const Group& group) {
     layout.hosts[found->second].push_back(rank);
   }
   layout.host = static_cast<int>(index.at(topology.host_of[topology.rank]));
-  layout.locals.group = {group.id, layout.hosts[layout.host], group.lane};
+  layout.locals.group = {group.id, layout.hosts[layout.host], group.lane, group.generation};
   layout.locals.index = layout.locals.group.index_of(topology.rank);
   layout.drivers = static_cast<int>(group.ranks.size());
   for (const auto& ranks : layout.hosts) {
@@ -57,6 +57,9 @@ Result<std::uint64_t> HostBackend::share_bytes(const Layout& layout, std::size_t
 
 Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
+  if (op == ReduceOp::kAdasum) {
+    return adasum_.run(*this, group, fabric_.topology.rank, dtype, pieces, patience);
+  }
   pieces_.assign(pieces, dtype);
   if (pieces_.elements() == 0) return Status();
   const Layout& layout = layout_of(group);

@@ -25,6 +25,7 @@
 #include <map>
 #include <vector>
 
+#include "backend/adasum_reduction.h"
 #include "backend/backend.h"
 #include "backend/exchange.h"
 #include "backend/staging.h"
@@ -63,7 +64,7 @@ class HostBackend : public Backend {
  private:
   using Step = Staging::Step;
 
-  // How a group lies on the hosts; made at the group's first collective.
+  // How a group lies on the hosts; made at the first collective of each of its generations.
   struct Layout {
     Staging::Locals locals;
     std::vector<std::vector<int>> hosts;  // members by host, hosts in order of their lowest rank
@@ -164,8 +165,9 @@ class HostBackend : public Backend {
   Fabric& fabric_;
   const Config config_;
   Staging staging_;
-  Trace* trace_ = nullptr;            // borrowed
-  std::map<int, Layout> layouts_;     // by group id
+  Trace* trace_ = nullptr;         // borrowed
+  std::map<int, Layout> layouts_;  // by group id
+  AdasumReduction adasum_;
   PieceList pieces_;                  // of the current all-reduce
   std::vector<const void*> sources_;  // of the current reduction, in order
   std::vector<const void*> shifted_;  // the same, at a piece within the range

@@ -24,6 +24,8 @@ int nccl_op(ReduceOp op) {
       return 3;
     case ReduceOp::kAverage:
       return kAverage;
+    case ReduceOp::kAdasum:  // refused by the executor
+      break;
   }
   return kSum;
 }

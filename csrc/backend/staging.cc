@@ -5,14 +5,15 @@
 namespace hvdlite {
 namespace {
 
-// Room for 10^13 steps of one process set, and a million sets.
-constexpr int kStepBits = 44;
+// Room for 4 * 10^12 steps of a group; the rest of a number is the group's epoch.
+constexpr int kStepBits = 42;
+static_assert((std::uint64_t{kMaxEpoch} << kStepBits) >> kStepBits == kMaxEpoch);
 
 }  // namespace
 
 Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
   std::uint64_t& last = numbers_[locals.group.lane];
-  last = std::max(last, static_cast<std::uint64_t>(locals.group.id) << kStepBits);
+  last = std::max(last, std::uint64_t{locals.group.epoch()} << kStepBits);
   const std::uint64_t number = ++last;
   return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
 }
@@ -24,7 +25,8 @@ Status Staging::reuse(const Step& step) {
                                   static_cast<int>(last.locals.group.ranks.size()), step.patience,
                                   step.operation));
   }
-  if (last.locals.group.id != step.locals->group.id || last.number == 0) {
+  if (last.locals.group.id != step.locals->group.id || last.number == 0 ||
+      last.locals.group.generation != step.locals->group.generation) {
     last.locals = *step.locals;
   }
   last.number = step.number;

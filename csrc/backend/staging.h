@@ -2,16 +2,19 @@
 // host, and the waits between them.
 //
 // Words: the *locals* of a group are its members on this host, in ascending rank order. A *step* is
-// one use of a slot by all locals, numbered per lane: upwards from where the id of the process set
-// says, so that a set that takes over a lane counts on from higher numbers, whatever its members
-// did there before. In a step every local *publishes* (its input lies in its slot), drivers
-// *reduce* (their result lies in their slot), and everybody is *done* (it needs nobody's slot of
-// this step any more). Steps alternate between the two slots.
+// one use of a slot by all locals, numbered per lane: upwards from where the epoch of the group
+// says (transport/topology.h), so that a set that takes over a lane counts on from higher numbers,
+// whatever its members did there before. In a step every local *publishes* (its input lies in its
+// slot), drivers *reduce* (their result lies in their slot), and everybody is *done* (it needs
+// nobody's slot of this step any more). Steps alternate between the two slots.
 //
 // Why slots can be reused: a rank writes to a slot only after every local of the group that used
 // the slot last is done with that step (reuse()). A local's being done depends on nothing that this
 // rank still has to do, so the wait always ends; and it holds across process sets, because each
 // slot remembers the group of its last use. Thread: the engine's runner.
+//
+// Members that have joined (hvd.join) miss steps. A generation of the group begins with a number
+// above all those of the ones before it, so that nobody has to know how many it missed.
 #pragma once
 
 #include <array>

@@ -29,6 +29,7 @@ enum class DeviceType : std::uint8_t { kHost = 0, kGpu = 1 };
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,
   kSum = 1,
+  kAdasum = 2,  // all-reduce of floating-point tensors only
   kMin = 3,
   kMax = 4,
   kProduct = 5,
@@ -56,6 +57,8 @@ constexpr std::string_view name_of(ReduceOp op) {
       return "average";
     case ReduceOp::kSum:
       return "sum";
+    case ReduceOp::kAdasum:
+      return "adasum";
     case ReduceOp::kMin:
       return "min";
     case ReduceOp::kMax:
@@ -66,8 +69,6 @@ constexpr std::string_view name_of(ReduceOp op) {
   return "unknown";
 }
 constexpr bool is_valid_dtype(int value) { return value >= 0 && value < kDataTypeCount; }
-constexpr bool is_valid_op(int value) {
-  return value == 0 || value == 1 || (value >= 3 && value <= 5);
-}
+constexpr bool is_valid_op(int value) { return value >= 0 && value <= 5; }
 
 }  // namespace hvdlite

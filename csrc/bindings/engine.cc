@@ -58,6 +58,7 @@ class HandleObject {
   std::vector<std::int64_t> first_dimensions() const {
     return entry_->completion->first_dimensions;
   }
+  int members() const { return entry_->completion->members; }
   py::object take_output(std::size_t index);
   void copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream);
   std::uintptr_t stream() const;
@@ -308,6 +309,11 @@ HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process
                 blocking);
 }
 
+HandlePtr join(const HolderPtr& self, bool blocking) {
+  return submit(self, make_entry(Kind::kJoin, std::string(kJoinName), 0, {}, 0), py::none(),
+                blocking);
+}
+
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
                                             std::uintptr_t output, int gpu) {
@@ -424,6 +430,7 @@ void register_handle(py::module_& module) {
       .def("wait", &HandleObject::wait, py::arg("timeout") = py::none(),
            py::arg("stream") = py::none())
       .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
+      .def_property_readonly("members", &HandleObject::members)
       .def("take_output", &HandleObject::take_output, py::arg("index") = 0)
       .def("copy_output", &HandleObject::copy_output, py::arg("index"), py::arg("target"),
            py::arg("stream"))
@@ -462,6 +469,7 @@ void register_engine(py::module_& module) {
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking, stream)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
+      .def("join", &join, blocking)
       .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
       .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
       .def("abort", &abort, py::arg("reason"))

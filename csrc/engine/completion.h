@@ -69,8 +69,10 @@ class Completion {
   // What was received, written before finish(). The first dimensions say of which rows an output is
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
   // the process set; of a reducescatter those of this rank, by tensor.
+  // Of a join: the last rank to join.
   std::vector<std::int64_t> first_dimensions;
   std::vector<Output> outputs;  // by tensor
+  int members = 0;              // that took part: those of the process set that had not joined
   CudaEventPtr on_device;       // null: no GPU tensors. Written before finish()
   // True once nothing touches the operation's memory any more.
   bool released() const { return done() && (on_device == nullptr || on_device->reached()); }

@@ -1,6 +1,9 @@
 #include "engine/coordinator.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "engine/entry.h"
 
 namespace hvdlite {
 namespace {
@@ -13,6 +16,23 @@ std::vector<std::int64_t> transposed(const std::vector<std::vector<std::int64_t>
   }
   return result;
 }
+
+// The rows that come from each member; absent ones give none.
+std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
+  if (!tally.request.rows_differ()) return {};
+  std::vector<std::vector<std::int64_t>> rows;
+  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
+    if (tally.submitted[i]) {
+      rows.push_back(rows_given(tally.differing[i], tally.submitted));
+    } else {
+      const bool gathers = tally.request.kind == Kind::kAllgather;
+      rows.emplace_back(gathers ? tally.request.tensors.size() : tally.submitted.size());
+    }
+  }
+  return transposed(rows);
+}
+
+std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", which has joined"; }
 
 }  // namespace
 
@@ -29,52 +49,74 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
                                              std::to_string(request.process_set) +
                                              ", of which it is no member");
   }
+  if (joined_[rank]) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             request.name + " although it had joined");
+  }
   Book& book = found->second;
   activity_[rank] = {request.name, now};
+  if (request.kind == Kind::kJoin) join(rank);
   if (fail_late_change(rank, request)) return Status();
-  const auto [at, is_new] = book.tallies.try_emplace(request.name);
-  Tally& tally = at->second;
-  if (is_new) {
-    tally.number = ++tallied_;
-    tally.request = request;
-    tally.first_rank = rank;
-    tally.submitted.resize(book.group.ranks.size());
-    tally.missing = book.group.ranks.size();
-    tally.since = tally.warned = now;
-    tally.rows.resize(book.group.ranks.size());
-    ++waiting_;
-  }
+  const std::uint64_t tallied = tallied_;
+  Tally& tally = open(book, rank, request, now);
   if (tally.submitted[index]) {
     return Status(StatusCode::kInternal,
                   "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
   }
-  if (timeline_ != nullptr) timeline_->arrived(tally.number, request, rank, is_new);
+  if (timeline_ != nullptr) timeline_->arrived(tally.number, request, rank, tallied_ > tallied);
   tally.submitted[index] = true;
   --tally.missing;
-  if (tally.refusal.ok()) compare(tally, rank, static_cast<std::size_t>(index), request);
+  if (tally.refusal.ok()) {
+    auto text = describe_mismatch(tally.first_rank, tally.request, rank, request);
+    if (text) tally.refusal = Status(StatusCode::kMismatch, std::move(*text));
+  }
+  if (request.rows_differ() && tally.refusal.ok()) tally.differing[index] = request;
   if (fail_removal(rank, request, book)) return Status();
   const std::string name = request.name;
-  if (tally.missing == 0 || fail_if_left(book, name, tally)) {
-    auto node = book.tallies.extract(at);
+  if (tally.missing == 0 || fail_if_left(book, tally)) {
+    auto node = book.tallies.extract(name);
     --waiting_;
     if (node.mapped().missing == 0) respond(book, name, std::move(node.mapped()));
   }
   return Status();
 }
 
-void Coordinator::compare(Tally& tally, int rank, std::size_t index, const Request& request) {
-  const std::size_t members = tally.rows.size();
-  if (auto text = describe_mismatch(tally.first_rank, tally.request, rank, request)) {
-    tally.refusal = Status(StatusCode::kMismatch, std::move(*text));
-    return;
+Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& request, TimePoint now) {
+  const auto [at, is_new] = book.tallies.try_emplace(request.name);
+  Tally& tally = at->second;
+  if (!is_new) return tally;
+  const std::vector<int>& members = book.group.ranks;
+  tally.number = ++tallied_;
+  tally.request = request;
+  tally.first_rank = rank;
+  tally.submitted.resize(members.size());
+  tally.missing = members.size();
+  if (request.kind != Kind::kJoin) {
+    tally.missing -=
+        std::count_if(members.begin(), members.end(), [&](int member) { return joined_[member]; });
   }
-  if (request.kind == Kind::kAlltoall) {
-    if (auto text = describe_bad_splits(rank, request, members)) {
-      tally.refusal = Status(StatusCode::kInvalidArgument, std::move(*text), rank);
-      return;
+  if (request.rows_differ()) tally.differing.resize(members.size());
+  tally.since = tally.warned = now;
+  ++waiting_;
+  return tally;
+}
+
+void Coordinator::join(int rank) {
+  joined_[rank] = true;
+  last_joined_ = rank;
+  for (auto& [id, book] : books_) {
+    const int index = book.group.index_of(rank);
+    for (auto at = book.tallies.begin(); index >= 0 && at != book.tallies.end();) {
+      const auto current = at++;
+      Tally& tally = current->second;
+      if (tally.request.kind == Kind::kJoin || tally.submitted[index] || --tally.missing > 0) {
+        continue;
+      }
+      auto node = book.tallies.extract(current);
+      --waiting_;
+      respond(book, node.key(), std::move(node.mapped()));
     }
   }
-  tally.rows[index] = rows_given(request, members);
 }
 
 Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now) {
@@ -90,7 +132,7 @@ void Coordinator::leave(int rank, std::uint64_t collectives) {
   left_[rank] = collectives;
   for (auto& [id, book] : books_) {
     for (auto at = book.tallies.begin(); at != book.tallies.end();) {
-      if (fail_if_left(book, at->first, at->second)) {
+      if (fail_if_left(book, at->second)) {
         at = book.tallies.erase(at);
         --waiting_;
       } else {
@@ -100,26 +142,35 @@ void Coordinator::leave(int rank, std::uint64_t collectives) {
   }
 }
 
-bool Coordinator::fail_if_left(Book& book, const std::string& name, const Tally& tally) {
+bool Coordinator::fail_if_left(const Book& book, const Tally& tally) {
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
     const int rank = book.group.ranks[i];
     if (tally.submitted[i] || !left_[rank]) continue;
-    respond_error(
-        tally,
-        Status(StatusCode::kRankFailed,
-               "rank " + std::to_string(rank) + " left after " + std::to_string(*left_[rank]) +
-                   " collectives (clean exit), but " + std::string(name_of(tally.request.kind)) +
-                   " '" + name + "' waits for it; give every rank the same number of steps",
-               rank));
+    respond_error(tally, Status(StatusCode::kRankFailed,
+                                "rank " + std::to_string(rank) + " left after " +
+                                    std::to_string(*left_[rank]) +
+                                    " collectives (clean exit), but " + describe(tally.request) +
+                                    " waits for it; give every rank the same number of steps, or "
+                                    "end the loop on every rank with hvd.join()",
+                                rank));
     return true;
   }
   return false;
 }
 
+Coordinator::TimePoint Coordinator::idle_since(const Book& book, const Tally& tally) const {
+  TimePoint since = tally.since;
+  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
+    const bool awaited = tally.request.kind == Kind::kJoin && !tally.submitted[i];
+    if (awaited) since = std::max(since, activity_[book.group.ranks[i]].when);
+  }
+  return since;
+}
+
 void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
   for (auto& [id, book] : books_) {
     for (auto at = book.tallies.begin(); at != book.tallies.end();) {
-      if (at->second.since > since) {
+      if (idle_since(book, at->second) > since) {
         ++at;
         continue;
       }
@@ -130,11 +181,66 @@ void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
   }
 }
 
+Status Coordinator::refuse(const Book& book, const Tally& tally) {
+  const Request& request = tally.request;
+  const std::vector<int>& ranks = book.group.ranks;
+  const auto absent = std::find(tally.submitted.begin(), tally.submitted.end(), false);
+  if (request.changes_process_sets() && absent != tally.submitted.end()) {
+    const int rank = ranks[static_cast<std::size_t>(absent - tally.submitted.begin())];
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(name_of(request.kind)) + ": every rank takes part in it, but not " +
+                      has_joined(rank) + "; change process sets before join(), or after it",
+                  rank);
+  }
+  if (request.kind == Kind::kBroadcast && !tally.submitted[book.group.index_of(request.root)]) {
+    return Status(StatusCode::kInvalidArgument,
+                  "broadcast '" + request.name + "': its root is " + has_joined(request.root) +
+                      " and gives nothing any more; name a root that still takes part",
+                  request.root);
+  }
+  for (std::size_t i = 0; i < ranks.size() && request.kind == Kind::kAlltoall; ++i) {
+    if (!tally.submitted[i]) continue;
+    const Request& own = tally.differing[i];
+    if (auto text = describe_bad_splits(ranks[i], own, tally.submitted)) {
+      return Status(StatusCode::kInvalidArgument, std::move(*text), ranks[i]);
+    }
+    for (std::size_t to = 0; to < own.splits.size(); ++to) {
+      if (tally.submitted[to] || own.splits[to] == 0) continue;
+      return Status(StatusCode::kInvalidArgument,
+                    "alltoall '" + request.name + "': rank " + std::to_string(ranks[i]) +
+                        " sends " + std::to_string(own.splits[to]) + " rows to " +
+                        has_joined(ranks[to]) + " and takes nothing any more; send it none",
+                    ranks[i]);
+    }
+  }
+  return Status();
+}
+
+Status Coordinator::note_absent(Book& book, const Tally& tally, Response& response) {
+  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
+    if (!tally.submitted[i]) response.absent.push_back(book.group.ranks[i]);
+  }
+  if (response.absent != book.absent) {
+    if (epochs_ >= kMaxEpoch) {
+      return Status(StatusCode::kInternal, describe(tally.request) + ": join() has changed the " +
+                                               "members of groups too often in this world");
+    }
+    book.absent = response.absent;
+    book.generation = ++epochs_;
+  }
+  response.generation = book.generation;
+  return Status();
+}
+
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
+  if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
   if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
-  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   Response response;
+  if (Status noted = note_absent(book, tally, response); !noted.ok()) {
+    return respond_error(tally, std::move(noted));
+  }
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   const std::string key = tally.request.key();
   if (const auto id = cache_.find(key, tally.request)) {
     response.form = Response::Form::kCached;
@@ -145,9 +251,14 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
     response.form = Response::Form::kFull;
     if (tally.request.cacheable()) response.cache_id = cache_.assign(key);
     cache_.remember(response.cache_id, key, tally.request);
+    response.first_dimensions = rows_of(tally);
     response.request = std::move(tally.request);
     response.request.splits.clear();  // one member's; all have their part of the rows
-    response.first_dimensions = transposed(tally.rows);
+  }
+  if (response.request.kind == Kind::kJoin) {
+    response.first_dimensions = {last_joined_};
+    joined_.assign(joined_.size(), false);
+    failed_.clear();  // who has not made such a change has joined instead
   }
   responses_.push_back(std::move(response));
 }

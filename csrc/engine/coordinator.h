@@ -3,8 +3,9 @@
 // Words: each process set has a *book* of tallies. A *tally* counts which members of the set have
 // submitted a name. When the last one has, the coordinator appends one *response* to the list that
 // all members get, in one order for all sets: so two ranks can never wait for each other in
-// collectives of two different sets. Ranks that disagree all get the same error instead.
-// Thread: the runner of rank 0's engine. No I/O, no clock of its own.
+// collectives of two different sets. Ranks that disagree all get the same error instead. A rank
+// that has joined is not waited for any more: responses name it absent, until all ranks have
+// joined. Thread: the runner of rank 0's engine. No I/O, no clock of its own.
 #pragma once
 
 #include <chrono>
@@ -29,10 +30,10 @@ class Coordinator {
     std::uint64_t number = 0;  // of all tallies
     Request request;           // as the first rank submitted it
     int first_rank = -1;
-    std::vector<bool> submitted;  // by position in the set
-    std::size_t missing = 0;
-    std::vector<std::vector<std::int64_t>> rows;  // rows_given, by position in the set
-    Status refusal;                               // the first disagreement, or bad splits
+    Presence submitted;
+    std::size_t missing = 0;         // members that have neither submitted nor joined
+    std::vector<Request> differing;  // where rows_differ(): by position in the set
+    Status refusal;                  // the first disagreement
     TimePoint since;
     TimePoint warned;  // of the last stall warning
   };
@@ -43,15 +44,22 @@ class Coordinator {
   struct Book {
     Group group;
     std::unordered_map<std::string, Tally> tallies;  // by name
+    std::vector<int> absent;                         // of the last response
+    std::uint32_t generation = 0;                    // of the group without them
     std::vector<bool> removing;  // members that remove the set, by position; empty: nobody does
   };
 
   // `timeline` is borrowed; none in tests.
   Coordinator(int size, std::size_t cache_capacity, const Timeline* timeline = nullptr)
-      : size_(size), timeline_(timeline), cache_(cache_capacity), activity_(size), left_(size) {}
+      : size_(size),
+        timeline_(timeline),
+        cache_(cache_capacity),
+        activity_(size),
+        left_(size),
+        joined_(size) {}
 
   void add_set(const Group& group);
-  // A rank wants a collective. kInternal when it is no member of the set or asks twice.
+  // A rank wants a collective. kInternal when it is no member of the set, asks twice or has joined.
   Status submit(int rank, const Request& request, TimePoint now);
   Status submit_cached(int rank, std::uint32_t id, TimePoint now);
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
@@ -70,15 +78,24 @@ class Coordinator {
   const Group& group(std::uint32_t set) const { return books_.at(set).group; }
   std::map<std::uint32_t, Book>& books() { return books_; }
   const Activity& activity(int rank) const { return activity_[rank]; }
+  // Since when nothing has happened that the tally waits for. Ranks may train for long while others
+  // have joined: a join waits only for ranks that do nothing at all.
+  TimePoint idle_since(const Book& book, const Tally& tally) const;
   bool idle() const { return waiting_ == 0; }
 
  private:
+  // The rank's tally for the request, a new one where nobody had asked before.
+  Tally& open(Book& book, int rank, const Request& request, TimePoint now);
+  // Answers what waited for this rank alone, and waits for it no more.
+  void join(int rank);
   void respond(Book& book, const std::string& name, Tally tally);
-  // Notes what is wrong with one member's request, else the rows that it gives.
-  static void compare(Tally& tally, int rank, std::size_t index, const Request& request);
+  // What makes the request impossible for those who submitted it, or OK.
+  static Status refuse(const Book& book, const Tally& tally);
+  // Says in the response who is absent. kInternal when there is no number for such a group.
+  Status note_absent(Book& book, const Tally& tally, Response& response);
   void respond_error(const Tally& tally, Status error);
   // Where a rank that has left is awaited: the error, else nothing.
-  bool fail_if_left(Book& book, const std::string& name, const Tally& tally);
+  bool fail_if_left(const Book& book, const Tally& tally);
 
   // Changes of the process sets (coordinator_sets.cc).
   struct FailedChange {
@@ -101,10 +118,12 @@ class Coordinator {
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
+  std::vector<bool> joined_;                        // by rank
+  int last_joined_ = -1;
+  std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
-  std::size_t waiting_ = 0;    // tallies in all books
-  std::uint64_t tallied_ = 0;  // tallies so far
-  std::uint32_t next_set_ = 1;
+  std::size_t waiting_ = 0;                               // tallies in all books
+  std::uint64_t tallied_ = 0;                             // tallies so far
   std::vector<std::uint32_t> removed_;                    // sets whose books go next
   std::unordered_map<std::string, FailedChange> failed_;  // by name
 };

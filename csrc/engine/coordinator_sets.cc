@@ -14,7 +14,7 @@ bool same(const std::vector<int>& ranks, const std::vector<std::int64_t>& others
 }
 
 std::string text_of(const std::vector<std::int64_t>& ranks) {
-  return describe(Group{0, {ranks.begin(), ranks.end()}, 0});
+  return describe(Group{0, {ranks.begin(), ranks.end()}, 0, 0});
 }
 
 }  // namespace
@@ -43,7 +43,10 @@ std::optional<std::string> Coordinator::describe_bad_change(const Request& reque
     return subject + ": there are " + std::to_string(kMaxProcessSets) +
            " process sets already, no more fit; remove some";
   }
-  if (next_set_ > kMaxProcessSetId) return subject + ": this world had a million sets already";
+  if (epochs_ >= kMaxEpoch) {
+    return subject + ": this world has had " + std::to_string(kMaxEpoch) +
+           " sets and changes of their members by join(), no more fit";
+  }
   return std::nullopt;
 }
 
@@ -51,14 +54,17 @@ void Coordinator::respond_change(Tally tally) {
   if (auto text = describe_bad_change(tally.request)) {
     return respond_error(tally, Status(StatusCode::kInvalidArgument, std::move(*text)));
   }
-  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   Response response;
+  if (Status noted = note_absent(books_.at(0), tally, response); !noted.ok()) {
+    return respond_error(tally, std::move(noted));
+  }
+  if (timeline_ != nullptr) timeline_->answered(tally.number, Status());
   response.form = Response::Form::kFull;
-  std::uint32_t set = next_set_;
+  std::uint32_t set = 0;
   if (tally.request.kind == Kind::kAddProcessSet) {
-    ++next_set_;
+    set = ++epochs_;
     const auto& ranks = tally.request.splits;
-    add_set({static_cast<int>(set), {ranks.begin(), ranks.end()}, 0});
+    add_set({static_cast<int>(set), {ranks.begin(), ranks.end()}, 0, 0});
   } else {
     set = static_cast<std::uint32_t>(find_book(tally.request.splits)->group.id);
     cache_.forget(set);

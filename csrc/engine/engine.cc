@@ -25,7 +25,13 @@ Status check_reduction(const Request& request, const TensorShape& tensor) {
   if (tensor.dtype == DataType::kBool) {
     return invalid(request, "bool cannot be reduced; convert it, for example to uint8");
   }
+  if (request.op == ReduceOp::kAdasum && request.kind == Kind::kReducescatter) {
+    return invalid(request, "Adasum combines whole tensors; use allreduce, and take a part of it");
+  }
   if (is_floating(tensor.dtype)) return Status();
+  if (request.op == ReduceOp::kAdasum) {
+    return invalid(request, "Adasum takes floating-point tensors");
+  }
   if (request.weighted) return invalid(request, "a weighted average takes floating-point tensors");
   if (request.prescale != 1.0 || request.postscale != 1.0) {
     return invalid(request, "prescale and postscale factors take floating-point tensors");
@@ -82,6 +88,9 @@ Status Engine::check(const Entry& entry) const {
     return invalid(request,
                    "rank " + std::to_string(rank_) + " is no member of " + describe(*group));
   }
+  if (request.kind == Kind::kJoin && request.process_set != 0) {
+    return invalid(request, "a rank joins the world, not a process set");
+  }
   if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
     return invalid(request, "the root rank " + std::to_string(request.root) + " is no member of " +
                                 describe(*group));
@@ -103,7 +112,7 @@ Status Engine::check(const Entry& entry) const {
   }
   if (size_ == 1 && request.kind == Kind::kAlltoall) {
     // With more ranks the coordinator looks, so that all of them hear of it.
-    if (const auto text = describe_bad_splits(rank_, request, 1)) {
+    if (const auto text = describe_bad_splits(rank_, request, {true})) {
       return Status(StatusCode::kInvalidArgument, *text, rank_);
     }
   }
@@ -162,7 +171,9 @@ Status Engine::execute_alone(const EntryPtr& entry) {
   HVDLITE_RETURN_IF_ERROR(queue_.push(entry));
   (void)queue_.take();
   std::vector<Agreed> round;
-  round.push_back({entry, rows_given(entry->request, 1)});
+  const bool joins = entry->request.kind == Kind::kJoin;
+  round.push_back(
+      {entry, joins ? std::vector<std::int64_t>{0} : rows_given(entry->request, {true}), {}, 0});
   timeline_.agreed(round);
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors

@@ -37,10 +37,13 @@ using EntryPtr = std::shared_ptr<Entry>;
 struct Agreed {
   EntryPtr entry;
   std::vector<std::int64_t> first_dimensions;  // as in Response
+  std::vector<int> absent;                     // likewise
+  std::uint32_t generation = 0;                // likewise
 };
 
 // "allreduce 'layer1.weight'", for messages.
 inline std::string describe(const Request& request) {
+  if (request.kind == Kind::kJoin) return "join()";
   return std::string(name_of(request.kind)) + " '" + request.name + "'";
 }
 

@@ -1,5 +1,6 @@
 #include "engine/executor.h"
 
+#include <algorithm>
 #include <new>
 #include <numeric>
 
@@ -19,12 +20,14 @@ std::uint64_t row_elements(const TensorShape& tensor) {
   return elements;
 }
 
+// By member that is present, from rows by position in the set.
 std::vector<std::size_t> bytes_of_rows(const TensorShape& tensor,
-                                       std::span<const std::int64_t> rows) {
+                                       std::span<const std::int64_t> rows,
+                                       const Presence& present) {
+  const std::uint64_t row_bytes = row_elements(tensor) * size_of(tensor.dtype);
   std::vector<std::size_t> bytes;
-  for (const std::int64_t count : rows) {
-    bytes.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor) *
-                    size_of(tensor.dtype));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (present[i]) bytes.push_back(static_cast<std::uint64_t>(rows[i]) * row_bytes);
   }
   return bytes;
 }
@@ -71,20 +74,22 @@ Status Executor::run(std::vector<Agreed>& round) {
     // What failed with an earlier batch failed so on every member.
     std::erase_if(batch.tensors, [&](const TensorRef& ref) { return !round[ref.agreed].entry; });
     if (batch.tensors.empty()) continue;
-    const Status opened = open_gpu(batch, round);
+    const Members& members = members_of(batch, round[batch.tensors[0].agreed]);
+    const Status opened = open_gpu(batch, round, members);
     if (!opened.ok() && !opened.sticky()) {
       fail_batch(batch, round, opened);
       continue;
     }
     HVDLITE_RETURN_IF_ERROR(opened);
-    HVDLITE_RETURN_IF_ERROR(gpu_ == nullptr ? run_batch(batch, round)
-                                            : made_final(run_batch(batch, round)));
+    HVDLITE_RETURN_IF_ERROR(gpu_ == nullptr ? run_batch(batch, round, members)
+                                            : made_final(run_batch(batch, round, members)));
     HVDLITE_RETURN_IF_ERROR(made_final(close_gpu(batch, round)));
     ++counters_.batches;
     counters_.bytes += batch.bytes;
     for (const TensorRef& ref : batch.tensors) {
       ++counters_.tensors;
       if (--left[ref.agreed] > 0) continue;
+      round[ref.agreed].entry->completion->members = static_cast<int>(members.group.ranks.size());
       queue_.finish(round[ref.agreed].entry, Status());
       round[ref.agreed].entry = nullptr;
     }
@@ -92,15 +97,47 @@ Status Executor::run(std::vector<Agreed>& round) {
   return Status();
 }
 
-Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round) {
+const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
+  const auto [at, is_new] = members_.try_emplace(batch.process_set);
+  Members& members = at->second;
+  if (!is_new && members.group.generation == batch.generation) return members;
+  const Group& whole = *sets_.get(batch.process_set);
+  const std::vector<int>& absent = agreed.absent;
+  members = {{whole.id, {}, whole.lane, batch.generation}, {}};
+  for (const int rank : whole.ranks) {
+    members.present.push_back(!std::binary_search(absent.begin(), absent.end(), rank));
+    if (members.present.back()) members.group.ranks.push_back(rank);
+  }
+  return members;
+}
+
+Status Executor::refuse_gpu(const Batch& batch, const Agreed& agreed, const Members& members) {
+  if (!agreed.absent.empty()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "GPU tensors need all members of their process set, also rank " +
+                      std::to_string(agreed.absent[0]) +
+                      ", which has joined; on GPUs give every rank the same number of steps",
+                  agreed.absent[0]);
+  }
+  const bool combines = batch.kind == Kind::kAllreduce && batch.op == ReduceOp::kAdasum;
+  if (combines && members.group.ranks.size() > 1) {
+    return Status(StatusCode::kInvalidArgument,
+                  "Adasum takes tensors in host memory; these are on a GPU");
+  }
+  return Status();
+}
+
+Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
+                          const Members& members) {
   gpu_ = nullptr;
   const Entry* last = nullptr;
   for (const TensorRef& ref : batch.tensors) {
     const Entry& entry = *round[ref.agreed].entry;
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      const Group& group = *sets_.get(batch.process_set);
-      const Result<DeviceBackend*> plane = gpus_.open(group, entry.gpu->ordinal, patience());
+      HVDLITE_RETURN_IF_ERROR(refuse_gpu(batch, round[ref.agreed], members));
+      const Result<DeviceBackend*> plane =
+          gpus_.open(members.group, entry.gpu->ordinal, patience());
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }
@@ -148,24 +185,26 @@ Result<std::byte*> Executor::add_output(const Entry& entry, DeviceType device, s
   return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
 }
 
-Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round) {
+Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members) {
   const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get());
-  const GroupPtr members = sets_.get(batch.process_set);
-  const Group& group = *members;
+  const Group& group = members.group;
   const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {
     case Kind::kAllreduce:
       return allreduce(batch, round, group);
     case Kind::kAllgather:
-      return allgather(first, group);
+      return allgather(first, members);
     case Kind::kBroadcast:
       return broadcast(first, group);
     case Kind::kBarrier:
       return backend_.barrier(group, patience());
     case Kind::kAlltoall:
-      return alltoall(first, group);
+      return alltoall(first, members);
     case Kind::kReducescatter:
       return reducescatter(first, group);
+    case Kind::kJoin:
+      first.entry->completion->first_dimensions = first.first_dimensions;
+      return Status();
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:
       return change_sets(first);
@@ -210,18 +249,18 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
   return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, patience());
 }
 
-Status Executor::allgather(const Agreed& agreed, const Group& group) {
+Status Executor::allgather(const Agreed& agreed, const Members& members) {
   const Entry& entry = *agreed.entry;
   const std::span<const std::int64_t> rows(agreed.first_dimensions);
-  const std::size_t members = group.ranks.size();
+  const std::size_t size = members.present.size();
   entry.completion->first_dimensions = agreed.first_dimensions;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
-    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * members, members));
+    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members.present);
     const std::size_t total = sum(bytes);
     const Result<std::byte*> output = add_output(entry, tensor.device, total);
     HVDLITE_RETURN_IF_ERROR(output.status());
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(group,
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(members.group,
                                                        bytes_of(entry.inputs[i], tensor.bytes()),
                                                        bytes, {output.value(), total}, patience()));
   }
@@ -251,16 +290,17 @@ Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
   return Status();
 }
 
-Status Executor::alltoall(const Agreed& agreed, const Group& group) {
+Status Executor::alltoall(const Agreed& agreed, const Members& members) {
   const Entry& entry = *agreed.entry;
   const TensorShape& tensor = entry.request.tensors[0];
-  const auto sent = bytes_of_rows(tensor, rows_given(entry.request, group.ranks.size()));
-  const auto received = bytes_of_rows(tensor, agreed.first_dimensions);
+  const Presence& present = members.present;
+  const auto sent = bytes_of_rows(tensor, rows_given(entry.request, present), present);
+  const auto received = bytes_of_rows(tensor, agreed.first_dimensions, present);
   const std::size_t total = sum(received);
   entry.completion->first_dimensions = agreed.first_dimensions;
   const Result<std::byte*> output = add_output(entry, tensor.device, total);
   HVDLITE_RETURN_IF_ERROR(output.status());
-  return plane_of(tensor).alltoall(group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
+  return plane_of(tensor).alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
                                    {output.value(), total}, received, patience());
 }
 
@@ -275,6 +315,7 @@ Status Executor::change_sets(const Agreed& agreed) {
     gpus_.forget(*group);
     backend_.forget(*group);
     sets_.remove(id);
+    members_.erase(static_cast<std::uint32_t>(id));
   }
   return Status();
 }

@@ -43,9 +43,17 @@ class Executor {
   Status run(std::vector<Agreed>& round);
 
  private:
+  // Who takes part in a batch: the members of its process set that have not joined.
+  struct Members {
+    Group group;
+    Presence present;  // of the set
+  };
+  const Members& members_of(const Batch& batch, const Agreed& agreed);
   // Opens the data plane of the batch's GPU tensors, if there are any, and puts it in order after
   // their producers. A status that is not sticky is the same on every member.
-  Status open_gpu(const Batch& batch, const std::vector<Agreed>& round);
+  Status open_gpu(const Batch& batch, const std::vector<Agreed>& round, const Members& members);
+  // What GPU tensors cannot do, or OK.
+  static Status refuse_gpu(const Batch& batch, const Agreed& agreed, const Members& members);
   // Marks the end of the batch on its GPU.
   Status close_gpu(const Batch& batch, const std::vector<Agreed>& round);
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
@@ -54,12 +62,12 @@ class Executor {
   }
   // Makes room for the entry's next result, on the device of its tensor.
   Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
-  Status run_batch(const Batch& batch, std::vector<Agreed>& round);
+  Status run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members);
   Status allreduce(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
   Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
-  Status allgather(const Agreed& agreed, const Group& group);
+  Status allgather(const Agreed& agreed, const Members& members);
   Status reducescatter(const Agreed& agreed, const Group& group);
-  Status alltoall(const Agreed& agreed, const Group& group);
+  Status alltoall(const Agreed& agreed, const Members& members);
   Status broadcast(const Agreed& agreed, const Group& group);
   Status change_sets(const Agreed& agreed);
   Patience patience() const {
@@ -75,10 +83,11 @@ class Executor {
   TensorQueue& queue_;
   Counters& counters_;
   const Timeline& timeline_;
-  DeviceBackend* gpu_ = nullptr;  // of the current batch, where it has GPU tensors
-  std::vector<Piece> pieces_;     // of the current batch; kept for its capacity
-  std::vector<double> weights_;   // of the current batch, by tensor; then their sums
-  std::vector<std::byte> zeros_;  // what a rank of weight 0 gives
+  std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
+  DeviceBackend* gpu_ = nullptr;              // of the current batch, where it has GPU tensors
+  std::vector<Piece> pieces_;                 // of the current batch; kept for its capacity
+  std::vector<double> weights_;               // of the current batch, by tensor; then their sums
+  std::vector<std::byte> zeros_;              // what a rank of weight 0 gives
 };
 
 }  // namespace hvdlite

@@ -3,15 +3,20 @@
 namespace hvdlite {
 namespace {
 
-bool may_join(const Batch& batch, const Request& request, const TensorShape& tensor,
-              std::uint64_t threshold) {
-  return batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype &&
+bool may_share(const Batch& batch, const std::vector<Agreed>& round, std::size_t index,
+               const TensorShape& tensor, std::uint64_t threshold) {
+  const Agreed& agreed = round[index];
+  const Request& request = agreed.entry->request;
+  const bool fits = request.op == ReduceOp::kAdasum ? batch.tensors.back().agreed == index
+                                                    : batch.bytes + tensor.bytes() <= threshold;
+  return fits && batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype &&
          batch.device == tensor.device && batch.op == request.op &&
          batch.weighted == request.weighted && batch.process_set == request.process_set &&
-         batch.bytes + tensor.bytes() <= threshold;
+         batch.generation == agreed.generation;
 }
 
-Batch make_batch(const Request& request, DataType dtype, DeviceType device) {
+Batch make_batch(const Agreed& agreed, DataType dtype, DeviceType device) {
+  const Request& request = agreed.entry->request;
   Batch batch;
   batch.kind = request.kind;
   batch.dtype = dtype;
@@ -19,6 +24,7 @@ Batch make_batch(const Request& request, DataType dtype, DeviceType device) {
   batch.op = request.op;
   batch.weighted = request.weighted;
   batch.process_set = request.process_set;
+  batch.generation = agreed.generation;
   return batch;
 }
 
@@ -29,7 +35,7 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
   for (std::size_t i = 0; i < round.size(); ++i) {
     const Request& request = round[i].entry->request;
     if (request.kind != Kind::kAllreduce) {
-      batches.push_back(make_batch(request, DataType::kUint8, DeviceType::kHost));
+      batches.push_back(make_batch(round[i], DataType::kUint8, DeviceType::kHost));
       for (std::size_t t = 0; t < request.tensors.size(); ++t) {
         batches.back().tensors.push_back({i, t});
       }
@@ -40,10 +46,11 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
       const TensorShape& tensor = request.tensors[t];
       Batch* home = nullptr;
       for (auto batch = batches.rbegin(); batch != batches.rend() && home == nullptr; ++batch) {
-        if (may_join(*batch, request, tensor, threshold)) home = &*batch;
+        if (may_share(*batch, round, i, tensor, threshold)) home = &*batch;
       }
-      if (home == nullptr)
-        home = &batches.emplace_back(make_batch(request, tensor.dtype, tensor.device));
+      if (home == nullptr) {
+        home = &batches.emplace_back(make_batch(round[i], tensor.dtype, tensor.device));
+      }
       home->bytes += tensor.bytes();
       home->tensors.push_back({i, t});
     }

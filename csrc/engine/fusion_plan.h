@@ -1,9 +1,11 @@
 // Which tensors travel together: a pure function of one round.
 //
-// Tensors of all-reduces with the same process set, device, dtype, op and way of weighting join one
+// Tensors of all-reduces with the same members, device, dtype, op and way of weighting share one
 // *batch* until it would exceed the threshold; a tensor larger than the threshold is a batch of its
-// own. A batch keeps the place of its first tensor, so batches of different process sets stay in
-// the coordinator's order. Every other collective is a batch of its own.
+// own. By Adasum the tensors of one entry travel together whatever their size, and with no others:
+// so bits never depend on what happens to be fused. A batch keeps the place of its first tensor, so
+// batches of different process sets stay in the coordinator's order. Every other collective is a
+// batch of its own.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +27,7 @@ struct Batch {
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;
   std::uint32_t process_set = 0;
+  std::uint32_t generation = 0;  // of its group
   std::uint64_t bytes = 0;
   std::vector<TensorRef> tensors;  // all-reduce: at least one; otherwise all of one entry
 };

@@ -29,7 +29,13 @@ Status garbage(const Frame& frame) {
 // has no kind.)
 Response addressed_part(const Response& response, const Group& group, std::size_t index) {
   if (response.request.kind != Kind::kAlltoall) return response;
-  Response part{response.form, response.cache_id, response.request, {}, {}};
+  Response part{response.form,
+                response.cache_id,
+                response.request,
+                {},
+                response.absent,
+                response.generation,
+                {}};
   const std::size_t members = group.ranks.size();
   const auto begin =
       response.first_dimensions.begin() + static_cast<std::ptrdiff_t>(index * members);
@@ -180,7 +186,8 @@ Status Negotiator::left_early(int rank, const std::string& missing) const {
   return Status(StatusCode::kRankFailed,
                 "rank " + std::to_string(rank) + " left after " + std::to_string(*left_[rank]) +
                     " collectives (clean exit), but " + missing +
-                    "; give every rank the same number of steps",
+                    "; give every rank the same number of steps, or end the loop on every rank "
+                    "with hvd.join()",
                 rank);
 }
 
@@ -290,15 +297,17 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     if (entry != nullptr) queue_.finish(entry, response.error);
     return response.error.sticky() ? response.error : Status();
   }
+  if (response.form == Response::Form::kFull) {
+    cache_.remember(response.cache_id, key, response.request);
+  }
+  const std::vector<int>& absent = response.absent;
+  if (std::binary_search(absent.begin(), absent.end(), rank_)) return Status();
   if (entry == nullptr) {
     return Status(StatusCode::kInternal,
                   "the coordinator answered '" + key + "', which this rank has not submitted");
   }
-  if (response.form == Response::Form::kFull) {
-    cache_.remember(response.cache_id, key, response.request);
-  }
   if (request->kind == Kind::kRemoveProcessSet) cache_.forget(entry->removes);
-  round.push_back({std::move(entry), response.first_dimensions});
+  round.push_back({std::move(entry), response.first_dimensions, absent, response.generation});
   return Status();
 }
 

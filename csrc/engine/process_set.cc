@@ -25,7 +25,7 @@ void ProcessSets::add(int id, std::vector<int> ranks) {
   int lane = 0;
   while (taken.test(static_cast<std::size_t>(lane))) ++lane;
   groups_[static_cast<std::uint32_t>(id)] =
-      std::make_shared<const Group>(Group{id, std::move(ranks), lane});
+      std::make_shared<const Group>(Group{id, std::move(ranks), lane, 0});
 }
 
 void ProcessSets::remove(int id) {

@@ -19,9 +19,6 @@ namespace hvdlite {
 // Sets besides the world that there can be at once: each has a lane of its own.
 inline constexpr std::size_t kMaxProcessSets = kLaneCount - 1;
 
-// Highest id of a set; numbers of steps begin with it (backend/staging.cc).
-inline constexpr std::uint32_t kMaxProcessSetId = (1 << 20) - 1;
-
 using GroupPtr = std::shared_ptr<const Group>;
 
 class ProcessSets {

@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "engine/entry.h"
+
 namespace hvdlite {
 namespace {
 
@@ -77,14 +79,16 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
   std::string fatal;
   for (auto& [id, book] : coordinator_.books()) {
     for (auto& [name, tally] : book.tallies) {
-      if (shutdown_ > 0 && seconds_between(tally.since, now) >= shutdown_ && fatal.empty()) {
-        fatal = describe_stall(book, name, tally, now) + "; stall_shutdown is " +
-                text_of_seconds(shutdown_);
+      const Coordinator::TimePoint since = coordinator_.idle_since(book, tally);
+      if (shutdown_ > 0 && seconds_between(since, now) >= shutdown_ && fatal.empty()) {
+        fatal =
+            describe_stall(book, tally, now) + "; stall_shutdown is " + text_of_seconds(shutdown_);
       }
-      if (warning_ <= 0 || seconds_between(tally.warned, now) < warning_) continue;
+      const auto warned = std::max(tally.warned, since);
+      if (warning_ <= 0 || seconds_between(warned, now) < warning_) continue;
       tally.warned = now;
       if (warnings.size() < kNamesShown) {
-        warnings.push_back(describe_stall(book, name, tally, now));
+        warnings.push_back(describe_stall(book, tally, now));
       } else {
         ++hidden;
       }
@@ -107,10 +111,10 @@ std::chrono::milliseconds StallMonitor::interval() const {
       static_cast<std::int64_t>(std::clamp(shortest / 4 * 1000, 10.0, 1000.0)));
 }
 
-std::string StallMonitor::describe_stall(const Coordinator::Book& book, const std::string& name,
+std::string StallMonitor::describe_stall(const Coordinator::Book& book,
                                          const Coordinator::Tally& tally,
                                          Coordinator::TimePoint now) const {
-  std::string text = std::string(name_of(tally.request.kind)) + " '" + name + "' has waited " +
+  std::string text = describe(tally.request) + " has waited " +
                      text_of_seconds(seconds_between(tally.since, now)) + " for ";
   std::string separator;
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {

@@ -26,8 +26,8 @@ class StallMonitor {
   std::chrono::milliseconds interval() const;
 
  private:
-  std::string describe_stall(const Coordinator::Book& book, const std::string& name,
-                             const Coordinator::Tally& tally, Coordinator::TimePoint now) const;
+  std::string describe_stall(const Coordinator::Book& book, const Coordinator::Tally& tally,
+                             Coordinator::TimePoint now) const;
   void fail_circular_changes(Coordinator::TimePoint now);
   double warning_;
   double shutdown_;

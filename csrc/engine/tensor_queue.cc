@@ -12,6 +12,11 @@ Status TensorQueue::push(EntryPtr entry) {
         closed_.message() + " [" + describe(entry->request) + " was submitted afterwards]",
         closed_.failed_rank());
   }
+  if (joining_) {
+    return Status(StatusCode::kInvalidArgument,
+                  describe(entry->request) +
+                      ": this rank has called join() and gives nothing more until it returns");
+  }
   if (!removed_.empty() && removed_.contains(entry->request.process_set)) {
     return Status(StatusCode::kInvalidArgument,
                   describe(entry->request) + ": its process set was removed on this rank");
@@ -22,6 +27,7 @@ Status TensorQueue::push(EntryPtr entry) {
                       ": an operation of this name is already in flight on this rank; wait for it "
                       "first, or give each operation a name of its own");
   }
+  joining_ = entry->request.kind == Kind::kJoin;
   if (entry->request.kind == Kind::kRemoveProcessSet) removed_.insert(entry->removes);
   entries_.push_back(std::move(entry));
   waiting_.store(true, std::memory_order_seq_cst);
@@ -50,6 +56,7 @@ void TensorQueue::finish(const EntryPtr& entry, Status status) {
   {
     MutexLock lock(mutex_);
     in_flight_.erase(entry->key);
+    if (entry->request.kind == Kind::kJoin) joining_ = false;
   }
   entry->completion->finish(std::move(status));
 }

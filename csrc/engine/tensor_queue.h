@@ -1,7 +1,8 @@
 // Where submitted collectives wait for the runner: the only crossing from callers to the engine.
 //
 // Any thread pushes; the runner takes all at once. Knows which names are in flight on this rank, so
-// that a duplicate is refused at the call. Closed with a status once the engine can do no more.
+// that a duplicate is refused at the call; so is everything while this rank waits in a join. Closed
+// with a status once the engine can do no more.
 #pragma once
 
 #include <atomic>
@@ -18,8 +19,9 @@ class TensorQueue {
  public:
   explicit TensorQueue(const Timeline& timeline) : timeline_(timeline) {}  // borrowed
 
-  // kDuplicateName when the name is in flight; kInvalidArgument when its process set is being
-  // removed; the closing status once closed. What a removal removes is refused from then on.
+  // kDuplicateName when the name is in flight; kInvalidArgument during a join and when its process
+  // set is being removed; the closing status once closed. What a removal removes is refused from
+  // then on.
   Status push(EntryPtr entry);
   // The removal of the set has failed.
   void reopen(std::uint32_t process_set);
@@ -38,6 +40,7 @@ class TensorQueue {
   Mutex mutex_;
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
+  bool joining_ HVDLITE_GUARDED_BY(mutex_) = false;
   std::unordered_set<std::uint32_t> removed_ HVDLITE_GUARDED_BY(mutex_);  // process sets
   Status closed_ HVDLITE_GUARDED_BY(mutex_);
   std::atomic<bool> waiting_{false};

@@ -1,6 +1,8 @@
 // Who is where: ranks, and the hosts that they share. Pure values, immutable after construction.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 namespace hvdlite {
@@ -19,11 +21,21 @@ struct Topology {
   int local_size(int of_rank) const;
 };
 
-// The members of one process set as the data plane sees them. `ranks` ascends.
+// Highest id and highest generation of a group; numbers of steps begin with it
+// (backend/staging.cc).
+inline constexpr std::uint32_t kMaxEpoch = (1 << 22) - 1;
+
+// The members of one process set as the data plane sees them. `ranks` ascends. While some of the
+// members have joined (hvd.join), the group is what is left of the set, under the same id: each
+// change of `ranks` has a higher generation, the same number on every rank. Ids and generations
+// are drawn from one ascending counter of the world.
 struct Group {
   int id = 0;              // process set id; 0 is the world. Ids of later sets are higher
   std::vector<int> ranks;  // members, ascending
   int lane = 0;            // of progress counters in segments; no other set of this time has it
+  std::uint32_t generation = 0;
+  // Higher than that of every group that had the lane before.
+  std::uint32_t epoch() const { return std::max(static_cast<std::uint32_t>(id), generation); }
   int index_of(int rank) const;  // position in `ranks`, or -1
 };
 

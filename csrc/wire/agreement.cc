@@ -70,6 +70,10 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
   return std::nullopt;
 }
 
+std::int64_t count_present(const Presence& present) {
+  return std::count(present.begin(), present.end(), true);
+}
+
 }  // namespace
 
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
@@ -87,7 +91,8 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
 }
 
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
-                                               std::size_t members) {
+                                               const Presence& present) {
+  const std::size_t members = present.size();
   if (request.tensors.size() != 1 || request.tensors[0].dims.empty()) {
     return "alltoall '" + request.name + "': it takes one tensor with a first dimension";
   }
@@ -95,9 +100,13 @@ std::optional<std::string> describe_bad_splits(int rank, const Request& request,
   const std::string subject = "alltoall '" + request.name + "': rank " + std::to_string(rank);
   const std::string size = std::to_string(members);
   if (request.splits.empty()) {
-    if (rows % static_cast<std::int64_t>(members) == 0) return std::nullopt;
+    const std::int64_t parts = count_present(present);
+    if (rows % parts == 0) return std::nullopt;
+    const std::int64_t joined = std::ssize(present) - parts;
     return subject + " has " + std::to_string(rows) +
-           " rows, which cannot be split evenly in a process set of " + size + "; give splits";
+           " rows, which cannot be split evenly in a process set of " + size +
+           (joined == 0 ? "" : ", " + std::to_string(joined) + " of which have joined") +
+           "; give splits";
   }
   if (request.splits.size() != members) {
     return subject + " has " + std::to_string(request.splits.size()) +
@@ -125,7 +134,7 @@ std::optional<std::string> describe_bad_ranks(const Request& request, int size) 
          ", at least one";
 }
 
-std::vector<std::int64_t> rows_given(const Request& request, std::size_t members) {
+std::vector<std::int64_t> rows_given(const Request& request, const Presence& present) {
   std::vector<std::int64_t> rows;
   if (request.kind == Kind::kAllgather) {
     for (const TensorShape& tensor : request.tensors) {
@@ -134,7 +143,8 @@ std::vector<std::int64_t> rows_given(const Request& request, std::size_t members
   } else if (request.kind == Kind::kAlltoall) {
     rows = request.splits;
     if (rows.empty()) {
-      rows.assign(members, request.tensors[0].dims[0] / static_cast<std::int64_t>(members));
+      const std::int64_t share = request.tensors[0].dims[0] / count_present(present);
+      for (const bool here : present) rows.push_back(here ? share : 0);
     }
   }
   return rows;

@@ -32,6 +32,7 @@ class Writer {
     put(static_cast<std::uint16_t>(text.size()));
     append(text.data(), text.size());
   }
+  void put_all(const Bytes& bytes) { append(bytes.data(), bytes.size()); }
   std::size_t size() const { return bytes_.size(); }
   Bytes take() { return std::move(bytes_); }
 

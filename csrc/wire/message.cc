@@ -146,10 +146,24 @@ void put_response(Writer& writer, const Response& response) {
   put_numbers(writer, response.first_dimensions);
 }
 
+void put_absent(Writer& writer, const Response& response) {
+  writer.put(Response::Form::kAbsent);
+  writer.put(response.generation);
+  writer.put(static_cast<std::uint32_t>(response.absent.size()));
+  for (const int rank : response.absent) writer.put(static_cast<std::int32_t>(rank));
+}
+
+void get_absent(Reader& reader, Response& response) {
+  response.generation = reader.get<std::uint32_t>();
+  response.absent.resize(reader.get_count(sizeof(std::int32_t)));
+  for (int& rank : response.absent) rank = reader.get<std::int32_t>();
+}
+
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kError)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kAbsent)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
+  if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
   if (response.form == Response::Form::kError) {
     const Status status = get_status(reader);
     response.request.process_set = reader.get<std::uint32_t>();
@@ -171,9 +185,9 @@ bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }
 }  // namespace
 
 std::string_view name_of(Kind kind) {
-  constexpr std::string_view kNames[] = {"allreduce",       "allgather",         "broadcast",
-                                         "barrier",         "alltoall",          "reducescatter",
-                                         "add_process_set", "remove_process_set"};
+  constexpr std::string_view kNames[] = {"allreduce", "allgather",       "broadcast",
+                                         "barrier",   "alltoall",        "reducescatter",
+                                         "join",      "add_process_set", "remove_process_set"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -193,8 +207,20 @@ Bytes encode_submit(const Submit& submit) {
 
 Bytes encode_respond(const std::vector<Response>& responses) {
   Writer writer = begin(FrameType::kRespond);
-  writer.put(static_cast<std::uint32_t>(responses.size()));
-  for (const Response& response : responses) put_response(writer, response);
+  Writer list;
+  std::uint32_t count = 0;
+  std::uint32_t generation = 0;
+  for (const Response& response : responses) {
+    if (response.form != Response::Form::kError && response.generation != generation) {
+      put_absent(list, response);
+      generation = response.generation;
+      ++count;
+    }
+    put_response(list, response);
+    ++count;
+  }
+  writer.put(count);
+  writer.put_all(list.take());
   return finish(writer);
 }
 
@@ -224,10 +250,18 @@ bool decode_submit(std::span<const std::byte> body, Submit& submit) {
 
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses) {
   Reader reader(body);
-  responses.resize(reader.get_count(5));
-  for (Response& response : responses) {
+  Response last;  // what it says of absent members goes on
+  for (std::uint32_t left = reader.get_count(5); left > 0; --left) {
+    Response response;
+    response.absent = last.absent;
+    response.generation = last.generation;
     get_response(reader, response);
     if (reader.bad()) return false;
+    if (response.form == Response::Form::kAbsent) {
+      last = std::move(response);
+    } else {
+      responses.push_back(std::move(response));
+    }
   }
   return complete(reader);
 }

@@ -10,7 +10,9 @@
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
 //                      | full:   id:u32 request count:u32 first_dimension:i64[count]
-//                      | error:  code:u8 rank:i32 set:u32 name:text message:text )
+//                      | error:  code:u8 rank:i32 set:u32 name:text message:text
+//                      | absent: generation:u32 count:u32 rank:i32[count] )
+//              absent is no response: it says who had joined, for the responses behind it
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //
@@ -44,11 +46,13 @@ enum class Kind : std::uint8_t {
   kBarrier = 3,
   kAlltoall = 4,
   kReducescatter = 5,
+  kJoin = 6,  // "nothing more from this rank, until every rank says so"
   // Changes of the process sets, which all ranks of the world make alike.
-  kAddProcessSet = 6,
-  kRemoveProcessSet = 7,
+  kAddProcessSet = 7,
+  kRemoveProcessSet = 8,
 };
 inline constexpr Kind kLastKind = Kind::kRemoveProcessSet;
+inline constexpr std::string_view kJoinName = "#join";
 std::string_view name_of(Kind kind);
 
 struct TensorShape {
@@ -83,11 +87,11 @@ struct Request {
   }
   // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
   std::string key() const { return std::to_string(process_set) + ":" + name; }
+  // Members may give different numbers of rows.
+  bool rows_differ() const { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
   // An allgather's first dimensions and an alltoall's splits may change with every call.
-  bool cacheable() const {
-    return kind != Kind::kAllgather && kind != Kind::kAlltoall && !name.starts_with('#');
-  }
+  bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
 };
 
 struct Submit {
@@ -96,14 +100,19 @@ struct Submit {
 };
 
 struct Response {
-  enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2 };
+  enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2, kAbsent = 3 };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
   Request request;                      // kFull; kError: process_set and name only
-  // kFull, a change of the process sets: the id of the set. Otherwise the rows that come from each
-  // member, by position in the set: of an allgather tensor by tensor; of an alltoall what this
-  // member receives (as the coordinator decides it, what every member receives, member by member).
+  // kFull, a change of the process sets: the id of the set. A join: the last rank to join.
+  // Otherwise the rows that come from each member, by position in the set: of an allgather tensor
+  // by tensor; of an alltoall what this member receives (as the coordinator decides it, what every
+  // member receives, member by member).
   std::vector<std::int64_t> first_dimensions;
+  // Members of the set that had joined and take no part, ascending, and the generation of the group
+  // of the others (transport/topology.h).
+  std::vector<int> absent;
+  std::uint32_t generation = 0;
   Status error;  // kError
 };
 
@@ -112,15 +121,18 @@ struct Response {
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
                                              const Request& b);
 
-// What is wrong with an alltoall's splits in a process set of so many members: a message that names
-// tensor, rank and values; nothing when they can be used.
+// By position in a process set: whether the member takes part, not having joined.
+using Presence = std::vector<bool>;
+
+// What is wrong with an alltoall's splits: a message that names tensor, rank and values; nothing
+// when they can be used.
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
-                                               std::size_t members);
+                                               const Presence& present);
 // What is wrong with the ranks of a new process set in a world of `size`; nothing when it can be.
 std::optional<std::string> describe_bad_ranks(const Request& request, int size);
 // The rows that a member gives: of an allgather by tensor, of an alltoall (whose splits are good)
 // by receiving member; nothing for other kinds.
-std::vector<std::int64_t> rows_given(const Request& request, std::size_t members);
+std::vector<std::int64_t> rows_given(const Request& request, const Presence& present);
 
 Bytes encode_submit(const Submit& submit);
 Bytes encode_respond(const std::vector<Response>& responses);

@@ -66,7 +66,7 @@ from hvdlite.keras.backend import seam
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
     add_process_set,
@@ -75,8 +75,10 @@ from hvdlite.process_sets import (
     process_sets,
     remove_process_set,
 )
+from hvdlite.uneven import join
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "BootstrapError",
@@ -121,6 +123,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "load_model",
     "local_rank",
     "local_size",

@@ -16,7 +16,7 @@ from typing import Any
 from hvdlite.compression import Compressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.numbering import next_number
+from hvdlite.numbering import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 
@@ -52,7 +52,7 @@ class Distribution:
         return f"{self.prefix}.{index}"
 
     def _number(self) -> int:
-        return next_number("keras.DistributedOptimizer", registered_id(self.process_set))
+        return next_object("keras.DistributedOptimizer", registered_id(self.process_set))
 
     def is_local(self, variable: Any) -> bool:
         """Say whether a variable is this rank's own."""

@@ -115,7 +115,7 @@ def DistributedOptimizer(
             all ranks' rows are gathered.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
         backward_passes_per_step: how many batches accumulate on this rank before gradients are
             sent and variables updated; `optimizer.iterations` counts updates.
         average_aggregated_gradients: divides what has accumulated by that number.
@@ -198,10 +198,7 @@ def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> Non
     parts = with_inner(optimizer)
     if any(is_distributed(part) for part in parts):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
+    ops.check_gradient_op(op)
     if predivide_factor != 1.0 and op != ops.Average:
         raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
     if predivide_factor <= 0:

@@ -56,7 +56,7 @@ from hvdlite.errors import (
     StalledError,
 )
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
     add_process_set,
@@ -78,6 +78,7 @@ from hvdlite.tensorflow.ops import (
     cross_rank_op,
     cross_size_op,
     grouped_allreduce,
+    join,
     local_rank_op,
     local_size_op,
     process_set_included_op,
@@ -93,6 +94,7 @@ from hvdlite.tensorflow.rows import (
 )
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "BootstrapError",
@@ -146,6 +148,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_rank_op",
     "local_size",

@@ -136,7 +136,7 @@ def DistributedGradientTape(
         device_sparse: likewise.
         compression: what happens to gradients on the way, see `Compression`.
         sparse_as_dense: makes tf.IndexedSlices dense; without it their rows are gathered.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         num_groups: cuts the gradients into that many groups that travel together; 0: alone each.
@@ -187,10 +187,7 @@ def DistributedGradientTape(
 
 
 def _reduction(op: int, predivide_factor: float, weight: Any) -> Reduction:
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
+    ops.check_gradient_op(op)
     if predivide_factor != 1.0 and op != ops.Average:
         raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
     if predivide_factor <= 0:

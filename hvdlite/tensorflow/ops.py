@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import basics
+from hvdlite import basics, uneven
 from hvdlite import ops as neutral
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
@@ -20,7 +20,7 @@ from hvdlite.tensorflow import autodiff, requests, xla
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.names import WireName, wire_name
 from hvdlite.tensorflow.requests import Reduction, check
-from hvdlite.tensorflow.row_requests import allgather
+from hvdlite.tensorflow.row_requests import allgather, allgather_sizes
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "cross_rank_op",
     "cross_size_op",
     "grouped_allreduce",
+    "join",
     "local_rank_op",
     "local_size_op",
     "process_set_included_op",
@@ -141,7 +142,10 @@ def _allreduce(
 def allreduce_slices(
     slices: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tf.IndexedSlices:
-    """Gather the rows and the indices of all ranks; adding up equal indices is up to the reader."""
+    """Gather the rows and the indices of all ranks; adding up equal indices is up to the reader.
+
+    Those of this rank are added up before they are sent.
+    """
     if reduction.op not in (neutral.Average, neutral.Sum):
         raise ArgumentError(
             f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
@@ -153,6 +157,8 @@ def allreduce_slices(
             "use sparse_as_dense=True, or jit_compile=False"
         )
     values = check(slices.values, wire.text)
+    indices, places = tf.unique(tf.convert_to_tensor(slices.indices))
+    values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
     if reduction.weight is not None:
         weight = tf.cast(reduction.weight, tf.float64)
@@ -160,16 +166,17 @@ def allreduce_slices(
         (total,) = requests.allreduce([weight], part, [part.text], Reduction(neutral.Sum))
         requests.take_turns(part, [total])
         factor *= tf.math.divide_no_nan(weight, total)
-    elif reduction.op == neutral.Average:
-        factor /= tf.cast(requests.query_set("size", wire.process_set), tf.float64)
     sent, context = compression.compress(values * tf.cast(factor, values.dtype))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
     (gathered,) = allgather([sent], values_wire, [values_wire.text])
-    indices = tf.convert_to_tensor(slices.indices)
-    (indices,) = allgather([indices], indices_wire, [indices_wire.text])
-    return tf.IndexedSlices(
-        compression.decompress(gathered, context), indices, dense_shape=slices.dense_shape
-    )
+    # One index more than there are, so that the sizes tell who takes part, even with no rows.
+    ends = tf.constant([-1], indices.dtype)
+    indices, sizes = allgather_sizes(tf.concat([indices, ends], axis=0), indices_wire)
+    indices = tf.boolean_mask(indices, indices >= 0)
+    result = compression.decompress(gathered, context)
+    if reduction.op == neutral.Average and reduction.weight is None:
+        result /= tf.cast(tf.math.count_nonzero(sizes), result.dtype)
+    return tf.IndexedSlices(result, indices, dense_shape=slices.dense_shape)
 
 
 @traced_as_it_is
@@ -223,6 +230,23 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     requests.take_turns(wire, met)
     with tf.control_dependencies(met):
         tf.raw_ops.Timestamp()  # stateful: keeps what it waits for from being pruned
+
+
+def join(device: int = -1) -> int:
+    """Wait until no rank has more to give, while the others go on; see `hvdlite.uneven.join`.
+
+    Args:
+        device: accepted for scripts written for Horovod; without effect.
+
+    Raises:
+        ArgumentError: in a function, which would call it once, while it is traced.
+
+    Example:
+        >>> last = hvd.join()
+    """
+    if not tf.executing_eagerly():
+        raise ArgumentError("join() waits for the ends of loops: call it outside of tf.function")
+    return uneven.join(device)
 
 
 @traced_as_it_is

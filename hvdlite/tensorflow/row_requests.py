@@ -34,6 +34,16 @@ def allgather(
     return outputs
 
 
+def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gather one checked tensor; return also how many rows each rank gave (int64)."""
+    _check("allgather", [tensor], [wire.text])
+    (output,), sizes = raw_ops().hvdlite_allgather(
+        [tensor], terms(wire.number), **attributes(wire), tensor_names=[wire.text]
+    )
+    take_turns(wire, [output])
+    return output, tf.reshape(sizes, [-1])
+
+
 def allgather_with(
     last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
 ) -> list[tf.Tensor]:

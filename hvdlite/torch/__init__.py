@@ -51,7 +51,7 @@ from hvdlite.errors import (
     StalledError,
 )
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Average, Max, Min, Product, Sum
+from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
     add_process_set,
@@ -91,9 +91,12 @@ from hvdlite.torch.rows import (
     reducescatter,
     reducescatter_async,
 )
+from hvdlite.torch.sparse import sparse_allreduce_async
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
+from hvdlite.uneven import join
 
 __all__ = [
+    "Adasum",
     "ArgumentError",
     "Average",
     "BootstrapError",
@@ -156,6 +159,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -172,6 +176,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

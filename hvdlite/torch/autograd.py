@@ -156,9 +156,10 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
         result: Sequence[torch.Tensor],
         name: str,
         reduction: Reduction,
+        members: int,
     ) -> torch.Tensor:
         """Return the result."""
-        ctx.name, ctx.reduction = name, reduction
+        ctx.name, ctx.reduction, ctx.members = name, reduction, members
         return _forward(ctx, tensor, result)
 
     @staticmethod
@@ -168,9 +169,9 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
         _check_differentiable("reducescatter", ctx.name, reduction.op)
         factor = reduction.prescale * reduction.postscale
         if reduction.op == ops.Average:
-            factor /= reduction.process_set.size()
+            factor /= ctx.members
         name = f"{ctx.name}.backward"
-        return gather(gradient * factor, name, reduction.process_set), None, None, None
+        return gather(gradient * factor, name, reduction.process_set), None, None, None, None
 
 
 class Exchanged(torch.autograd.Function):  # type: ignore[misc]

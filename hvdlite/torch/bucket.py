@@ -3,6 +3,8 @@
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
 *present* on a rank that has a gradient for it; the others contribute zeros, and a vector of flags,
 one per parameter, rides along: where no rank had a gradient, every rank leaves `grad` at None.
+Behind them ride the numbers of rows of sparse gradients, from which all ranks see alike how those
+travel in the next round: as rows, by an operation beside this one, or dense (see `sparse`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any
 
 import torch
 
+from hvdlite import ops
 from hvdlite.errors import HvdliteError
+from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, spec
 
@@ -76,6 +80,7 @@ class _Trip:
     version: int  # of `gradient` when it left; -1 where the parameter had none
     wire: torch.Tensor  # what is reduced; may be `gradient` itself
     context: Any  # of the compressor
+    rows: int = 0  # of a sparse gradient that travels dense
 
     @property
     def present(self) -> bool:
@@ -111,6 +116,10 @@ class Bucket:
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
         self._handle: Submission | None = None
+        self._ways = SparseWays(self.params, self._names)
+        self._gathered: list[int] = []  # positions of the parameters whose rows are under way
+        self._gathering: RowGathering | None = None
+        self._reduction: Reduction | None = None
 
     @property
     def submitted(self) -> bool:
@@ -123,45 +132,72 @@ class Bucket:
         Raises:
             HvdliteError: a gradient cannot be sent; nothing was.
         """
+        by_rows = self._ways.begin()
         with torch.no_grad():
-            trips = [self._leave(*pair) for pair in zip(self.params, self._names, strict=True)]
+            trips = [self._leave(position, by_rows) for position in range(len(self.params))]
             flags = self._write_flags(trips)
-        specs = [
-            spec(name, trip.wire, trip.wire) for name, trip in zip(self._names, trips, strict=True)
+        dense = [
+            (name, trip.wire)
+            for position, (name, trip) in enumerate(zip(self._names, trips, strict=True))
+            if position not in by_rows
         ]
+        specs = [spec(name, wire, wire) for name, wire in dense]
         specs.append(spec(f"{self._name}.flags", flags, flags))
-        keep = ([trip.wire for trip in trips], flags)
+        keep = ([wire for _, wire in dense], flags)
+        if by_rows:
+            self._gather(sorted(by_rows), trips, reduction)
         self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
         self._trips = trips
+        self._reduction = reduction
 
-    def _leave(self, param: torch.Tensor, name: str) -> _Trip:
-        gradient, version = param.grad, -1
+    def _gather(self, positions: list[int], trips: Sequence[_Trip], reduction: Reduction) -> None:
+        with torch.no_grad():
+            self._gathering = RowGathering(
+                [trips[position].wire for position in positions],
+                [self._names[position] for position in positions],
+                f"{self._name}.rows",
+                reduction,
+                self._compression,
+                blocking=False,
+            )
+        self._gathered = positions
+
+    def _leave(self, position: int, by_rows: set[int]) -> _Trip:
+        param, name = self.params[position], self._names[position]
+        gradient, version, rows = param.grad, -1, 0
+        if position in by_rows:
+            wire = self._ways.rows_of(position)
+            version = -1 if gradient is None else gradient._version
+            return _Trip(param, wire if gradient is None else gradient, version, wire, None)
         if gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
             if gradient.layout != torch.strided and self._sparse_as_dense:
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
-        check(gradient, name)
-        wire, context = self._compression.compress(gradient)
-        return _Trip(param, gradient, version, wire.contiguous(), context)
+        dense = gradient
+        if is_sparse(gradient):
+            dense, rows = self._ways.to_dense(position, gradient)
+        check(dense, name)
+        wire, context = self._compression.compress(dense)
+        return _Trip(param, gradient, version, wire.contiguous(), context, rows)
 
     def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
-        wire = trips[0].wire.dtype
+        count = len(trips)
+        wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
         # The dtype of the gradients lets the flags ride in their batch; float16 is too narrow for
         # the share of a rank with a small weight.
         narrow = wire == torch.float16 or not wire.is_floating_point
         dtype = torch.float32 if narrow else wire
-        device = trips[0].wire.device
-        if self._flags.numel() != len(trips) or (self._flags.dtype, self._flags.device) != (
-            dtype,
-            device,
-        ):
-            self._flags = torch.empty(len(trips), dtype=dtype, device=device)
-        if all(trip.present for trip in trips):
-            self._flags.fill_(1)
+        flags, device = self._flags, trips[0].wire.device
+        if (flags.numel(), flags.dtype, flags.device) != (2 * count, dtype, device):
+            flags = self._flags = torch.empty(2 * count, dtype=dtype, device=device)
+        if all(trip.present and not trip.rows for trip in trips):
+            flags[:count] = 1
+            flags[count:] = 0
         else:
-            self._flags.copy_(torch.tensor([trip.present for trip in trips], dtype=dtype))
+            values = [trip.present for trip in trips] + [trip.rows for trip in trips]
+            flags.copy_(torch.tensor(values, dtype=dtype))
         return self._flags
 
     def finish(self, counts: bool) -> None:
@@ -173,9 +209,13 @@ class Bucket:
         Raises:
             HvdliteError: the reduction failed, or somebody changed a gradient that was under way.
         """
-        handle, trips = self._handle, self._trips
-        assert handle is not None
+        handle, trips, reduction = self._handle, self._trips, self._reduction
+        gathering, positions = self._gathering, self._gathered
+        assert handle is not None and reduction is not None
         handle.wait()
+        gathered: dict[int, GatheredRows] = {}
+        if gathering is not None:
+            gathered = dict(zip(positions, gathering.finish(), strict=True))
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
             if not trip.untouched():
@@ -184,18 +224,31 @@ class Bucket:
                     "now; call optimizer.synchronize() after backward(), before clipping, "
                     "unscaling, zeroing or a second backward()"
                 )
+        size = len(trips)
         known = counts and all(trip.present for trip in trips)
-        present = [True] * len(trips) if known else (self._flags > 0).tolist()
+        present = [True] * size if known else (self._flags[:size] > 0).tolist()
+        rows = self._rows_of_all(handle.members if reduction.op == ops.Average else 1)
         with torch.no_grad():
-            for trip, somewhere in zip(trips, present, strict=True):
-                self._arrive(trip, somewhere)
+            for i, trip in enumerate(trips):
+                if not present[i]:
+                    trip.param.grad = None
+                elif i in gathered:
+                    trip.param.grad = gathered[i].tensor
+                    rows[i] = gathered[i].rows
+                else:
+                    self._arrive(i, trip, sparse=rows[i] > 0)
+                self._ways.choose(i, rows[i])
 
-    def _arrive(self, trip: _Trip, somewhere: bool) -> None:
-        if not somewhere:
-            trip.param.grad = None
-            return
+    def _rows_of_all(self, factor: int) -> list[float]:
+        """Return the numbers of rows that travelled dense; `factor` makes sums of averages."""
+        flags = self._flags[len(self.params) :]
+        return (flags.double() * factor).tolist() if flags.any() else [0.0] * len(self.params)
+
+    def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
         result = self._compression.decompress(trip.wire, trip.context)
-        if not trip.present:
+        if sparse:
+            trip.param.grad = self._ways.to_sparse(position, result)
+        elif not trip.present:
             trip.param.grad = result
         elif result is not trip.gradient:
             trip.gradient.copy_(result)
@@ -203,5 +256,6 @@ class Bucket:
     def reset(self) -> None:
         """Forget the round."""
         self._handle = None
+        self._gathering = None
         self._trips = []
         self.missing = len(self.params)

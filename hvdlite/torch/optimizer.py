@@ -14,8 +14,9 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.numbering import next_number
+from hvdlite.numbering import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce
 from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes
@@ -222,13 +223,14 @@ def DistributedOptimizer(
         compression: what happens to gradients on the way, see `Compression`.
         backward_passes_per_step: how many backward() calls accumulate on this rank before gradients
             are sent. They are summed, as in torch: divide the loss by their number for a mean.
-        op: `Average` or `Sum`.
+        op: `Average`, `Sum`, or `Adasum` of what the optimizer changes, see `hvdlite.torch.adasum`.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         num_groups: cuts the parameters into that many buckets, rather than by size.
         groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
             is every parameter in none of them.
-        sparse_as_dense: makes sparse gradients dense; without it they are an error.
+        sparse_as_dense: makes sparse gradients dense; without it they stay sparse: the ranks' rows
+            are gathered, or travel dense while that is cheaper.
         process_set: whose members' gradients are reduced; on other ranks the optimizer steps with
             their own.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
@@ -248,14 +250,21 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # Without init() this raises here, rather than in the first backward().
-    if isinstance(optimizer, Distributed):
+    if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    reduction = _reduction(op, gradient_predivide_factor, process_set)
     if bucket_cap_mb <= 0:
         raise ArgumentError("bucket_cap_mb is a positive number of MiB")
     if weight is not None:
         _check_weight(op)
+    names = _names_of(optimizer, named_parameters)
+    if op == ops.Adasum:
+        adasum: Distributed = distribute_adasum(
+            optimizer, names, compression, bucket_cap_mb, process_set
+        )
+        return adasum
     settings = Settings(
-        reduction=_reduction(op, gradient_predivide_factor, process_set),
+        reduction=reduction,
         compression=compression,
         passes=check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
@@ -263,14 +272,11 @@ def DistributedOptimizer(
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
     )
-    return _distribute(optimizer, _names_of(optimizer, named_parameters), settings)
+    return _distribute(optimizer, names, settings)
 
 
 def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
-    if op not in (ops.Average, ops.Sum):
-        raise ArgumentError(
-            f"op=hvd.{ops.op_name(op)} makes no gradient; use hvd.Average or hvd.Sum"
-        )
+    ops.check_gradient_op(op)
     if predivide_factor != 1.0 and op != ops.Average:
         raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
     if predivide_factor <= 0:
@@ -304,7 +310,7 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
             f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
             "make it a DistributedOptimizer before that"
         )
-    number = next_number("DistributedOptimizer", registered_id(settings.reduction.process_set))
+    number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # which owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)

@@ -155,7 +155,7 @@ def _start_scattering(
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
-            tie(Scattered, tensor, one.tensor, tensor_name, reduction)
+            tie(Scattered, tensor, one.tensor, tensor_name, reduction, core.members)
             for tensor, one, tensor_name in zip(tensors, received, names, strict=True)
         ]
 

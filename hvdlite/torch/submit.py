@@ -42,6 +42,11 @@ class Submission:
         """The rows that make up the outputs; see `_core.Handle`."""
         return self._core.first_dimensions
 
+    @property
+    def members(self) -> int:
+        """How many ranks took part: those of the process set that had not joined."""
+        return self._core.members
+
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
         """Make a tensor of what was received; on the host it is the received memory itself."""
         if like.is_cuda:

@@ -29,7 +29,7 @@ def check(tensor: torch.Tensor, name: str) -> None:
     if tensor.layout != torch.strided:
         raise ArgumentError(
             f"'{name}' is a sparse tensor; use .to_dense(), and for gradients "
-            "DistributedOptimizer(..., sparse_as_dense=True)"
+            "DistributedOptimizer(..., sparse_as_dense=True), or hvd.sparse_allreduce_async()"
         )
     if tensor.device.type != "cpu" and not (tensor.is_cuda and torch.version.hip is None):
         raise ArgumentError(

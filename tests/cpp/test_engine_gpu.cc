@@ -108,6 +108,39 @@ TEST(engine_gpu_ranks_that_disagree_about_the_device_all_hear_it_and_go_on) {
   });
 }
 
+TEST(engine_gpu_refuses_tensors_while_a_rank_has_joined_and_goes_on) {
+  GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
+    check_sum(engine, gpu);
+    for (int round = 0; round < 2; ++round) {
+      if (rank != 1) {
+        const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
+        const Status status = gpu.run(engine, gpu.entry("without one", tensor, 4));
+        CHECK_STATUS(status, StatusCode::kInvalidArgument);
+        CHECK(contains(status, "allreduce 'without one': GPU tensors need all members"));
+        CHECK(contains(status, "rank 1, which has joined"));
+        std::vector<float> host(3, 1.0F);
+        CHECK_OK(run(engine, allreduce_entry("host", host)));
+        CHECK_EQ(host[2], 2.0F);
+      }
+      CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
+      check_sum(engine, gpu);
+      check_usable(engine);
+    }
+  });
+}
+
+TEST(engine_gpu_refuses_adasum_on_every_rank) {
+  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
+    EntryPtr entry = gpu.entry("x", tensor, 4);
+    entry->request.op = ReduceOp::kAdasum;
+    const Status status = gpu.run(engine, entry);
+    CHECK_STATUS(status, StatusCode::kInvalidArgument);
+    CHECK(contains(status, "allreduce 'x': Adasum takes tensors in host memory"));
+    check_sum(engine, gpu);
+  });
+}
+
 TEST(engine_gpu_refuses_a_second_device_in_a_process_set) {
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     check_sum(engine, gpu);

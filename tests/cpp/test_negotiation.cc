@@ -34,7 +34,7 @@ const Coordinator::TimePoint kStart{};
 Agreed agreed(const Request& request) {
   auto entry = std::make_shared<Entry>();
   entry->request = request;
-  return {entry, {}};
+  return {entry, {}, {}, 0};
 }
 
 }  // namespace
@@ -208,4 +208,70 @@ TEST(fusion_plan_gives_a_tensor_above_the_threshold_its_own_batch) {
   const auto batches = plan_batches(round, 100);
   CHECK_EQ(batches.size(), std::size_t{2});
   CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
+}
+
+TEST(coordinator_answers_without_those_that_have_joined) {
+  Coordinator coordinator = make_coordinator(3);
+  Request join;
+  join.kind = Kind::kJoin;
+  join.name = kJoinName;
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart));
+  CHECK_OK(coordinator.submit(2, join, kStart));
+  auto responses = coordinator.take_responses();
+  CHECK_EQ(responses.size(), std::size_t{1});
+  CHECK_EQ(responses[0].absent, (std::vector<int>{2}));
+  CHECK_EQ(responses[0].generation, 1u);
+  CHECK_STATUS(coordinator.submit(2, allreduce_of("b", 4), kStart), StatusCode::kInternal);
+  CHECK_OK(coordinator.submit(1, allreduce_of("b", 4), kStart));
+  CHECK_OK(coordinator.submit(1, join, kStart));
+  CHECK_OK(coordinator.submit(0, allreduce_of("b", 4), kStart));
+  // What rank 1 gave before it joined counts.
+  responses = coordinator.take_responses();
+  CHECK_EQ(responses.at(0).absent, (std::vector<int>{2}));
+  CHECK_EQ(responses[0].generation, 1u);
+  CHECK_OK(coordinator.submit(0, join, kStart));
+  responses = coordinator.take_responses();
+  CHECK_EQ(responses.size(), std::size_t{1});
+  CHECK_EQ(responses[0].first_dimensions, (std::vector<std::int64_t>{0}));
+  CHECK(coordinator.idle());
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK_OK(coordinator.submit(rank, allreduce_of("a", 4), kStart));
+  }
+  responses = coordinator.take_responses();
+  CHECK(responses.at(0).absent.empty());
+  CHECK_EQ(responses[0].generation, 2u);
+}
+
+TEST(stall_monitor_lets_ranks_train_while_others_have_joined) {
+  Config config;
+  config.stall_warning = 10;
+  config.stall_shutdown = 30;
+  Coordinator coordinator = make_coordinator(2);
+  StallMonitor monitor(config, coordinator);
+  Request join;
+  join.kind = Kind::kJoin;
+  join.name = kJoinName;
+  CHECK_OK(coordinator.submit(0, join, kStart));
+  for (int second = 5; second <= 60; second += 5) {
+    CHECK_OK(coordinator.submit(1, allreduce_of("a", 4), kStart + std::chrono::seconds(second)));
+    CHECK(monitor.check(kStart + std::chrono::seconds(second + 4)).empty());
+  }
+  coordinator.take_responses();
+  const auto warnings = monitor.check(kStart + 71s);
+  CHECK_EQ(warnings.size(), std::size_t{1});
+  CHECK(warnings[0].find("join() has waited") == 0);
+  (void)monitor.check(kStart + 90s);
+  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kStalled);
+}
+
+TEST(fusion_plan_keeps_generations_of_a_group_apart) {
+  std::vector<Agreed> round;
+  for (const std::uint32_t generation : {0u, 1u, 1u}) {
+    round.push_back(agreed(allreduce_of("a", 10)));
+    round.back().generation = generation;
+  }
+  const auto batches = plan_batches(round, 1 << 20);
+  CHECK_EQ(batches.size(), std::size_t{2});
+  CHECK_EQ(batches[1].tensors.size(), std::size_t{2});
 }

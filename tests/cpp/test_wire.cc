@@ -114,3 +114,23 @@ TEST(wire_length_arithmetic_goes_beyond_32_bits) {
   CHECK_EQ(tensor.count(), std::uint64_t{3} << 31);
   CHECK_EQ(tensor.bytes(), std::uint64_t{3} << 34);
 }
+
+TEST(wire_says_once_who_is_absent_for_the_responses_behind_it) {
+  std::vector<Response> responses(5);
+  for (std::size_t i = 0; i < responses.size(); ++i) {
+    responses[i].cache_id = static_cast<std::uint32_t>(i);
+  }
+  responses[1].absent = responses[2].absent = {1, 3};
+  responses[1].generation = responses[2].generation = 7;
+  responses[3].generation = responses[4].generation = 8;
+  const Bytes frame = encode_respond(responses);
+  std::vector<Response> read;
+  CHECK(decode_respond(body_of(frame), read));
+  CHECK_EQ(read.size(), responses.size());
+  for (std::size_t i = 0; i < responses.size(); ++i) {
+    CHECK_EQ(read[i].cache_id, responses[i].cache_id);
+    CHECK_EQ(read[i].absent, responses[i].absent);
+    CHECK_EQ(read[i].generation, responses[i].generation);
+  }
+  CHECK_EQ(frame.size(), encode_respond(std::vector<Response>(5)).size() + 2 * 9 + 2 * 4);
+}

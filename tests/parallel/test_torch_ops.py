@@ -259,8 +259,8 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.allreduce(torch.ones(3, dtype=torch.bool))
     with raises(hvd.ArgumentError, f"root_rank={hvd.size()} is no rank.*it has {hvd.size()}"):
         hvd.broadcast(torch.ones(3), hvd.size())
-    with raises(hvd.ArgumentError, "Adasum is not supported"):
-        hvd.allreduce(torch.ones(3), op=2)
+    with raises(hvd.ArgumentError, "Adasum takes floating-point tensors"):
+        hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)
     with raises(hvd.ArgumentError, "op=9 is no reduce operation"):
         hvd.allreduce(torch.ones(3), op=9)
     with raises(hvd.ArgumentError, "is a float, not a tensor"):

@@ -25,6 +25,40 @@ def mine(*shape: int) -> torch.Tensor:
     return of(hvd.rank(), *shape)
 
 
+def scenario_sparse_gradients_and_adasum_stay_in_their_set() -> None:
+    pair = hvd.process_sets()[1]
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    torch.nn.init.zeros_(model.weight)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    sparse = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), process_set=pair, op=hvd.Average
+    )
+    adasum = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), process_set=pair, op=hvd.Adasum
+    )
+    for _ in range(2):
+        sparse.zero_grad()
+        model(torch.tensor([hvd.rank()])).sum().backward()
+        sparse.step()
+    weight.grad = torch.nn.functional.one_hot(torch.tensor(hvd.rank() % 2), 2).float()
+    adasum.step()
+    if pair.included():  # by Adasum, orthogonal updates add up
+        torch.testing.assert_close(
+            model.weight.detach()[:, 0], torch.tensor([-1.0, -1.0, 0.0, 0.0])
+        )
+        torch.testing.assert_close(weight.detach(), torch.tensor([-1.0, -1.0]))
+        rows = hvd.sparse_allreduce_async(
+            torch.eye(3)[hvd.rank() : hvd.rank() + 1].to_sparse(), op=hvd.Sum, process_set=pair
+        )
+        torch.testing.assert_close(rows().to_dense(), torch.tensor([[1.0, 1.0, 0.0]]))
+    else:
+        expected = torch.zeros(4)
+        expected[hvd.rank()] = -2.0
+        torch.testing.assert_close(model.weight.detach()[:, 0], expected)
+        step = -torch.nn.functional.one_hot(torch.tensor(hvd.rank() % 2), 2).float()
+        torch.testing.assert_close(weight.detach(), step)
+
+
 def scenario_every_collective_over_overlapping_sets() -> None:
     for ps in hvd.process_sets():
         ranks = ps.ranks

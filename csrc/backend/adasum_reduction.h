@@ -1,0 +1,49 @@
+// All-reduce by adaptive summation (collective/adasum.h), made of a backend's other collectives.
+//
+// Each rank takes one part of the batch: an alltoall brings it the part of every rank, which it
+// combines in pairs, level by level, and an allgather puts the results together. Ranks pair up with
+// their neighbours (0 with 1, 2 with 3...), then the pairs do, and so on: a binary tree where the
+// number of ranks is a power of two; otherwise the odd one out waits for the next level. The dot
+// products of a pair are those of whole tensors: one all-reduce of a few float64 numbers per level.
+// So no rank moves more bytes than in a plain all-reduce, and the bits are the same on every rank.
+// Thread: the engine's runner. Keeps its buffers.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "collective/adasum.h"
+#include "collective/piece_list.h"
+
+namespace hvdlite {
+
+class AdasumReduction {
+ public:
+  // As Backend::allreduce, for floating-point types. `backend` runs the parts; `rank` is this one.
+  Status run(Backend& backend, const Group& group, int rank, DataType dtype,
+             std::span<const Piece> pieces, Patience patience);
+
+ private:
+  // The part of a tensor that lies in this rank's part.
+  struct Segment {
+    std::size_t piece = 0;
+    std::size_t begin = 0;  // elements after the begin of the part
+    std::size_t count = 0;
+  };
+  void find_segments(std::span<const Piece> pieces, Range part);
+  // Combines `vectors` of the part into the first one.
+  template <typename T>
+  Status combine(Backend& backend, const Group& group, std::vector<T*> vectors, std::size_t pieces,
+                 Patience patience);
+
+  PieceList pieces_;
+  std::vector<std::byte> whole_;     // what this rank gives, then the result
+  std::vector<std::byte> received_;  // the part, as every rank gave it; then its result
+  std::vector<float> wide_;          // the same, of 16-bit types
+  std::vector<Segment> segments_;
+  std::vector<AdasumDots> dots_;  // pair by pair, tensor by tensor
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,160 @@
+"""`DistributedOptimizer` with op=hvd.Adasum: the ranks' updates are combined, not their gradients.
+
+Every rank steps with its own gradients, by its own optimizer state; what that changed of each
+parameter, the *delta*, is combined by adaptive summation (Maleki et al., "Scaling Distributed
+Training with Adaptive Summation", MLSys 2021), and every parameter moves by the result. So the
+summation sees what momentum and Adam make of a gradient, as in Horovod. Learning rates are not
+scaled by the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite import ops
+from hvdlite.errors import ArgumentError
+from hvdlite.numbering import next_object
+from hvdlite.process_sets import ProcessSet, registered_id
+from hvdlite.torch.bucket import plan_buckets
+from hvdlite.torch.ops import grouped_allreduce_async
+
+
+class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
+    """What `DistributedOptimizer(..., op=hvd.Adasum)` adds to the class that it is given."""
+
+    _wrapped_class: Any
+    _adasum_name: str
+    _adasum_names: dict[torch.Tensor, str]
+    _adasum_compression: Any
+    _adasum_cap: int
+    _adasum_set: ProcessSet
+
+    def synchronize(self) -> None:
+        """Do nothing: gradients stay this rank's own, and `step` combines what comes of them."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Refuse: there is nothing to skip.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "with op=hvd.Adasum step() combines the ranks' updates, and nothing is synchronized "
+            "before it; call step() alone"
+        )
+        yield
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do nothing: backward() sends nothing anyway."""
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Do nothing: gradients accumulate on this rank until `step`."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step with this rank's gradients, and replace the change by that of all ranks.
+
+        Args:
+            closure: evaluates the model again and returns the loss, on this rank.
+        """
+        self._opt_called = True  # what LR schedulers look at
+        registered_id(self._adasum_set)
+        if self._adasum_set.size() == 1 or not self._adasum_set.included():
+            return super().step(closure)
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        with torch.no_grad():
+            before = {param: param.detach().clone() for param in params}
+        result = super().step(closure)
+        with torch.no_grad():
+            self._combine(params, before)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    step._with_counter = True  # type: ignore[attr-defined]
+
+    def _combine(
+        self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
+    ) -> None:
+        started = []
+        for number, bucket in enumerate(plan_buckets(list(params), self._adasum_cap)):
+            packed = [self._adasum_compression.compress(p - before[p]) for p in bucket]
+            handle = grouped_allreduce_async(
+                [wire for wire, _ in packed],
+                name=f"{self._adasum_name}.{number}",
+                op=ops.Adasum,
+                process_set=self._adasum_set,
+            )
+            started.append((bucket, handle, [context for _, context in packed]))
+        for bucket, handle, contexts in started:
+            for param, delta, context in zip(bucket, handle.wait(), contexts, strict=True):
+                delta = self._adasum_compression.decompress(delta, context)
+                param.copy_(before[param] + delta)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedAdasum:
+        plain = self._wrapped_class.__new__(self._wrapped_class)
+        memo[id(self)] = plain
+        plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        names = {memo[id(p)]: name for p, name in self._adasum_names.items() if id(p) in memo}
+        cap_mb = self._adasum_cap / (1 << 20)
+        copied: DistributedAdasum = distribute_adasum(
+            plain, names, self._adasum_compression, cap_mb, self._adasum_set
+        )
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain, (self._wrapped_class,), self.__getstate__()
+
+
+def _plain(wrapped_class: Any) -> torch.optim.Optimizer:
+    return wrapped_class.__new__(wrapped_class)
+
+
+@functools.cache
+def _adasum_class(wrapped_class: Any) -> type[DistributedAdasum]:
+    return type(
+        wrapped_class.__name__,
+        (DistributedAdasum, wrapped_class),
+        {
+            "__doc__": wrapped_class.__doc__,
+            "__module__": wrapped_class.__module__,
+            "__qualname__": wrapped_class.__qualname__,
+            "_wrapped_class": wrapped_class,
+        },
+    )
+
+
+def distribute_adasum(
+    optimizer: Any,
+    names: dict[torch.Tensor, str],
+    compression: Any,
+    cap_mb: float,
+    process_set: ProcessSet,
+) -> Any:
+    """Turn an optimizer into one that combines updates by Adasum, in place.
+
+    Args:
+        optimizer: that becomes an instance of a subclass of its class.
+        names: of the parameters, as far as known.
+        compression: what happens to deltas on the way.
+        cap_mb: how many MiB of deltas travel as one request.
+        process_set: whose members' deltas are combined; other ranks step for themselves.
+    """
+    vars(optimizer).pop("step", None)  # A scheduler's, to see whether it is called.
+    number = next_object("DistributedAdasum", registered_id(process_set))
+    wrapped_class: Any = type(optimizer)
+    optimizer.__class__ = _adasum_class(wrapped_class)
+    optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
+    optimizer._adasum_names = names
+    optimizer._adasum_compression = compression
+    optimizer._adasum_set = process_set
+    optimizer._adasum_cap = int(cap_mb * (1 << 20))
+    return optimizer

@@ -1,0 +1,364 @@
+// Whole engines whose ranks join at different times.
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "backend/self_backend.h"
+#include "check.h"
+#include "engine_worlds.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+
+namespace {
+
+const std::vector<Hosts> kWorlds = {{0, 0}, {0, 1}, {0, 0, 0}, {0, 0, 1}, {0, 1, 1, 0}};
+
+EntryPtr join_entry() {
+  auto entry = std::make_shared<Entry>();
+  entry->request.kind = Kind::kJoin;
+  entry->request.name = kJoinName;
+  return entry;
+}
+
+int join(Engine& engine) {
+  const EntryPtr entry = join_entry();
+  CHECK_OK(run(engine, entry));
+  return static_cast<int>(entry->completion->first_dimensions.at(0));
+}
+
+EntryPtr rows_entry(Kind kind, const std::string& name, std::vector<float>& values) {
+  EntryPtr entry = allreduce_entry(name, values);
+  entry->request.kind = kind;
+  entry->outputs = {nullptr};
+  return entry;
+}
+
+std::vector<float> output_of(const EntryPtr& entry) {
+  const Completion::Output& output = entry->completion->outputs.at(0);
+  std::vector<float> values(output.bytes / sizeof(float));
+  if (output.bytes > 0) std::memcpy(values.data(), output.data.get(), output.bytes);
+  return values;
+}
+
+// How many steps a rank has in a round: another rank is the last one in each.
+int steps_of(int rank, int size, int round) { return 3 * ((rank + round) % size) + 1; }
+
+std::vector<int> active_in(int step, int size, int round) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    if (step < steps_of(rank, size, round)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+TEST(engine_reduces_over_those_that_have_not_joined) {
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      const int size = engine.size();
+      for (int round = 0; round < 2 * size; ++round) {
+        for (int step = 0; step < steps_of(rank, size, round); ++step) {
+          const std::vector<int> active = active_in(step, size, round);
+          const auto sum = static_cast<float>(std::accumulate(active.begin(), active.end(), 0));
+          const auto count = static_cast<float>(active.size());
+          // Large enough for several chunks now and then.
+          std::vector<float> mean(step % 3 == 2 ? 300000 : 7, static_cast<float>(rank));
+          std::vector<float> most(5, static_cast<float>(rank));
+          std::vector<float> weighted(3, static_cast<float>(rank));
+          EntryPtr first = allreduce_entry("mean" + std::to_string(step), mean, ReduceOp::kAverage);
+          EntryPtr second = allreduce_entry("min", most, ReduceOp::kMin);
+          EntryPtr third = allreduce_entry("weighted", weighted, ReduceOp::kAverage);
+          third->request.weighted = true;
+          third->weight = rank + 1;
+          CHECK_OK(engine.enqueue(first, false));
+          CHECK_OK(engine.enqueue(second, false));
+          CHECK_OK(engine.enqueue(third, false));
+          CHECK_OK(finish(engine, first));
+          CHECK_OK(finish(engine, second));
+          CHECK_OK(finish(engine, third));
+          CHECK_EQ(first->completion->members, static_cast<int>(active.size()));
+          CHECK_EQ(mean, std::vector<float>(mean.size(), sum / count));
+          CHECK_EQ(most, std::vector<float>(5, static_cast<float>(active[0])));
+          float weights = 0;
+          float total = 0;
+          for (const int one : active) {
+            weights += static_cast<float>(one + 1);
+            total += static_cast<float>(one * (one + 1));
+          }
+          CHECK(std::abs(weighted[0] - total / weights) < 1e-5);
+        }
+        join(engine);
+      }
+    });
+  }
+}
+
+TEST(engine_gives_the_last_rank_to_join) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    for (int last = 0; last < 3; ++last) {
+      if (rank == last) {
+        std::vector<float> values(1, 1.0F);
+        // Ends when the others have joined, and not before.
+        CHECK_OK(run(engine, allreduce_entry("alone", values)));
+        CHECK_EQ(values[0], 1.0F);
+      }
+      CHECK_EQ(join(engine), last);
+    }
+  });
+}
+
+TEST(engine_moves_rows_between_those_that_have_not_joined) {
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      const int size = engine.size();
+      for (int round = 0; round < size; ++round) {
+        for (int step = 0; step < steps_of(rank, size, round); ++step) {
+          const std::vector<int> active = active_in(step, size, round);
+          const auto count = static_cast<std::int64_t>(active.size());
+          std::vector<float> expected;
+          std::vector<std::int64_t> rows(static_cast<std::size_t>(size));
+          for (const int one : active) {
+            expected.insert(expected.end(), one + 1, static_cast<float>(one));
+            rows[one] = one + 1;
+          }
+          std::vector<float> values(rank + 1, static_cast<float>(rank));
+          EntryPtr gather = rows_entry(Kind::kAllgather, "gather", values);
+          CHECK_OK(run(engine, gather));
+          CHECK_EQ(gather->completion->first_dimensions, rows);
+          CHECK_EQ(output_of(gather), expected);
+
+          // A row to every active rank, then two rows by splits.
+          std::vector<std::int64_t> ones(static_cast<std::size_t>(size));
+          std::vector<std::int64_t> splits(static_cast<std::size_t>(size));
+          std::vector<float> sent;
+          std::vector<float> got;
+          for (const int one : active) {
+            ones[one] = 1;
+            splits[one] = 2;
+            sent.push_back(static_cast<float>(10 * rank + one));
+            got.push_back(static_cast<float>(10 * one + rank));
+          }
+          EntryPtr swap = rows_entry(Kind::kAlltoall, "swap", sent);
+          CHECK_OK(run(engine, swap));
+          CHECK_EQ(swap->completion->first_dimensions, ones);
+          CHECK_EQ(output_of(swap), got);
+          std::vector<float> twice(2 * active.size(), static_cast<float>(rank));
+          EntryPtr exchange = rows_entry(Kind::kAlltoall, "exchange", twice);
+          exchange->request.splits = splits;
+          CHECK_OK(run(engine, exchange));
+          CHECK_EQ(exchange->completion->first_dimensions, splits);
+
+          std::vector<float> whole(2 * static_cast<std::size_t>(count) + 1, 1.0F);
+          EntryPtr scatter = rows_entry(Kind::kReducescatter, "scatter", whole);
+          CHECK_OK(run(engine, scatter));
+          const std::int64_t own = 2 + (rank == active[0] ? 1 : 0);
+          CHECK_EQ(output_of(scatter), std::vector<float>(own, static_cast<float>(count)));
+
+          std::vector<float> shared(4, static_cast<float>(rank));
+          EntryPtr broadcast = allreduce_entry("broadcast", shared);
+          broadcast->request.kind = Kind::kBroadcast;
+          broadcast->request.root = active.back();
+          CHECK_OK(run(engine, broadcast));
+          CHECK_EQ(shared, std::vector<float>(4, static_cast<float>(active.back())));
+          EntryPtr barrier = std::make_shared<Entry>();
+          barrier->request.kind = Kind::kBarrier;
+          barrier->request.name = "barrier";
+          CHECK_OK(run(engine, barrier));
+        }
+        join(engine);
+      }
+    });
+  }
+}
+
+TEST(engine_refuses_what_only_a_joined_rank_could_give_and_goes_on) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    if (rank != 1) {
+      std::vector<float> values(4, 1.0F);
+      // Until rank 1 has joined, its part would be missed.
+      EntryPtr broadcast = allreduce_entry("b", values);
+      broadcast->request.kind = Kind::kBroadcast;
+      broadcast->request.root = 1;
+      Status status = run(engine, broadcast);
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK_EQ(status.message(),
+               "broadcast 'b': its root is rank 1, which has joined and gives nothing any more; "
+               "name a root that still takes part");
+      EntryPtr swap = rows_entry(Kind::kAlltoall, "s", values);
+      swap->request.splits = {rank == 0 ? 2 : 4, rank == 0 ? 2 : 0, 0};
+      status = run(engine, swap);
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK_EQ(status.message(),
+               "alltoall 's': rank 0 sends 2 rows to rank 1, which has joined and takes nothing "
+               "any more; send it none");
+      std::vector<float> odd(3, 1.0F);
+      status = run(engine, rows_entry(Kind::kAlltoall, "odd", odd));
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK(status.message().find("in a process set of 3, 1 of which have joined") !=
+            std::string::npos);
+      CHECK_OK(run(engine, allreduce_entry("sum", values)));
+      CHECK_EQ(values, std::vector<float>(4, 2.0F));
+    }
+    join(engine);
+    std::vector<float> values(1, 1.0F);
+    CHECK_OK(run(engine, allreduce_entry("sum", values)));
+    CHECK_EQ(values[0], 3.0F);
+  });
+}
+
+TEST(engine_refuses_collectives_of_a_rank_that_has_joined) {
+  run_world({0, 0}, [](int rank, Engine& engine) {
+    if (rank == 0) {
+      const EntryPtr joining = join_entry();
+      CHECK_OK(engine.enqueue(joining, false));
+      std::vector<float> values(1, 1.0F);
+      const Status status = run(engine, allreduce_entry("late", values));
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK(status.message().find("this rank has called join()") != std::string::npos);
+      CHECK_STATUS(run(engine, join_entry()), StatusCode::kInvalidArgument);
+      EntryPtr subset = join_entry();
+      subset->request.process_set = 1;
+      CHECK_STATUS(run(engine, subset), StatusCode::kInvalidArgument);
+      CHECK_OK(finish(engine, joining));
+    } else {
+      join(engine);
+    }
+  });
+}
+
+TEST(engine_counts_what_a_rank_submitted_before_it_joined) {
+  run_world({0, 1, 0}, [](int rank, Engine& engine) {
+    for (int round = 0; round < 5; ++round) {
+      std::vector<float> values(3, 1.0F);
+      const EntryPtr before = allreduce_entry("before", values);
+      CHECK_OK(engine.enqueue(before, false));
+      if (rank == 1) {
+        CHECK_OK(engine.enqueue(join_entry(), false));
+      }
+      CHECK_OK(finish(engine, before));
+      CHECK_EQ(values, std::vector<float>(3, 3.0F));
+      if (rank == 1) {
+        // The name of the join is free again only when it has ended.
+        while (engine.enqueue(allreduce_entry("after", values), false).code() != StatusCode::kOk) {
+          std::this_thread::yield();
+        }
+      } else {
+        join(engine);
+        CHECK_OK(run(engine, allreduce_entry("after", values)));
+      }
+      std::vector<float> end(1, 1.0F);
+      CHECK_OK(run(engine, allreduce_entry("end", end)));
+    }
+  });
+}
+
+TEST(engine_lets_process_sets_go_on_without_their_joined_members) {
+  run_world({0, 0, 1, 1}, [](int rank, Engine& engine) {
+    const std::uint32_t odd = add_set(engine, {1, 3});
+    const std::uint32_t upper = add_set(engine, {1, 2, 3});
+    for (int round = 0; round < 4; ++round) {
+      for (int step = 0; step < steps_of(rank, 4, round); ++step) {
+        const std::vector<int> active = active_in(step, 4, round);
+        for (const std::vector<int>& set : {std::vector<int>{0, 1, 2, 3}, {1, 3}, {1, 2, 3}}) {
+          if (std::find(set.begin(), set.end(), rank) == set.end()) continue;
+          float expected = 0;
+          for (const int one : active) {
+            if (std::find(set.begin(), set.end(), one) != set.end()) {
+              expected += static_cast<float>(one);
+            }
+          }
+          std::vector<float> values(9, static_cast<float>(rank));
+          EntryPtr entry = allreduce_entry("x", values);
+          entry->request.process_set = set.size() == 4 ? 0 : set.size() == 2 ? odd : upper;
+          CHECK_OK(run(engine, entry));
+          CHECK_EQ(values, std::vector<float>(9, expected));
+        }
+      }
+      join(engine);
+    }
+  });
+}
+
+// Sets take over lanes whose members have joined at different times, and missed steps.
+TEST(engine_process_sets_come_and_go_between_joins) {
+  for (const Hosts& hosts : {Hosts{0, 0, 0, 0}, Hosts{0, 0, 1, 1}}) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      for (int round = 0; round < 12; ++round) {
+        const std::vector<int> members =
+            round % 2 == 0 ? std::vector{1, 2, 3} : std::vector{0, 1, 2};
+        const std::uint32_t set = add_set(engine, members);
+        for (int step = 0; step < steps_of(rank, 4, round); ++step) {
+          const std::vector<int> active = active_in(step, 4, round);
+          const auto in_set = [&](int one) {
+            return std::find(members.begin(), members.end(), one) != members.end();
+          };
+          std::vector<float> values(9, 1.0F);
+          CHECK_OK(run(engine, allreduce_entry("all", values)));
+          CHECK_EQ(values, std::vector<float>(9, static_cast<float>(active.size())));
+          if (!in_set(rank)) continue;
+          std::vector<float> own(9, 1.0F);
+          EntryPtr entry = allreduce_entry("own", own);
+          entry->request.process_set = set;
+          CHECK_OK(run(engine, entry));
+          const auto count = std::count_if(active.begin(), active.end(), in_set);
+          CHECK_EQ(own, std::vector<float>(9, static_cast<float>(count)));
+        }
+        join(engine);
+        CHECK_OK(run(engine, removal(set)));
+      }
+    });
+  }
+}
+
+TEST(engine_refuses_changes_of_process_sets_while_a_rank_has_joined) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    const std::uint32_t set = add_set(engine, {0, 1});
+    std::vector<float> values(3, 1.0F);
+    if (rank != 2) {
+      const Status added = run(engine, addition({1, 2}));
+      CHECK_STATUS(added, StatusCode::kInvalidArgument);
+      CHECK(added.message().find("rank 2, which has joined") != std::string::npos);
+      CHECK_STATUS(run(engine, removal(set)), StatusCode::kInvalidArgument);
+      EntryPtr entry = allreduce_entry("still", values);
+      entry->request.process_set = set;
+      CHECK_OK(run(engine, entry));
+      CHECK_EQ(values[0], 2.0F);
+    }
+    join(engine);
+    (void)add_set(engine, {1, 2});
+    CHECK_OK(run(engine, removal(set)));
+  });
+}
+
+TEST(engine_ends_a_join_when_a_rank_dies_or_leaves) {
+  for (const bool cleanly : {false, true}) {
+    auto engines = make_engines({0, 0, 1}, quick_config());
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        Engine& engine = *engines[rank];
+        std::vector<float> values(1, 1.0F);
+        CHECK_OK(run(engine, allreduce_entry("x", values)));
+        if (rank == 2 && cleanly) return engine.shutdown();
+        if (rank == 2) return engine.abort("rank 2 raised ValueError");
+        const Status status = run(engine, join_entry());
+        CHECK_STATUS(status, StatusCode::kRankFailed);
+        CHECK_EQ(status.failed_rank(), 2);
+        const std::string text = cleanly ? "join() waits for it" : "rank 2 raised ValueError";
+        CHECK(status.message().find(text) != std::string::npos);
+        engine.shutdown();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(engine_of_one_joins_at_once) {
+  Engine engine(nullptr, std::make_unique<SelfBackend>(), Config());
+  CHECK_EQ(join(engine), 0);
+  std::vector<float> values(1, 1.0F);
+  CHECK_OK(run(engine, allreduce_entry("x", values)));
+  CHECK_EQ(join(engine), 0);
+}
