@@ -65,6 +65,12 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
             assert row[figure] > 0
 
 
+def test_autotune_prints_what_it_found() -> None:
+    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer")
+    assert row["finished"] is True and row["gain"] == 0
+    assert row["samples"] == 2 and row["training_steps"] > 0
+
+
 def test_rows_are_drawn(
     allreduce_rows: list[dict[str, Any]], step_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
