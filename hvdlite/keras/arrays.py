@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from hvdlite import _core, basics, ops
+from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
@@ -39,6 +40,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
+    compression: type[Compressor] | Compressor = NoneCompressor,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce a number or an array over all ranks.
@@ -50,6 +52,7 @@ def allreduce(
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        compression: what happens to it on the way, as a tensor of the backend; see `Compression`.
         process_set: whose members take part; all ranks without.
 
     Returns:
@@ -64,6 +67,12 @@ def allreduce(
     """
     op = ops.choose_op(average, op)
     name = name or next_name("allreduce", member_id(process_set))
+    if compression is not NoneCompressor:
+        sent, context = compression.compress(keras.ops.convert_to_tensor(value))
+        received = allreduce(
+            sent, name, None, prescale_factor, postscale_factor, op, process_set=process_set
+        )
+        return _array(compression.decompress(keras.ops.convert_to_tensor(received), context))
     array = _array(value)
     basics.engine().allreduce(
         name, [_spec(name, array, array)], op, prescale_factor, postscale_factor,

@@ -55,7 +55,6 @@ from hvdlite.errors import (
     ShutdownError,
     StalledError,
 )
-from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
@@ -66,10 +65,20 @@ from hvdlite.process_sets import (
     remove_process_set,
 )
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.functions import broadcast_global_variables, broadcast_variables
+from hvdlite.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_variables,
+)
 from hvdlite.tensorflow.gradient_tape import (
     DistributedGradientTape,
     PartialDistributedGradientTape,
+)
+from hvdlite.tensorflow.objects import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
 )
 from hvdlite.tensorflow.ops import (
     allreduce,
@@ -85,6 +94,7 @@ from hvdlite.tensorflow.ops import (
     rank_op,
     size_op,
 )
+from hvdlite.tensorflow.optimizer import DistributedOptimizer
 from hvdlite.tensorflow.rows import (
     allgather,
     alltoall,
@@ -98,6 +108,7 @@ __all__ = [
     "ArgumentError",
     "Average",
     "BootstrapError",
+    "BroadcastGlobalVariablesHook",
     "CollectiveError",
     "CollectiveTimeoutError",
     "Compression",
@@ -129,8 +140,10 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
+    "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
     "cross_rank",
@@ -174,7 +187,6 @@ __all__ = [
 
 # These import Keras, and are looked up at first use: TensorFlow alone does without.
 _LATER = {
-    "DistributedOptimizer": "hvdlite.keras",
     "PartialDistributedOptimizer": "hvdlite.keras",
     "SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm",
 }

@@ -23,7 +23,10 @@ from hvdlite.tensorflow.tracing import traced_as_it_is
 
 @traced_as_it_is
 def allgather(
-    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
@@ -31,6 +34,7 @@ def allgather(
         tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
             agree.
         name: identifies the operation on all ranks; numbered without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         process_set: whose members take part; all ranks without.
 
     Returns:
@@ -52,6 +56,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Gather several tensors; those of one dtype complete together. Else as `allgather`.
@@ -77,6 +82,7 @@ def reducescatter(
     op: int = neutral.Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
@@ -92,6 +98,7 @@ def reducescatter(
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
         name: identifies the operation on all ranks; numbered without.
         process_set: whose members take part; all ranks without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
@@ -119,6 +126,7 @@ def grouped_reducescatter(
     op: int = neutral.Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
@@ -150,6 +158,7 @@ def alltoall(
     tensor: Any,
     splits: Any = None,
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Send some of a tensor's rows to each rank, and receive some from each.
@@ -160,6 +169,7 @@ def alltoall(
         splits: how many rows go to each rank, zero or more; they add up to the first dimension.
             Without it every rank gets the same number.
         name: identifies the operation on all ranks; numbered without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         process_set: whose members take part; all ranks without.
 
     Returns:
