@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from hvdlite import basics, uneven
 from hvdlite import ops as neutral
+from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff, requests, xla
@@ -133,13 +134,13 @@ def _allreduce(
     compression: Any,
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
-    packed = [compression.compress(tensor) for tensor in checked]
-    results = requests.allreduce([sent for sent, _ in packed], wire, names, reduction)
-    requests.take_turns(wire, results)
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, packed, strict=True)
-    ]
+
+    def send(sent: list[Any]) -> list[tf.Tensor]:
+        results = requests.allreduce(sent, wire, names, reduction)
+        requests.take_turns(wire, results)
+        return results
+
+    return send_compressed(send, checked, compression)
 
 
 def allreduce_slices(

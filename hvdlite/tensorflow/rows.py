@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops as neutral
+from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import row_requests as requests
@@ -147,12 +148,9 @@ def _reducescatter(
     compression: Any,
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
-    packed = [compression.compress(tensor) for tensor in checked]
-    results = requests.reducescatter([sent for sent, _ in packed], wire, names, reduction)
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, packed, strict=True)
-    ]
+    return send_compressed(
+        lambda sent: requests.reducescatter(sent, wire, names, reduction), checked, compression
+    )
 
 
 @traced_as_it_is

@@ -83,11 +83,7 @@ def source_gradients(
     Raises:
         ArgumentError: the arguments do not go together.
     """
-    ops.check_gradient_op(op)
-    if predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
+    ops.check_gradient_op(op, predivide_factor)
     if weight is not None and op != ops.Average:
         raise ArgumentError("weight goes with op=hvd.Average")
     if process_set is not global_process_set:
