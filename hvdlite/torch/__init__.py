@@ -61,6 +61,7 @@ from hvdlite.process_sets import (
     remove_process_set,
 )
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.handle import Handle, poll, synchronize
 from hvdlite.torch.ops import (
@@ -181,3 +182,5 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+take_own_gpu()
