@@ -13,6 +13,7 @@ from hvdlite import surface
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.surface import *
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.handle import Handle, poll, synchronize
 from hvdlite.torch.ops import (
@@ -85,3 +86,5 @@ __all__ = [
     "synchronize",
 ]
 __all__ += surface.__all__
+
+take_own_gpu()
