@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string>
@@ -28,8 +29,9 @@ void write_line(int rank, std::string_view level, std::string_view text) {
 }  // namespace
 
 LogLevel parse_log_level(std::string_view name) {
+  const auto same = [](char a, char b) { return a == (b >= 'A' && b <= 'Z' ? b - 'A' + 'a' : b); };
   for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<LogLevel>(i);
+    if (std::ranges::equal(kNames[i], name, same)) return static_cast<LogLevel>(i);
   }
   return LogLevel::kWarning;
 }

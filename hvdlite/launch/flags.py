@@ -111,6 +111,18 @@ _NEEDLESS = (
     ),
 )
 
+# Flags of horovodrun that cannot be left without effect, and what to do instead.
+_REFUSED: Mapping[str, Sequence[str]] = {
+    "elastic jobs are not supported yet; give the ranks that there are with -np": (
+        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
+        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
+        "--host-discovery-script",
+    ),
+    "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
+        "--jsrun",
+    ),
+}
+
 
 def core_knobs() -> list[dict[str, str]]:
     """List the table of knobs; empty where the core does not load, which --doctor explains."""
@@ -321,6 +333,19 @@ class _NoteNeedless(argparse.Action):
         options.needless = {**options.needless, flag: self.const}
 
 
+class _Refuse(argparse.Action):
+    """End with the reason why there is no such flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        parser.error(f"{flag}: {self.const}")
+
+
 def _add_needless_flags(parser: argparse.ArgumentParser) -> None:
     """Accept what horovodrun has, so that its users' commands run as they are."""
     for row in _NEEDLESS:
@@ -334,6 +359,15 @@ def _add_needless_flags(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
             )
+    for why, refused in _REFUSED.items():
+        parser.add_argument(
+            *refused,
+            action=_Refuse,
+            nargs=0,
+            const=why,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
     # What switches a default on that is on already.
     parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
 

@@ -138,6 +138,22 @@ def test_what_changes_nothing_is_accepted_and_said() -> None:
     assert "--cycle-time-ms changes nothing here: there are no cycles" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--min-np", "2"], "--min-np: elastic jobs are not supported yet; give the ranks"),
+        (["--blacklist-cooldown-range", "1", "9"], "--blacklist-cooldown-range: elastic jobs"),
+        (["--jsrun"], "--jsrun: there is no jsrun here; use -H"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_the_reason(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["-np", "2", *arguments, "python", "train.py"])
+    assert message in capsys.readouterr().err
+
+
 def test_missing_file_is_named() -> None:
     result = run_launcher("-np", "1", "--config-file", "no-such.yaml", *python("print('ran')"))
     assert result.returncode == 1
