@@ -23,6 +23,7 @@ from step import MODELS, Contestant
 from workers import add_common_arguments, print_row, run_ranks
 
 STEPS_PER_LOOK = 20
+QUICK_STEPS_PER_LOOK = 5
 QUICK = {"WARMUP_SAMPLES": "1", "STEPS_PER_SAMPLE": "2", "TRIALS": "0"}
 
 
@@ -32,18 +33,18 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="mlp", help="which one (mlp)")
     arguments = parser.parse_args()
     if arguments.worker:
-        measure(arguments.model)
+        measure(arguments.model, QUICK_STEPS_PER_LOOK if arguments.quick else STEPS_PER_LOOK)
         return 0
     for name, value in QUICK.items() if arguments.quick else ():
         os.environ[f"HVDLITE_AUTOTUNE_{name}"] = value
     with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as folder:
         os.environ["HVDLITE_AUTOTUNE"] = "1"
         os.environ["HVDLITE_AUTOTUNE_LOG"] = f"{folder}/autotune.jsonl"
-        passed_on = ["--model", arguments.model]
+        passed_on = ["--model", arguments.model, *["--quick"] * arguments.quick]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
 
 
-def measure(name: str) -> None:
+def measure(name: str, steps_per_look: int) -> None:
     """Be one rank: train until the log has its result, and print it on rank 0."""
     import hvdlite.torch as hvd
 
@@ -59,9 +60,9 @@ def measure(name: str) -> None:
     begin, steps = time.perf_counter(), 0
     rows: list[dict[str, Any]] = []
     while not hvd.broadcast_object(rows, 0):
-        for _ in range(STEPS_PER_LOOK):
+        for _ in range(steps_per_look):
             contestant.step(make_batch())
-        steps += STEPS_PER_LOOK
+        steps += steps_per_look
         if hvd.rank() == 0:
             rows = finished_rows(log)
     if hvd.rank() == 0:
