@@ -49,13 +49,17 @@ GpuLibraries GpuLibraries::search(const Config& config, std::vector<std::string>
 
 GpuPlane::~GpuPlane() { abort(); }
 
+Status GpuPlane::load_cuda() {
+  if (cuda_ != nullptr) return Status();
+  Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
+  HVDLITE_RETURN_IF_ERROR(loaded.status());
+  cuda_ = std::move(loaded.value());
+  return Status();
+}
+
 Result<DeviceWorkspace*> GpuPlane::workspace(int ordinal) {
   MutexLock lock(mutex_);
-  if (cuda_ == nullptr) {
-    Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
-    HVDLITE_RETURN_IF_ERROR(loaded.status());
-    cuda_ = std::move(loaded.value());
-  }
+  HVDLITE_RETURN_IF_ERROR(load_cuda());
   std::unique_ptr<DeviceWorkspace>& place = workspaces_[ordinal];
   if (place == nullptr) {
     Result<std::unique_ptr<DeviceWorkspace>> opened = DeviceWorkspace::open(cuda_, ordinal);
@@ -90,6 +94,18 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
         "hvdlite's outside of the graph");
   }
   return device.record(stream);
+}
+
+Result<int> GpuPlane::ordinal_of(const void* address) {
+  MutexLock lock(mutex_);
+  HVDLITE_RETURN_IF_ERROR(load_cuda());
+  int ordinal = 0;
+  const auto number = reinterpret_cast<CudaPointer>(address);  // NOLINT: the driver's form
+  const int error = address == nullptr
+                        ? cuda_->context_device(&ordinal)
+                        : cuda_->pointer_attribute(&ordinal, kCudaPointerOrdinal, number);
+  HVDLITE_RETURN_IF_ERROR(cuda_->check(error, "finding the GPU of a tensor"));
+  return ordinal;
 }
 
 Result<DeviceMemory> GpuPlane::allocate(int ordinal, std::size_t bytes) {

@@ -6,7 +6,7 @@
 // host's data plane: NCCL if all of them have it, otherwise through the host, with one warning.
 // Nobody outside of the set takes part.
 //
-// Threads: mark() and the pools from any; everything else is the runner's.
+// Threads: mark(), ordinal_of() and the pools from any; everything else is the runner's.
 #pragma once
 
 #include <deque>
@@ -45,6 +45,8 @@ class GpuPlane {
   // a stream that is being captured.
   Result<CudaEventPtr> mark(std::uint32_t set, int ordinal, CudaStream stream);
 
+  // The GPU whose memory `address` is; of null, the one whose context is current in this thread.
+  Result<int> ordinal_of(const void* address);
   // The data plane of a group; `ordinal` is the one that mark() was told. Every member calls it at
   // the same place in its order of collectives. A status that is not sticky is the same on every
   // member.
@@ -73,6 +75,7 @@ class GpuPlane {
   };
   struct Candidate;  // what members tell each other
 
+  Status load_cuda() HVDLITE_REQUIRES(mutex_);
   Result<DeviceWorkspace*> workspace(int ordinal);
   Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
                                               Patience patience);

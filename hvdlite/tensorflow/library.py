@@ -68,7 +68,7 @@ class _Library:
         echo.restype = ctypes.c_void_p
         self._attach(echo(), None)
         try:
-            with tf.init_scope():
+            with tf.init_scope(), tf.device("CPU:0"):  # where the echo can reach it
                 terms = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
                 sent = tf.constant(2.5, tf.float64)
                 (received,) = self.ops.hvdlite_allreduce([sent], terms, tensor_name="self-test")
