@@ -119,13 +119,16 @@ std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
   return found.ok() ? found.value()->pool : nullptr;
 }
 
-Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience) {
-  if (const auto at = backends_.find(group.id); at != backends_.end()) return at->second.get();
+Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience,
+                                      bool part) {
+  const Planes::key_type key{group.id, group.ranks};
+  if (const auto at = planes_.find(key); at != planes_.end()) return at->second.backend.get();
   const Result<DeviceWorkspace*> found = workspace(ordinal);
   HVDLITE_RETURN_IF_ERROR(found.status());
   Result<std::unique_ptr<DeviceBackend>> made = make(group, *found.value(), patience);
   HVDLITE_RETURN_IF_ERROR(made.status());
-  return (backends_[group.id] = std::move(made.value())).get();
+  Plane& plane = planes_[key] = {std::move(made.value()), part};
+  return plane.backend.get();
 }
 
 Result<std::unique_ptr<DeviceBackend>> GpuPlane::make(const Group& group,
@@ -246,7 +249,7 @@ void GpuPlane::track(CudaEventPtr end) {
 Status GpuPlane::poll() {
   while (!under_way_.empty() && under_way_.front().end->reached()) under_way_.pop_front();
   if (under_way_.empty()) return Status();
-  for (const auto& [id, backend] : backends_) HVDLITE_RETURN_IF_ERROR(backend->poll());
+  for (const auto& [key, plane] : planes_) HVDLITE_RETURN_IF_ERROR(plane.backend->poll());
   if (!under_way_.front().deadline.passed()) return Status();
   return Status(StatusCode::kTimeout,
                 "a collective on " + under_way_.front().end->device().describe() +
@@ -255,7 +258,7 @@ Status GpuPlane::poll() {
 }
 
 void GpuPlane::abort() {
-  for (const auto& [id, backend] : backends_) backend->abort();
+  for (const auto& [key, plane] : planes_) plane.backend->abort();
   under_way_.clear();
 }
 
@@ -270,22 +273,28 @@ void GpuPlane::forget(const Group& group) {
     MutexLock lock(mutex_);
     device_of_.erase(static_cast<std::uint32_t>(group.id));
   }
-  const auto at = backends_.find(group.id);
-  if (at == backends_.end()) return;
+  end_planes([&](const auto& at) { return at.first.first == group.id; });
+}
+
+void GpuPlane::forget_parts() {
+  end_planes([](const auto& at) { return at.second.part; });
+}
+
+void GpuPlane::end_planes(const std::function<bool(const Planes::value_type&)>& ends) {
+  if (std::none_of(planes_.begin(), planes_.end(), ends)) return;
   const Deadline deadline = Deadline::after_seconds(config_.collective_timeout);
   settle(deadline);
-  if (busy()) {
-    at->second->abort();
-  } else {
-    at->second->close(deadline);
+  for (auto& at : planes_) {
+    if (!ends(at)) continue;
+    busy() ? at.second.backend->abort() : at.second.backend->close(deadline);
   }
-  backends_.erase(at);
+  std::erase_if(planes_, ends);
 }
 
 void GpuPlane::close(Deadline deadline) {
   settle(deadline);
   if (busy()) return abort();
-  for (const auto& [id, backend] : backends_) backend->close(deadline);
+  for (const auto& [key, plane] : planes_) plane.backend->close(deadline);
 }
 
 }  // namespace hvdlite

@@ -53,7 +53,7 @@ class Executor {
   // their producers. A status that is not sticky is the same on every member.
   Status open_gpu(const Batch& batch, const std::vector<Agreed>& round, const Members& members);
   // What GPU tensors cannot do, or OK.
-  static Status refuse_gpu(const Batch& batch, const Agreed& agreed, const Members& members);
+  static Status refuse_gpu(const Batch& batch, const Members& members);
   // Marks the end of the batch on its GPU.
   Status close_gpu(const Batch& batch, const std::vector<Agreed>& round);
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
