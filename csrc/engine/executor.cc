@@ -111,13 +111,12 @@ const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& 
   return members;
 }
 
-Status Executor::refuse_gpu(const Batch& batch, const Members& members) {
+Result<DeviceBackend*> Executor::gpu_plane(const Batch& batch, const Agreed& agreed,
+                                           const Members& members) {
+  const int ordinal = agreed.entry->gpu->ordinal;
   const bool combines = batch.kind == Kind::kAllreduce && batch.op == ReduceOp::kAdasum;
-  if (combines && members.group.ranks.size() > 1) {
-    return Status(StatusCode::kInvalidArgument,
-                  "Adasum takes tensors in host memory; these are on a GPU");
-  }
-  return Status();
+  if (combines && members.group.ranks.size() > 1) return gpus_.open_staged(members.group, ordinal);
+  return gpus_.open(members.group, ordinal, patience(), !agreed.absent.empty());
 }
 
 Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
@@ -128,10 +127,7 @@ Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
     const Entry& entry = *round[ref.agreed].entry;
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      HVDLITE_RETURN_IF_ERROR(refuse_gpu(batch, members));
-      const bool part = !round[ref.agreed].absent.empty();
-      const Result<DeviceBackend*> plane =
-          gpus_.open(members.group, entry.gpu->ordinal, patience(), part);
+      const Result<DeviceBackend*> plane = gpu_plane(batch, round[ref.agreed], members);
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }

@@ -138,14 +138,35 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
   });
 }
 
-TEST(engine_gpu_refuses_adasum_on_every_rank) {
-  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
-    const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
-    EntryPtr entry = gpu.entry("x", tensor, 4);
-    entry->request.op = ReduceOp::kAdasum;
-    const Status status = gpu.run(engine, entry);
+TEST(engine_gpu_adasum_has_the_bits_of_the_host) {
+  GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
+    std::vector<float> values(300);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(rank) * 13) % 31) - 15.0F;
+    }
+    const OnDevice tensor = gpu.tensor(values);
+    hold(gpu.producer, true);
+    EntryPtr entry = gpu.entry("on a GPU", tensor, values.size(), ReduceOp::kAdasum);
+    std::thread release([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      hold(gpu.producer, false);
+    });
+    CHECK_OK(gpu.run(engine, entry));
+    release.join();
+    CHECK_OK(run(engine, allreduce_entry("on the host", values, ReduceOp::kAdasum)));
+    CHECK(gpu.read(tensor.data(), values.size()) == values);
+    check_sum(engine, gpu);
+  });
+}
+
+TEST(engine_gpu_refuses_adasum_where_nccl_is_required) {
+  GpuWorld world;
+  world.config.require_nccl = 1;
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = gpu.run(engine, gpu.entry("x", tensor, 1, ReduceOp::kAdasum));
     CHECK_STATUS(status, StatusCode::kInvalidArgument);
-    CHECK(contains(status, "allreduce 'x': Adasum takes tensors in host memory"));
+    CHECK(contains(status, "allreduce 'x': NCCL has no Adasum (HVDLITE_REQUIRE_NCCL=1)"));
     check_sum(engine, gpu);
   });
 }
