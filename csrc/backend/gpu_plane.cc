@@ -247,11 +247,10 @@ Status GpuPlane::fall_back(const Group& group, const std::vector<Candidate>& mem
 
 Status GpuPlane::pass_through_host(const Group& group, const std::string& why) {
   if (config_.require_nccl != 0) return invalid(why + " (HVDLITE_REQUIRE_NCCL=1)");
-  if (!warned_ && fabric_->topology.rank == group.ranks.front()) {
+  if (warned_.insert(why).second && fabric_->topology.rank == group.ranks.front()) {
     log(LogLevel::kWarning, fabric_->topology.rank,
         "GPU tensors pass through the host, which is slow. " + why);
   }
-  warned_ = true;
   return Status();
 }
 

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -121,7 +122,7 @@ class GpuPlane {
   Planes planes_;
   std::deque<UnderWay> under_way_;
   std::map<int, std::unique_ptr<DeviceBackend>> staged_;  // by device
-  bool warned_ = false;                                   // that GPU tensors pass through the host
+  std::set<std::string> warned_;                          // why GPU tensors pass through the host
 };
 
 }  // namespace hvdlite
