@@ -73,6 +73,7 @@ bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 	$(IN_VENV) python benchmarks/allreduce.py
 	$(IN_VENV) python benchmarks/step.py
 	$(IN_VENV) python benchmarks/timeline.py
+	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
 
 docs: $(DONE)/core

@@ -19,7 +19,7 @@ void Duel::record(double rate) {
 double Duel::gain() const {
   if (ratios.empty()) return 0;
   std::vector<double> sorted = ratios;
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
   return *middle - 1;
 }

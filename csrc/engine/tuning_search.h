@@ -43,7 +43,7 @@ struct Duel {
   // Every other pair begins with the candidate: fewer changes, and a drift cancels out.
   bool candidate_is_next() const { return (ratios.size() + rates.size()) % 2 == 1; }
   void record(double rate);
-  double gain() const;  // median ratio, less 1
+  double gain() const;  // median ratio (the lower of two), less 1
 };
 
 class TuningSearch {

@@ -74,6 +74,12 @@ def test_gpu_step_runs_without_a_gpu() -> None:
             assert row[f"{contestant}_kernels"] is None
 
 
+def test_autotune_prints_what_it_found() -> None:
+    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer")
+    assert row["finished"] is True and row["gain"] == 0
+    assert row["samples"] == 2 and row["training_steps"] > 0
+
+
 def test_rows_are_drawn(
     allreduce_rows: list[dict[str, Any]], step_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
