@@ -15,6 +15,17 @@ constexpr std::array<std::string_view, 6> kNames = {"trace",   "debug", "info",
 // Process-wide because standard error is.
 std::atomic<int> g_level{static_cast<int>(LogLevel::kWarning)};
 
+void write_line(int rank, std::string_view level, std::string_view text) {
+  std::string line = "hvdlite";
+  if (rank >= 0) line += " [" + std::to_string(rank) + "]";
+  line += " ";
+  line += level;
+  line += text;
+  line += "\n";
+  // A message that cannot be written has nowhere else to go.
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
 }  // namespace
 
 LogLevel parse_log_level(std::string_view name) {
@@ -31,15 +42,11 @@ bool log_enabled(LogLevel level) { return static_cast<int>(level) >= g_level.loa
 
 void log(LogLevel level, int rank, std::string_view text) {
   if (!log_enabled(level)) return;
-  std::string line = "hvdlite";
-  if (rank >= 0) line += " [" + std::to_string(rank) + "]";
-  line += " ";
-  line += kNames[static_cast<std::size_t>(level)];
-  line += ": ";
-  line += text;
-  line += "\n";
-  // A message that cannot be written has nowhere else to go.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  write_line(rank, std::string(kNames[static_cast<std::size_t>(level)]) + ": ", text);
+}
+
+void announce(int rank, std::string_view text) {
+  if (log_enabled(LogLevel::kWarning)) write_line(rank, "", text);
 }
 
 }  // namespace hvdlite

@@ -14,5 +14,7 @@ LogLevel parse_log_level(std::string_view name);
 void set_log_level(LogLevel level);
 bool log_enabled(LogLevel level);
 void log(LogLevel level, int rank, std::string_view text);
+// What the user has asked to be told: "hvdlite [rank] text", where warnings are printed, too.
+void announce(int rank, std::string_view text);
 
 }  // namespace hvdlite

@@ -68,10 +68,12 @@ _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "stall_warning": ("--stall-check-warning-time-seconds", _amount),
     "stall_shutdown": ("--stall-check-shutdown-time-seconds", _amount),
     "collective_timeout": ("--gloo-timeout-seconds", _seconds),
+    "autotune_trials": ("--autotune-bayes-opt-max-samples", _count),
 }
-_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str.lower}
-_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count}
-_OTHERWISE = ("timeline", "timeline_mark_cycles")  # knobs with flags of their own
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
+_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count, "log_level": str.lower}
+# Knobs with flags of their own.
+_OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,9 @@ _NEEDLESS = (
         ),
         "the levels of an all-reduce follow from the hosts",
     ),
-    _Needless(("--autotune", "--no-autotune"), "nothing is tuned in this version"),
     _Needless(
-        (
-            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
-            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
-        ),
-        "nothing is tuned in this version",
+        ("--autotune-gaussian-process-noise",),
+        "the search compares settings pair by pair, without a model of the noise",
         True,
     ),
     _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
@@ -174,6 +172,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_host_flags(parser.add_argument_group("several hosts"))
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
+    _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
     _add_knob_flags(parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"))
     _add_needless_flags(parser)
     return parser
@@ -244,6 +243,22 @@ def _add_timeline_flags(group: argparse._ArgumentGroup) -> None:
         "--timeline-mark-cycles",
         action=argparse.BooleanOptionalAction,
         help="also mark the rounds of the engine in it",
+    )
+
+
+def _add_autotune_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--autotune",
+        action=argparse.BooleanOptionalAction,
+        help="search faster values of the knobs while training runs",
+    )
+    group.add_argument(
+        "--autotune-log-file",
+        "--autotune-log",
+        dest="autotune_log",
+        type=Path,
+        metavar="FILE",
+        help="write what it measures to FILE, as lines of JSON",
     )
 
 
@@ -366,6 +381,10 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
         found["HVDLITE_TIMELINE"] = str(options.timeline.absolute())
     if options.timeline_mark_cycles is not None:
         found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
+    if options.autotune is not None:
+        found["HVDLITE_AUTOTUNE"] = str(int(options.autotune))
+    if options.autotune_log is not None:
+        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log.absolute())
     if options.tcp:
         found["NCCL_IB_DISABLE"] = "1"
     return found
