@@ -12,7 +12,7 @@ INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check -
 DONE := .venv/done
 
 CSRC := $(shell find csrc)
-CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double)
+CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double tests/tensorflow_double)
 CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name pack_ptx.inc)
 
 .PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan \

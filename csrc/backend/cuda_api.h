@@ -32,6 +32,7 @@ inline constexpr int kCudaNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr int kCudaMultiprocessorCount = 16;  // an attribute of a device
+inline constexpr int kCudaPointerOrdinal = 9;        // an attribute of an address
 inline constexpr int kOldestCudaDriver = 11000;
 
 // X(field, symbol, arguments): every function returns a CUresult, 0 for success.
@@ -48,9 +49,11 @@ inline constexpr int kOldestCudaDriver = 11000;
   X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                                 \
   X(context_current, "cuCtxGetCurrent", (CudaContext * context))                                   \
   X(context_make_current, "cuCtxSetCurrent", (CudaContext context))                                \
+  X(context_device, "cuCtxGetDevice", (int* device))                                               \
   X(priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))                    \
   X(memory_allocate, "cuMemAlloc_v2", (CudaPointer * memory, std::size_t bytes))                   \
   X(memory_free, "cuMemFree_v2", (CudaPointer memory))                                             \
+  X(pointer_attribute, "cuPointerGetAttribute", (void* value, int attribute, CudaPointer address)) \
   X(copy, "cuMemcpyAsync",                                                                         \
     (CudaPointer to, CudaPointer from, std::size_t bytes, CudaStream stream))                      \
   X(copy_to_device, "cuMemcpyHtoDAsync_v2",                                                        \

@@ -49,13 +49,17 @@ GpuLibraries GpuLibraries::search(const Config& config, std::vector<std::string>
 
 GpuPlane::~GpuPlane() { abort(); }
 
+Status GpuPlane::load_cuda() {
+  if (cuda_ != nullptr) return Status();
+  Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
+  HVDLITE_RETURN_IF_ERROR(loaded.status());
+  cuda_ = std::move(loaded.value());
+  return Status();
+}
+
 Result<DeviceWorkspace*> GpuPlane::workspace(int ordinal) {
   MutexLock lock(mutex_);
-  if (cuda_ == nullptr) {
-    Result<std::shared_ptr<const CudaApi>> loaded = libraries_.cuda();
-    HVDLITE_RETURN_IF_ERROR(loaded.status());
-    cuda_ = std::move(loaded.value());
-  }
+  HVDLITE_RETURN_IF_ERROR(load_cuda());
   std::unique_ptr<DeviceWorkspace>& place = workspaces_[ordinal];
   if (place == nullptr) {
     Result<std::unique_ptr<DeviceWorkspace>> opened = DeviceWorkspace::open(cuda_, ordinal);
@@ -92,6 +96,18 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
   return device.record(stream);
 }
 
+Result<int> GpuPlane::ordinal_of(const void* address) {
+  MutexLock lock(mutex_);
+  HVDLITE_RETURN_IF_ERROR(load_cuda());
+  int ordinal = 0;
+  const auto number = reinterpret_cast<CudaPointer>(address);  // NOLINT: the driver's form
+  const int error = address == nullptr
+                        ? cuda_->context_device(&ordinal)
+                        : cuda_->pointer_attribute(&ordinal, kCudaPointerOrdinal, number);
+  HVDLITE_RETURN_IF_ERROR(cuda_->check(error, "finding the GPU of a tensor"));
+  return ordinal;
+}
+
 Result<DeviceMemory> GpuPlane::allocate(int ordinal, std::size_t bytes) {
   const Result<DeviceWorkspace*> found = workspace(ordinal);
   HVDLITE_RETURN_IF_ERROR(found.status());
@@ -103,13 +119,27 @@ std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
   return found.ok() ? found.value()->pool : nullptr;
 }
 
-Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience) {
-  if (const auto at = backends_.find(group.id); at != backends_.end()) return at->second.get();
+Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience,
+                                      bool part) {
+  const Planes::key_type key{group.id, group.ranks};
+  if (const auto at = planes_.find(key); at != planes_.end()) return at->second.backend.get();
   const Result<DeviceWorkspace*> found = workspace(ordinal);
   HVDLITE_RETURN_IF_ERROR(found.status());
   Result<std::unique_ptr<DeviceBackend>> made = make(group, *found.value(), patience);
   HVDLITE_RETURN_IF_ERROR(made.status());
-  return (backends_[group.id] = std::move(made.value())).get();
+  Plane& plane = planes_[key] = {std::move(made.value()), part};
+  return plane.backend.get();
+}
+
+Result<DeviceBackend*> GpuPlane::open_staged(const Group& group, int ordinal) {
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  HVDLITE_RETURN_IF_ERROR(found.status());
+  HVDLITE_RETURN_IF_ERROR(pass_through_host(group, "NCCL has no Adasum"));
+  std::unique_ptr<DeviceBackend>& staged = staged_[ordinal];
+  if (staged == nullptr) {
+    staged = std::make_unique<StagedBackend>(*found.value(), host_, fabric_->topology.rank);
+  }
+  return staged.get();
 }
 
 Result<std::unique_ptr<DeviceBackend>> GpuPlane::make(const Group& group,
@@ -211,14 +241,16 @@ Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(const Group& group,
 Status GpuPlane::fall_back(const Group& group, const std::vector<Candidate>& members) {
   const auto lacking = std::find_if(members.begin(), members.end(),
                                     [](const Candidate& member) { return member.nccl == 0; });
-  const std::string why = "NCCL cannot be used on rank " + std::to_string(lacking->rank) + ": " +
-                          std::string(lacking->reason);
+  return pass_through_host(group, "NCCL cannot be used on rank " + std::to_string(lacking->rank) +
+                                      ": " + std::string(lacking->reason));
+}
+
+Status GpuPlane::pass_through_host(const Group& group, const std::string& why) {
   if (config_.require_nccl != 0) return invalid(why + " (HVDLITE_REQUIRE_NCCL=1)");
-  if (!warned_ && fabric_->topology.rank == group.ranks.front()) {
+  if (warned_.insert(why).second && fabric_->topology.rank == group.ranks.front()) {
     log(LogLevel::kWarning, fabric_->topology.rank,
         "GPU tensors pass through the host, which is slow. " + why);
   }
-  warned_ = true;
   return Status();
 }
 
@@ -230,7 +262,7 @@ void GpuPlane::track(CudaEventPtr end) {
 Status GpuPlane::poll() {
   while (!under_way_.empty() && under_way_.front().end->reached()) under_way_.pop_front();
   if (under_way_.empty()) return Status();
-  for (const auto& [id, backend] : backends_) HVDLITE_RETURN_IF_ERROR(backend->poll());
+  for (const auto& [key, plane] : planes_) HVDLITE_RETURN_IF_ERROR(plane.backend->poll());
   if (!under_way_.front().deadline.passed()) return Status();
   return Status(StatusCode::kTimeout,
                 "a collective on " + under_way_.front().end->device().describe() +
@@ -239,7 +271,7 @@ Status GpuPlane::poll() {
 }
 
 void GpuPlane::abort() {
-  for (const auto& [id, backend] : backends_) backend->abort();
+  for (const auto& [key, plane] : planes_) plane.backend->abort();
   under_way_.clear();
 }
 
@@ -254,22 +286,28 @@ void GpuPlane::forget(const Group& group) {
     MutexLock lock(mutex_);
     device_of_.erase(static_cast<std::uint32_t>(group.id));
   }
-  const auto at = backends_.find(group.id);
-  if (at == backends_.end()) return;
+  end_planes([&](const auto& at) { return at.first.first == group.id; });
+}
+
+void GpuPlane::forget_parts() {
+  end_planes([](const auto& at) { return at.second.part; });
+}
+
+void GpuPlane::end_planes(const std::function<bool(const Planes::value_type&)>& ends) {
+  if (std::none_of(planes_.begin(), planes_.end(), ends)) return;
   const Deadline deadline = Deadline::after_seconds(config_.collective_timeout);
   settle(deadline);
-  if (busy()) {
-    at->second->abort();
-  } else {
-    at->second->close(deadline);
+  for (auto& at : planes_) {
+    if (!ends(at)) continue;
+    busy() ? at.second.backend->abort() : at.second.backend->close(deadline);
   }
-  backends_.erase(at);
+  std::erase_if(planes_, ends);
 }
 
 void GpuPlane::close(Deadline deadline) {
   settle(deadline);
   if (busy()) return abort();
-  for (const auto& [id, backend] : backends_) backend->close(deadline);
+  for (const auto& [key, plane] : planes_) plane.backend->close(deadline);
 }
 
 }  // namespace hvdlite

@@ -4,15 +4,17 @@
 //
 // A process set has one device on each rank. Its members agree on how they go about it, over the
 // host's data plane: NCCL if all of them have it, otherwise through the host, with one warning.
-// Nobody outside of the set takes part.
+// Nobody outside of the set takes part. NCCL needs every rank of a communicator; so while members
+// have joined, the others have one of their own, until all have joined.
 //
-// Threads: mark() and the pools from any; everything else is the runner's.
+// Threads: mark(), ordinal_of() and the pools from any; everything else is the runner's.
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,13 +47,21 @@ class GpuPlane {
   // a stream that is being captured.
   Result<CudaEventPtr> mark(std::uint32_t set, int ordinal, CudaStream stream);
 
+  // The GPU whose memory `address` is; of null, the one whose context is current in this thread.
+  Result<int> ordinal_of(const void* address);
   // The data plane of a group; `ordinal` is the one that mark() was told. Every member calls it at
   // the same place in its order of collectives. A status that is not sticky is the same on every
-  // member.
-  Result<DeviceBackend*> open(const Group& group, int ordinal, Patience patience);
-  // Ends the data plane of a group that is about to go, once its work has ended. Every member calls
-  // it at the same place.
+  // member. `part`: members of the process set that have joined are not in the group.
+  Result<DeviceBackend*> open(const Group& group, int ordinal, Patience patience,
+                              bool part = false);
+  // The way through the host, for what NCCL cannot do: Adasum. Any group; warns once. Errors as of
+  // open().
+  Result<DeviceBackend*> open_staged(const Group& group, int ordinal);
+  // Ends the data plane of a process set that is about to go, once its work has ended. Every member
+  // calls it at the same place.
   void forget(const Group& group);
+  // The same for all that were opened as a part. Every rank calls it when all have joined.
+  void forget_parts();
   // Memory for a result. Of a device that mark() has seen.
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
@@ -71,8 +81,15 @@ class GpuPlane {
     CudaEventPtr end;
     Deadline deadline;
   };
+  struct Plane {
+    std::unique_ptr<DeviceBackend> backend;
+    bool part = false;
+  };
+  // By group id and ranks: everywhere in the same order.
+  using Planes = std::map<std::pair<int, std::vector<int>>, Plane>;
   struct Candidate;  // what members tell each other
 
+  Status load_cuda() HVDLITE_REQUIRES(mutex_);
   Result<DeviceWorkspace*> workspace(int ordinal);
   Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
                                               Patience patience);
@@ -82,9 +99,13 @@ class GpuPlane {
   Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
                                                    const std::vector<Candidate>& members,
                                                    Patience patience);
+  // Ends those that `ends` chooses.
+  void end_planes(const std::function<bool(const Planes::value_type&)>& ends);
   // Waits until no work is under way.
   void settle(Deadline deadline);
   Status fall_back(const Group& group, const std::vector<Candidate>& members);
+  // Refuses or warns, `why` being the reason for going through the host.
+  Status pass_through_host(const Group& group, const std::string& why);
 
   Backend& host_;
   Fabric* const fabric_;
@@ -98,9 +119,10 @@ class GpuPlane {
 
   // Of the runner.
   std::shared_ptr<const NcclApi> nccl_;
-  std::map<int, std::unique_ptr<DeviceBackend>> backends_;  // by group id
+  Planes planes_;
   std::deque<UnderWay> under_way_;
-  bool warned_ = false;  // that GPU tensors pass through the host
+  std::map<int, std::unique_ptr<DeviceBackend>> staged_;  // by device
+  std::set<std::string> warned_;                          // why GPU tensors pass through the host
 };
 
 }  // namespace hvdlite

@@ -24,7 +24,7 @@ int nccl_op(ReduceOp op) {
       return 3;
     case ReduceOp::kAverage:
       return kAverage;
-    case ReduceOp::kAdasum:  // refused by the executor
+    case ReduceOp::kAdasum:  // goes through the host
       break;
   }
   return kSum;

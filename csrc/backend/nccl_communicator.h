@@ -17,9 +17,9 @@ namespace hvdlite {
 
 class NcclCommunicator {
  public:
-  // Where this rank stands; all borrowed.
+  // Where this rank stands; the fabric is borrowed.
   struct Place {
-    const Group& group;
+    Group group;
     Fabric& fabric;
   };
   // Meets the other members of the group, which call it with the same id; all come within
@@ -55,7 +55,7 @@ class NcclCommunicator {
  private:
   NcclCommunicator(std::shared_ptr<const NcclApi> api, std::shared_ptr<CudaDevice> device,
                    Place place)
-      : api_(std::move(api)), device_(std::move(device)), place_(place) {}
+      : api_(std::move(api)), device_(std::move(device)), place_(std::move(place)) {}
   // Waits until NCCL is done with what it was asked.
   Status await(NcclResult result, const char* operation, Patience patience);
   Status failure(NcclResult result, const std::string& operation);

@@ -185,20 +185,11 @@ py::object HandleObject::take_output(std::size_t index) {
 
 // On the stream that wait() was told: it waits for the result already.
 void HandleObject::copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream) {
-  Completion::Output& from = output(index);
-  if (!from.device.valid()) {
+  if (!output(index).device.valid()) {
     raise_status(Status(StatusCode::kInvalidArgument, "this output is not on a GPU, or was taken"));
   }
-  CudaDevice& device = entry_->completion->on_device->device();
-  if (from.bytes > 0) {
-    const CudaDevice::Current current(device);
-    raise_if_error(device.check(
-        device.api().copy(target, from.device.address(), from.bytes, stream_of(stream)),
-        "copying a result"));
-  }
-  Result<CudaEventPtr> copied = device.record(stream_of(stream));
-  raise_if_error(copied.status());
-  from.pool->give_back(std::move(from.device), std::move(copied.value()));
+  raise_if_error(entry_->completion->copy_output(
+      index, reinterpret_cast<void*>(target), stream_of(stream)));  // NOLINT: a number of Python's
 }
 
 std::uintptr_t HandleObject::stream() const {

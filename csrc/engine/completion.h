@@ -74,6 +74,10 @@ class Completion {
   std::vector<Output> outputs;  // by tensor
   int members = 0;              // that took part: those of the process set that had not joined
   CudaEventPtr on_device;       // null: no GPU tensors. Written before finish()
+  // Copies output i, once, to memory on its device, and gives the room back: on the host at once,
+  // on a GPU as work of `stream`, which waits for `on_device` already. Any one thread, after done()
+  // or from the continuation.
+  Status copy_output(std::size_t i, void* target, CudaStream stream);
   // True once nothing touches the operation's memory any more.
   bool released() const { return done() && (on_device == nullptr || on_device->reached()); }
 

@@ -27,29 +27,73 @@ EntryPtr make_entry(const HvdliteCall& call) {
     const HvdliteTensor& tensor = call.tensors[i];
     request.tensors.push_back({tensor.name,
                                static_cast<DataType>(tensor.dtype),
-                               {tensor.dims, tensor.dims + tensor.ndim}});
+                               {tensor.dims, tensor.dims + tensor.ndim},
+                               static_cast<DeviceType>(tensor.device)});
     entry->inputs.push_back(tensor.input);
     entry->outputs.push_back(tensor.output);
   }
   return entry;
 }
 
-void report(const HvdliteCall& call, const Status& status, const Completion* completion) {
+// What the result of a call refers to while `done` runs.
+struct Ended {
+  Completion* completion;
+  CudaStream stream;
+};
+
+bool copy_output(const HvdliteResult* result, std::int32_t i, void* target) {
+  const auto& ended = *static_cast<const Ended*>(result->core);
+  return ended.completion->copy_output(static_cast<std::size_t>(i), target, ended.stream).ok();
+}
+
+// The call's stream goes on only after what this operation does on the device, however it ended.
+Status let_stream_wait(const HvdliteCall& call, const Completion& completion) {
+  if (completion.on_device == nullptr) return Status();
+  const CudaEvent& end = *completion.on_device;
+  return end.device().wait(static_cast<CudaStream>(call.stream), end);
+}
+
+void report(const HvdliteCall& call, Status status, Completion* completion) {
+  if (completion != nullptr) {
+    const Status waits = let_stream_wait(call, *completion);
+    if (status.ok()) status = waits;
+  }
   HvdliteResult result{};
   result.code = static_cast<std::int32_t>(status.code());
   result.failed_rank = status.failed_rank();
   result.message = status.message().c_str();
-  std::vector<HvdliteOutput> outputs;
+  Ended ended{completion, static_cast<CudaStream>(call.stream)};
+  result.core = &ended;
+  std::vector<std::uint64_t> bytes;
   if (completion != nullptr && !completion->outputs.empty()) {
-    for (const auto& output : completion->outputs) {
-      outputs.push_back({output.data.get(), output.bytes});
-    }
+    for (const auto& output : completion->outputs) bytes.push_back(output.bytes);
     result.first_dimensions = completion->first_dimensions.data();
-    result.parts = static_cast<std::int32_t>(completion->first_dimensions.size() / outputs.size());
-    result.count = static_cast<std::int32_t>(outputs.size());
-    result.outputs = outputs.data();
+    result.parts = static_cast<std::int32_t>(completion->first_dimensions.size() / bytes.size());
+    result.count = static_cast<std::int32_t>(bytes.size());
+    result.output_bytes = bytes.data();
+    result.copy_output = &copy_output;
   }
   call.done(call.context, &result);
+}
+
+// Finds out which GPU the tensors are on, if any is.
+Status place(Entry& entry, const HvdliteCall& call, Engine& engine) {
+  bool on_gpu = false;
+  const void* somewhere = nullptr;
+  for (std::size_t i = 0; i < entry.inputs.size(); ++i) {
+    const TensorShape& tensor = entry.request.tensors[i];
+    if (tensor.device == DeviceType::kHost) continue;
+    on_gpu = true;
+    if (tensor.count() > 0) somewhere = entry.inputs[i];
+  }
+  if (!on_gpu) return Status();
+  const Result<int> ordinal = engine.gpu_of(somewhere);
+  if (!ordinal.ok()) {
+    return Status(ordinal.status().code(),
+                  describe(entry.request) + ": " + ordinal.status().message());
+  }
+  entry.gpu = GpuSource{ordinal.value(), static_cast<CudaStream>(call.stream), nullptr};
+  return Status();
 }
 
 Status check(const HvdliteCall& call) {
@@ -68,11 +112,13 @@ void submit(void* engine, const HvdliteCall* call) {
   Status status = check(*call);
   if (status.ok()) {
     const EntryPtr entry = make_entry(*call);
+    auto& self = *static_cast<Engine*>(engine);
     // The continuation belongs to the completion, which the entry keeps until it has run.
     Completion* completion = entry->completion.get();
     completion->then(
         [call = *call, completion] { report(call, completion->status(), completion); });
-    status = static_cast<Engine*>(engine)->enqueue(entry, /*blocking=*/false);
+    status = place(*entry, *call, self);
+    if (status.ok()) status = self.enqueue(entry, /*blocking=*/false);
   }
   if (!status.ok()) report(*call, status, nullptr);
 }

@@ -12,7 +12,7 @@ namespace hvdlite {
 
 class Engine;
 
-inline constexpr std::uint32_t kCoreTableVersion = 3;
+inline constexpr std::uint32_t kCoreTableVersion = 4;
 
 extern "C" {
 
@@ -20,16 +20,12 @@ extern "C" {
 // HvdliteResult: allgather, alltoall, reducescatter.
 struct HvdliteTensor {
   const char* name;
-  std::int32_t dtype;  // DataType
+  std::int32_t dtype;   // DataType
+  std::int32_t device;  // DeviceType, where `input` and `output` lie
   std::int32_t ndim;
   const std::int64_t* dims;
   const void* input;
   void* output;
-};
-
-struct HvdliteOutput {
-  const void* data;
-  std::uint64_t bytes;
 };
 
 // How a collective ended. Valid during the call of `done` only.
@@ -42,7 +38,11 @@ struct HvdliteResult {
   const std::int64_t* first_dimensions;
   std::int32_t parts;  // of each output: members of the set; 1 for a reducescatter
   std::int32_t count;  // outputs; 0 for collectives that write to HvdliteTensor::output
-  const HvdliteOutput* outputs;
+  const std::uint64_t* output_bytes;
+  // Copies output i to memory on its device: on the host at once, on a GPU in the order of the
+  // call's stream. Once for each output. False: it cannot be, and the world is to be given up.
+  bool (*copy_output)(const HvdliteResult* result, std::int32_t i, void* target);
+  void* core;  // of the core alone
 };
 
 // One collective. What it points to is copied by submit(), except for the tensors' memory, which
@@ -58,6 +58,9 @@ struct HvdliteCall {
   const char* name;
   std::int32_t count;
   const HvdliteTensor* tensors;
+  // Of tensors on a GPU, all on the same one: they are ready at the point that this CUstream has
+  // come to, and it waits for the results, and for the memory to be free, from `done` on.
+  void* stream;
   std::int32_t split_count;  // alltoall; 0: the same number of rows to each member
   const std::int64_t* splits;
   // Called exactly once: by submit() itself when the call is refused or the world has one rank,

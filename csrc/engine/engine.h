@@ -46,6 +46,9 @@ class Engine {
   // for it at once. kInvalidArgument, kDuplicateName, or the sticky error: then the entry was not
   // taken.
   Status enqueue(EntryPtr entry, bool blocking);
+  // The GPU whose memory `address` is; of no address, the one whose context is current in this
+  // thread. Any thread.
+  Result<int> gpu_of(const void* address) { return gpus_.ordinal_of(address); }
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline);
 

@@ -111,20 +111,12 @@ const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& 
   return members;
 }
 
-Status Executor::refuse_gpu(const Batch& batch, const Agreed& agreed, const Members& members) {
-  if (!agreed.absent.empty()) {
-    return Status(StatusCode::kInvalidArgument,
-                  "GPU tensors need all members of their process set, also rank " +
-                      std::to_string(agreed.absent[0]) +
-                      ", which has joined; on GPUs give every rank the same number of steps",
-                  agreed.absent[0]);
-  }
+Result<DeviceBackend*> Executor::gpu_plane(const Batch& batch, const Agreed& agreed,
+                                           const Members& members) {
+  const int ordinal = agreed.entry->gpu->ordinal;
   const bool combines = batch.kind == Kind::kAllreduce && batch.op == ReduceOp::kAdasum;
-  if (combines && members.group.ranks.size() > 1) {
-    return Status(StatusCode::kInvalidArgument,
-                  "Adasum takes tensors in host memory; these are on a GPU");
-  }
-  return Status();
+  if (combines && members.group.ranks.size() > 1) return gpus_.open_staged(members.group, ordinal);
+  return gpus_.open(members.group, ordinal, patience(), !agreed.absent.empty());
 }
 
 Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
@@ -135,9 +127,7 @@ Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
     const Entry& entry = *round[ref.agreed].entry;
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      HVDLITE_RETURN_IF_ERROR(refuse_gpu(batch, round[ref.agreed], members));
-      const Result<DeviceBackend*> plane =
-          gpus_.open(members.group, entry.gpu->ordinal, patience());
+      const Result<DeviceBackend*> plane = gpu_plane(batch, round[ref.agreed], members);
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }
@@ -203,6 +193,7 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const
     case Kind::kReducescatter:
       return reducescatter(first, group);
     case Kind::kJoin:
+      gpus_.forget_parts();
       first.entry->completion->first_dimensions = first.first_dimensions;
       return Status();
     case Kind::kAddProcessSet:

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "tensorflow/attachment.h"
+#include "tensorflow/gpu_stream.h"
 #include "tensorflow/pending.h"
 #include "tensorflow/tf_status.h"
 
@@ -64,7 +65,14 @@ void destroy_node(void* node) { delete static_cast<Node*>(node); }
 
 template <void (*start)(std::unique_ptr<Pending>)>
 void compute(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done));
+  start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done, DeviceType::kHost,
+                                  nullptr));
+}
+
+template <void (*start)(std::unique_ptr<Pending>)>
+void compute_on_gpu(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  start(std::make_unique<Pending>(*static_cast<Node*>(node), context, done, DeviceType::kGpu,
+                                  stream_of(context)));
 }
 
 // What a query asks for, and about which process set.
@@ -117,38 +125,64 @@ void compute_query(void* of_node, TF_OpKernelContext* context) {
   *static_cast<std::int32_t*>(TF_TensorData(value.get())) = answers[query.index];
 }
 
-void register_async(const char* op, bool with_bool, void* (*create)(TF_OpKernelConstruction*),
+// Arguments that are read and written on the host, whatever device the tensors are on.
+using HostArguments = std::vector<const char*>;
+
+struct AsyncOp {
+  const char* name;
+  bool with_bool;
+  void* (*create)(TF_OpKernelConstruction*);
+  HostArguments on_host;
+};
+
+void register_async(const AsyncOp& op, const char* device,
                     void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*)) {
   static constexpr TF_DataType kTypes[] = {TF_UINT8, TF_INT8,  TF_INT16,  TF_INT32,    TF_INT64,
                                            TF_HALF,  TF_FLOAT, TF_DOUBLE, TF_BFLOAT16, TF_BOOL};
   for (const TF_DataType type : kTypes) {
-    if (type == TF_BOOL && !with_bool) continue;
+    if (type == TF_BOOL && !op.with_bool) continue;
     const OwnedStatus status = new_status();
-    TF_KernelBuilder* kernel = TF_NewAsyncKernelBuilder(op, "CPU", create, compute, &destroy_node);
+    TF_KernelBuilder* kernel =
+        TF_NewAsyncKernelBuilder(op.name, device, op.create, compute, &destroy_node);
     TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
-    TF_RegisterKernelBuilder(op, kernel, status.get());
-    warn_unless_ok(status.get(), op);
+    for (const char* argument : op.on_host) TF_KernelBuilder_HostMemory(kernel, argument);
+    TF_RegisterKernelBuilder(op.name, kernel, status.get());
+    warn_unless_ok(status.get(), op.name);
   }
+}
+
+template <void (*start)(std::unique_ptr<Pending>)>
+void register_op(const AsyncOp& op) {
+  register_async(op, "CPU", &compute<start>);
+  if (can_tell_streams()) register_async(op, "GPU", &compute_on_gpu<start>);
+}
+
+void register_query(const char* device) {
+  const OwnedStatus status = new_status();
+  TF_KernelBuilder* query =
+      TF_NewKernelBuilder(kQueryOp, device, &create_query, &compute_query, &destroy_query);
+  for (const char* argument : {"terms", "value"}) TF_KernelBuilder_HostMemory(query, argument);
+  TF_RegisterKernelBuilder(kQueryOp, query, status.get());
+  warn_unless_ok(status.get(), kQueryOp);
 }
 
 }  // namespace
 
 void register_kernels() {
-  register_async(kAllreduceOp, false, &create_node<Attributes::kOp, true>,
-                 &compute<&Pending::allreduce>);
-  register_async(kBroadcastOp, true, &create_node<Attributes::kRoot, true>,
-                 &compute<&Pending::broadcast>);
-  register_async(kAllgatherOp, true, &create_node<Attributes::kNone, true>,
-                 &compute<&Pending::allgather>);
-  register_async(kReducescatterOp, false, &create_node<Attributes::kOp, true>,
-                 &compute<&Pending::reducescatter>);
-  register_async(kAlltoallOp, true, &create_node<Attributes::kNone, false>,
-                 &compute<&Pending::alltoall>);
-  const OwnedStatus status = new_status();
-  TF_KernelBuilder* query =
-      TF_NewKernelBuilder(kQueryOp, "CPU", &create_query, &compute_query, &destroy_query);
-  TF_RegisterKernelBuilder(kQueryOp, query, status.get());
-  warn_unless_ok(status.get(), kQueryOp);
+  register_op<&Pending::allreduce>(
+      {kAllreduceOp, false, &create_node<Attributes::kOp, true>, {"terms"}});
+  register_op<&Pending::broadcast>(
+      {kBroadcastOp, true, &create_node<Attributes::kRoot, true>, {"terms"}});
+  register_op<&Pending::allgather>(
+      {kAllgatherOp, true, &create_node<Attributes::kNone, true>, {"terms", "sizes"}});
+  register_op<&Pending::reducescatter>(
+      {kReducescatterOp, false, &create_node<Attributes::kOp, true>, {"terms"}});
+  register_op<&Pending::alltoall>({kAlltoallOp,
+                                   true,
+                                   &create_node<Attributes::kNone, false>,
+                                   {"terms", "splits", "received_splits"}});
+  register_query("CPU");
+  if (can_tell_streams()) register_query("GPU");
 }
 
 }  // namespace hvdlite::tensorflow

@@ -92,8 +92,9 @@ bool Pending::read_terms() {
 void Pending::add_tensor(int index, const void* input, void* output) {
   const auto at = static_cast<std::size_t>(index);
   const char* name = at < node_.names.size() ? node_.names[at].c_str() : node_.name.c_str();
-  tensors_.push_back({name, core_dtype(dtype_), static_cast<std::int32_t>(dims_[at].size()),
-                      dims_[at].data(), input, output});
+  tensors_.push_back({name, core_dtype(dtype_), static_cast<std::int32_t>(device_),
+                      static_cast<std::int32_t>(dims_[at].size()), dims_[at].data(), input,
+                      output});
 }
 
 bool Pending::take_tensors() {
@@ -196,6 +197,7 @@ void Pending::submit(std::unique_ptr<Pending> self, Kind kind) {
   call.name = self->name_.c_str();
   call.count = static_cast<std::int32_t>(self->tensors_.size());
   call.tensors = self->tensors_.data();
+  call.stream = self->stream_;
   call.split_count = static_cast<std::int32_t>(self->splits_.size());
   call.splits = self->splits_.data();
   call.done = &Pending::on_result;
@@ -234,18 +236,16 @@ bool Pending::write_rows(const HvdliteResult& result, int index) {
   std::vector<std::int64_t> dims = dims_[static_cast<std::size_t>(index)];
   const std::int64_t* rows = result.first_dimensions + std::ptrdiff_t{index} * result.parts;
   dims[0] = std::accumulate(rows, rows + result.parts, std::int64_t{0});
-  const HvdliteOutput& received = result.outputs[index];
   const OwnedTensor output(TF_AllocateOutput(context_, index, dtype_, dims.data(),
-                                             static_cast<int>(dims.size()), received.bytes,
-                                             status.get()));
+                                             static_cast<int>(dims.size()),
+                                             result.output_bytes[index], status.get()));
   if (output == nullptr) {
     fail(TF_GetCode(status.get()), TF_Message(status.get()));
     return false;
   }
-  if (received.bytes > 0) {
-    std::memcpy(TF_TensorData(output.get()), received.data, received.bytes);
-  }
-  return true;
+  if (result.copy_output(&result, index, TF_TensorData(output.get()))) return true;
+  fail(TF_INTERNAL, "the result cannot be copied on the GPU");
+  return false;
 }
 
 void Pending::fail(TF_Code code, const std::string& message) {

@@ -3,6 +3,9 @@
 // Made on a thread of TensorFlow's executor, ended by finish() on whichever thread the core calls
 // from; exactly one of the two touches it at a time. It owns the tensors, the copy of TensorFlow's
 // callback, and itself.
+//
+// On a GPU the kernel's stream goes on behind the result when finish() calls back: TensorFlow hands
+// memory that was let go to later work of that same stream.
 #pragma once
 
 #include <functional>
@@ -39,9 +42,13 @@ class Pending {
  public:
   // `done` is what TensorFlow gave to compute: the address of a std::function on its stack (all
   // versions to 2.21 do so), hence copied. It is libstdc++'s in every wheel.
-  Pending(const Node& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
+  // `stream`: of a kernel on a GPU.
+  Pending(const Node& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done,
+          DeviceType device, void* stream)
       : node_(node),
         context_(context),
+        device_(device),
+        stream_(stream),
         done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
   // Each takes over `self`, and ends it at once where it fails.
@@ -66,6 +73,8 @@ class Pending {
 
   const Node& node_;  // the kernel outlives its calls
   TF_OpKernelContext* context_;
+  const DeviceType device_;
+  void* const stream_;
   std::function<void()> done_;
   std::string name_;
   double prescale_ = 1;

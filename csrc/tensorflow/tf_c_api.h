@@ -81,6 +81,7 @@ TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
                                       void (*compute)(void*, TF_OpKernelContext*),
                                       void (*destroy)(void*));
 void TF_KernelBuilder_TypeConstraint(TF_KernelBuilder*, const char* attr, TF_DataType, TF_Status*);
+void TF_KernelBuilder_HostMemory(TF_KernelBuilder*, const char* argument);
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder*, TF_Status*);
 void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
 

@@ -149,9 +149,9 @@ CallStatus allreduce(const Description& description, const void* const* inputs,
   std::vector<HvdliteTensor> tensors;
   for (std::size_t i = 0; i < description.tensors.size(); ++i) {
     const Description::Tensor& tensor = description.tensors[i];
-    tensors.push_back({tensor.name.c_str(), tensor.dtype,
-                       static_cast<std::int32_t>(tensor.dims.size()), tensor.dims.data(), inputs[i],
-                       outputs[i]});
+    tensors.push_back(
+        {tensor.name.c_str(), tensor.dtype, static_cast<std::int32_t>(DeviceType::kHost),
+         static_cast<std::int32_t>(tensor.dims.size()), tensor.dims.data(), inputs[i], outputs[i]});
   }
   Ending ending;
   HvdliteCall call{};

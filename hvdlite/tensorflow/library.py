@@ -84,7 +84,7 @@ class _Library:
             sent = tf.constant(value, tf.float64)
             return self.ops.hvdlite_allreduce([sent], terms, tensor_name="self-test")[0]
 
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):  # where the echo can reach it
             if tf.executing_eagerly():
                 return float(send().numpy())
         # TensorFlow 1: a session of its own, which leaves the devices to the user's first one.

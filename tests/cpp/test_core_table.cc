@@ -1,7 +1,6 @@
 // The engine through its table of C functions, as a library calls it that is not linked with it.
 #include <cmath>
 #include <limits>
-#include <span>
 #include <thread>
 
 #include "backend/host_backend.h"
@@ -33,10 +32,10 @@ struct Ending {
     self.message = result->message;
     self.first_dimensions.assign(result->first_dimensions,
                                  result->first_dimensions + result->parts * result->count);
-    for (const HvdliteOutput& output : std::span(result->outputs, result->count)) {
-      const auto* values = static_cast<const float*>(output.data);
-      const std::span<const float> all(values, output.bytes / sizeof(float));
-      self.output.insert(self.output.end(), all.begin(), all.end());
+    for (int i = 0; i < result->count; ++i) {
+      std::vector<float> values(result->output_bytes[i] / sizeof(float));
+      CHECK(result->copy_output(result, i, values.data()));
+      self.output.insert(self.output.end(), values.begin(), values.end());
     }
     self.changed.notify_all();
   }
@@ -51,7 +50,7 @@ struct Floats {
   explicit Floats(std::vector<float> values)
       : data(std::move(values)), dims{static_cast<std::int64_t>(data.size())} {}
   HvdliteTensor tensor(const char* name) {
-    return {name, static_cast<int>(DataType::kFloat32), 1, dims, data.data(), data.data()};
+    return {name, static_cast<int>(DataType::kFloat32), 0, 1, dims, data.data(), data.data()};
   }
   std::vector<float> data;
   std::int64_t dims[1];

@@ -108,35 +108,65 @@ TEST(engine_gpu_ranks_that_disagree_about_the_device_all_hear_it_and_go_on) {
   });
 }
 
-TEST(engine_gpu_refuses_tensors_while_a_rank_has_joined_and_goes_on) {
+TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
   GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
-    check_sum(engine, gpu);
-    for (int round = 0; round < 2; ++round) {
-      if (rank != 1) {
-        const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
-        const Status status = gpu.run(engine, gpu.entry("without one", tensor, 4));
-        CHECK_STATUS(status, StatusCode::kInvalidArgument);
-        CHECK(contains(status, "allreduce 'without one': GPU tensors need all members"));
-        CHECK(contains(status, "rank 1, which has joined"));
-        std::vector<float> host(3, 1.0F);
-        CHECK_OK(run(engine, allreduce_entry("host", host)));
-        CHECK_EQ(host[2], 2.0F);
+    const auto sum_of = [&](const char* name, std::size_t tensors) {
+      std::vector<OnDevice> all;
+      for (std::size_t i = 0; i < tensors; ++i) {
+        all.push_back(gpu.tensor(std::vector<float>(64, static_cast<float>(rank + 1))));
+      }
+      EntryPtr entry = grouped(gpu, all, 64);
+      entry->request.name = name;
+      CHECK_OK(gpu.run(engine, entry));
+      const float sum = gpu.read(all[0].data(), 64)[63];
+      for (const OnDevice& tensor : all) CHECK_EQ(gpu.read(tensor.data(), 64)[0], sum);
+      return sum;
+    };
+    for (int round = 0; round < 4; ++round) {
+      // Rank `first` joins first, then the next one; in round 0 nobody has used NCCL before.
+      const int first = round % 3;
+      const int second = (first + 1) % 3;
+      if (rank != first) CHECK_EQ(sum_of("of two", 3), static_cast<float>(6 - (first + 1)));
+      if (rank != first && rank != second) {
+        CHECK_EQ(sum_of("of one", 1), static_cast<float>(rank + 1));
       }
       CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
-      check_sum(engine, gpu);
+      CHECK_EQ(sum_of("of all", 2), 6.0F);
       check_usable(engine);
     }
+    CHECK(gpu_counters().live_communicators <= 3);
   });
 }
 
-TEST(engine_gpu_refuses_adasum_on_every_rank) {
-  GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
-    const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
-    EntryPtr entry = gpu.entry("x", tensor, 4);
-    entry->request.op = ReduceOp::kAdasum;
-    const Status status = gpu.run(engine, entry);
+TEST(engine_gpu_adasum_has_the_bits_of_the_host) {
+  GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
+    std::vector<float> values(300);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(rank) * 13) % 31) - 15.0F;
+    }
+    const OnDevice tensor = gpu.tensor(values);
+    hold(gpu.producer, true);
+    EntryPtr entry = gpu.entry("on a GPU", tensor, values.size(), ReduceOp::kAdasum);
+    std::thread release([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      hold(gpu.producer, false);
+    });
+    CHECK_OK(gpu.run(engine, entry));
+    release.join();
+    CHECK_OK(run(engine, allreduce_entry("on the host", values, ReduceOp::kAdasum)));
+    CHECK(gpu.read(tensor.data(), values.size()) == values);
+    check_sum(engine, gpu);
+  });
+}
+
+TEST(engine_gpu_refuses_adasum_where_nccl_is_required) {
+  GpuWorld world;
+  world.config.require_nccl = 1;
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F});
+    const Status status = gpu.run(engine, gpu.entry("x", tensor, 1, ReduceOp::kAdasum));
     CHECK_STATUS(status, StatusCode::kInvalidArgument);
-    CHECK(contains(status, "allreduce 'x': Adasum takes tensors in host memory"));
+    CHECK(contains(status, "allreduce 'x': NCCL has no Adasum (HVDLITE_REQUIRE_NCCL=1)"));
     check_sum(engine, gpu);
   });
 }

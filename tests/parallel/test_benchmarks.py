@@ -65,12 +65,6 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
             assert row[figure] > 0
 
 
-def test_autotune_prints_what_it_found() -> None:
-    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer")
-    assert row["finished"] is True and row["gain"] == 0
-    assert row["samples"] == 2 and row["training_steps"] > 0
-
-
 def test_gpu_step_runs_without_a_gpu() -> None:
     rows = rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
     assert [row["model"] for row in rows] == ["resnet50", "transformer"]
@@ -78,6 +72,12 @@ def test_gpu_step_runs_without_a_gpu() -> None:
         for contestant in ("bare", "hvdlite", "ddp"):
             assert row[f"{contestant}_host_ms"] > 0 and row[f"{contestant}_step_ms"] > 0
             assert row[f"{contestant}_kernels"] is None
+
+
+def test_autotune_prints_what_it_found() -> None:
+    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer")
+    assert row["finished"] is True and row["gain"] == 0
+    assert row["samples"] == 2 and row["training_steps"] > 0
 
 
 def test_rows_are_drawn(
