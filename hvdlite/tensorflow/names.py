@@ -98,8 +98,14 @@ def outermost_graph() -> Any:
 
 
 def in_session_graph() -> bool:
-    """Say whether what is made now belongs to a graph of TensorFlow 1, which a session runs."""
-    return not (tf.executing_eagerly() or hasattr(outermost_graph(), "outer_graph"))
+    """Say whether what is made now belongs to a graph of TensorFlow 1, which a session runs.
+
+    Branches and loops in it do, too: what init_scope leaves them for is that graph.
+    """
+    if tf.executing_eagerly():
+        return False
+    with tf.init_scope():
+        return not tf.executing_eagerly()
 
 
 def is_nested() -> bool:

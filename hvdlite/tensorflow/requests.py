@@ -17,7 +17,7 @@ from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import raw_ops
-from hvdlite.tensorflow.names import WireName, is_nested, terms
+from hvdlite.tensorflow.names import WireName, in_session_graph, is_nested, terms
 from hvdlite.tensorflow.turns import turn
 
 
@@ -91,9 +91,10 @@ def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
     It has the same names each time, and two operations of one name cannot be in flight together.
     TensorFlow runs what touches one variable in the order of the program: so each time ends with a
     write to the variable of that name and set, when all of `results` are there. Calls that XLA
-    compiles do so by themselves.
+    compiles do so by themselves. In a graph of TensorFlow 1 the variable would have to be
+    initialised by the user's session: a loop there has to keep `parallel_iterations=1`.
     """
-    if not is_nested() or xla.in_xla_context():
+    if not is_nested() or xla.in_xla_context() or in_session_graph():
         return
     with tf.control_dependencies(results):
         handle = turn(f"{wire.text}@{wire.process_set}")

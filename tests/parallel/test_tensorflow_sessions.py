@@ -114,6 +114,22 @@ def scenario_collectives_run_in_every_session_run() -> None:
             assert session.run(counter) == hvd.size() + 4
 
 
+def scenario_branches_in_a_graph_leave_nothing_for_others() -> None:
+    for factor in (1.0, 2.0):  # two graphs
+        with tf.Graph().as_default():
+            chosen = tf.compat.v1.placeholder(tf.bool, [])
+            one = tf.constant([hvd.rank() * factor])
+            sums = tf.cond(chosen, lambda: hvd.allreduce(one, op=hvd.Sum), lambda: one)  # noqa: B023
+            with tf.compat.v1.Session() as session:
+                total = sum(range(hvd.size())) * factor
+                assert session.run(sums, {chosen: True}).tolist() == [total]
+                assert session.run(sums, {chosen: False}).tolist() == [hvd.rank() * factor]
+                assert session.run(sums, {chosen: True}).tolist() == [total]
+    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == hvd.size()
+    in_function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    assert float(in_function(tf.constant(1.0))) == hvd.size()
+
+
 def scenario_ranks_that_disagree_are_told_and_go_on() -> None:
     with tf.Graph().as_default():
         bad = hvd.allreduce(tf.ones([2 + hvd.rank()]), name="bad")
