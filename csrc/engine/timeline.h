@@ -3,10 +3,9 @@
 // An entry is a task: "queue" from the call to the runner, "negotiate" until all ranks have asked
 // for it, "wait for batch" until its first one begins, then the name of the collective until the
 // entry ends. The row "engine" holds the batches, and the backend's parts within; the row of a GPU
-// what the device itself did for them. On rank 0, what
-// the coordinator waits for are tasks of their own, with a mark for each rank that came. Each call
-// costs one load while the trace is off (trace/trace.h). Thread: the runner, but submitted(), which
-// is the caller's.
+// what the device itself did for them. On rank 0, what the coordinator waits for are tasks of their
+// own, with a mark for each rank that came. Each call costs one load while the trace is off
+// (trace/trace.h). Thread: the runner, but submitted(), which is the caller's.
 #pragma once
 
 #include <string>
