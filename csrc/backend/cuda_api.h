@@ -72,6 +72,8 @@ inline constexpr int kOldestCudaDriver = 11000;
   X(event_destroy, "cuEventDestroy_v2", (CudaEventHandle event))                                   \
   X(event_record, "cuEventRecord", (CudaEventHandle event, CudaStream stream))                     \
   X(event_query, "cuEventQuery", (CudaEventHandle event))                                          \
+  X(event_elapsed, "cuEventElapsedTime",                                                           \
+    (float* milliseconds, CudaEventHandle from, CudaEventHandle to))                               \
   X(module_load, "cuModuleLoadData", (CudaModule * module, const void* image))                     \
   X(module_unload, "cuModuleUnload", (CudaModule module))                                          \
   X(module_function, "cuModuleGetFunction",                                                        \

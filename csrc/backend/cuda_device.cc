@@ -2,11 +2,19 @@
 
 namespace hvdlite {
 
-CudaEvent::~CudaEvent() { device_->recycle(handle_); }
+CudaEvent::~CudaEvent() { device_->recycle(handle_, use_); }
 
 bool CudaEvent::reached() const {
   const CudaDevice::Current current(*device_);
   return device_->api().event_query(handle_) != kCudaNotReady;
+}
+
+Result<std::int64_t> CudaEvent::nanoseconds_after(const CudaEvent& earlier) const {
+  const CudaDevice::Current current(*device_);
+  float milliseconds = 0;
+  HVDLITE_RETURN_IF_ERROR(device_->check(
+      device_->api().event_elapsed(&milliseconds, earlier.handle_, handle_), "measuring time"));
+  return static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
 }
 
 CudaDevice::Current::Current(const CudaDevice& device) : api_(device.api()) {
@@ -51,7 +59,9 @@ CudaDevice::~CudaDevice() {
   if (context_ == nullptr) return;
   {
     const Current current(*this);
-    for (CudaEventHandle event : spare_events_) (void)api_->event_destroy(event);
+    for (const auto& spares : spare_events_) {
+      for (CudaEventHandle event : spares) (void)api_->event_destroy(event);
+    }
     if (stream_ != nullptr) (void)api_->stream_destroy(stream_);
   }
   (void)api_->context_release(device_);
@@ -59,21 +69,22 @@ CudaDevice::~CudaDevice() {
 
 std::string CudaDevice::describe() const { return "GPU " + std::to_string(ordinal_); }
 
-Result<CudaEventPtr> CudaDevice::record(CudaStream stream) {
+Result<CudaEventPtr> CudaDevice::record(CudaStream stream, CudaEvent::Use use) {
   const Current current(*this);
   CudaEventHandle handle = nullptr;
   {
     MutexLock lock(mutex_);
-    if (!spare_events_.empty()) {
-      handle = spare_events_.back();
-      spare_events_.pop_back();
+    std::vector<CudaEventHandle>& spares = spare_events_[static_cast<std::size_t>(use)];
+    if (!spares.empty()) {
+      handle = spares.back();
+      spares.pop_back();
     }
   }
   if (handle == nullptr) {
-    HVDLITE_RETURN_IF_ERROR(
-        check(api_->event_create(&handle, kCudaEventDisableTiming), "making an event"));
+    const unsigned flags = use == CudaEvent::Use::kOrder ? kCudaEventDisableTiming : 0;
+    HVDLITE_RETURN_IF_ERROR(check(api_->event_create(&handle, flags), "making an event"));
   }
-  auto event = std::make_shared<CudaEvent>(shared_from_this(), handle);
+  auto event = std::make_shared<CudaEvent>(shared_from_this(), handle, use);
   HVDLITE_RETURN_IF_ERROR(check(api_->event_record(handle, stream), "recording an event"));
   return event;
 }
@@ -99,9 +110,9 @@ Status CudaDevice::check(int error, const std::string& what) const {
   return error == kCudaSuccess ? Status() : api_->check(error, describe() + ": " + what);
 }
 
-void CudaDevice::recycle(CudaEventHandle event) {
+void CudaDevice::recycle(CudaEventHandle event, CudaEvent::Use use) {
   MutexLock lock(mutex_);
-  spare_events_.push_back(event);
+  spare_events_[static_cast<std::size_t>(use)].push_back(event);
 }
 
 }  // namespace hvdlite

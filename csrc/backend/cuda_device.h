@@ -6,6 +6,8 @@
 // thread's current context is left as it was.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -21,8 +23,9 @@ class CudaDevice;
 // A point in the work of a stream. Goes back to its device's stock when nobody holds it.
 class CudaEvent {
  public:
-  CudaEvent(std::shared_ptr<CudaDevice> device, CudaEventHandle handle)
-      : device_(std::move(device)), handle_(handle) {}
+  enum class Use : std::uint8_t { kOrder, kTime };  // those that tell time cost the device more
+  CudaEvent(std::shared_ptr<CudaDevice> device, CudaEventHandle handle, Use use)
+      : device_(std::move(device)), handle_(handle), use_(use) {}
   ~CudaEvent();
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
@@ -31,10 +34,14 @@ class CudaEvent {
   CudaEventHandle handle() const { return handle_; }
   // False until the device has come to this point; an error of the device counts as reached.
   bool reached() const;
+  // The device's time between two points that are reached, of events that tell time. Near, about a
+  // microsecond exact; the driver tells it as a float.
+  Result<std::int64_t> nanoseconds_after(const CudaEvent& earlier) const;
 
  private:
   std::shared_ptr<CudaDevice> device_;
   CudaEventHandle handle_;
+  Use use_;
 };
 using CudaEventPtr = std::shared_ptr<CudaEvent>;
 
@@ -98,7 +105,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   CudaStream stream() const { return stream_; }
 
   // Marks the point that `stream` of this device has come to.
-  Result<CudaEventPtr> record(CudaStream stream);
+  Result<CudaEventPtr> record(CudaStream stream, CudaEvent::Use use = CudaEvent::Use::kOrder);
   // Lets later work of `stream` (of any device) wait for the event. Does not wait itself.
   Status wait(CudaStream stream, const CudaEvent& event) const;
   // kOutOfMemory names the size.
@@ -111,7 +118,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   CudaDevice(std::shared_ptr<const CudaApi> api, int ordinal)
       : api_(std::move(api)), ordinal_(ordinal) {}
   Status start();
-  void recycle(CudaEventHandle event);
+  void recycle(CudaEventHandle event, CudaEvent::Use use);
 
   const std::shared_ptr<const CudaApi> api_;
   const int ordinal_;
@@ -121,7 +128,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   CudaContext context_ = nullptr;
   CudaStream stream_ = nullptr;
   Mutex mutex_;
-  std::vector<CudaEventHandle> spare_events_ HVDLITE_GUARDED_BY(mutex_);
+  std::array<std::vector<CudaEventHandle>, 2> spare_events_ HVDLITE_GUARDED_BY(mutex_);  // by use
 };
 
 }  // namespace hvdlite

@@ -278,8 +278,9 @@ void Engine::tune(const Round& round) {
 }
 
 void Engine::look_at_gpus() {
-  if (!gpus_.busy() || !next_gpu_look_.passed()) return;
+  if (!(gpus_.busy() || timeline_.waits_for_devices()) || !next_gpu_look_.passed()) return;
   next_gpu_look_ = Deadline::after(kGpuInterval);
+  timeline_.write_devices();
   if (Status status = gpus_.poll(); !status.ok()) {
     request_end(negotiator_->root_cause(std::move(status)));
   }
@@ -292,7 +293,8 @@ void Engine::sleep(Deadline deadline, bool background) {
            (background && turn_.wanted());
   };
   const auto never_fails = [] { return Status(); };
-  const Deadline look = gpus_.busy() ? next_gpu_look_ : Deadline::never();
+  const bool looks = gpus_.busy() || timeline_.waits_for_devices();
+  const Deadline look = looks ? next_gpu_look_ : Deadline::never();
   (void)fabric_->waiter->wait(ready, never_fails,
                               deadline.earlier(negotiator_->wake_at()).earlier(look));
 }

@@ -99,7 +99,7 @@ class Engine {
   const int size_;
   const Config config_;
   const std::unique_ptr<Trace> trace_;  // before all that writes to it
-  const Timeline timeline_{*trace_};
+  Timeline timeline_{*trace_};
   std::unique_ptr<Fabric> fabric_;
   std::unique_ptr<Backend> backend_;
   GpuPlane gpus_;

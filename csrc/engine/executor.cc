@@ -56,10 +56,10 @@ Status made_final(const Status& status) {
 }
 
 // The peers are in the collective already: without this rank it cannot end well for anybody.
-Status no_memory(const Entry& entry, std::size_t bytes) {
+Status no_memory(const Entry& entry, std::size_t bytes, int rank, const std::string& why = "") {
   return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
-                                           std::to_string(bytes) +
-                                           " bytes of its result on this rank");
+                                           std::to_string(bytes) + " bytes of its result on rank " +
+                                           std::to_string(rank) + why);
 }
 
 }  // namespace
@@ -165,18 +165,21 @@ Result<std::byte*> Executor::add_output(const Entry& entry, DeviceType device, s
   output.bytes = bytes;
   if (device == DeviceType::kHost) {
     output.data.reset(new (std::nothrow) std::byte[bytes]);
-    if (output.data == nullptr) return no_memory(entry, bytes);
+    if (output.data == nullptr) return no_memory(entry, bytes, rank_);
     return output.data.get();
   }
   Result<DeviceMemory> memory = gpus_.allocate(entry.gpu->ordinal, bytes);
-  if (!memory.ok()) return no_memory(entry, bytes);
+  if (!memory.ok()) {
+    return no_memory(entry, bytes, rank_, " (" + memory.status().message() + ")");
+  }
   output.device = std::move(memory.value());
   output.pool = gpus_.pool(entry.gpu->ordinal);
   return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
 }
 
 Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members) {
-  const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get());
+  const Timeline::BatchScope traced(timeline_, batch, round, counters_.batches.get(),
+                                    gpu_ == nullptr ? nullptr : &gpu_->device());
   const Group& group = members.group;
   const Agreed& first = round[batch.tensors[0].agreed];
   switch (batch.kind) {

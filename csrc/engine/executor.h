@@ -27,7 +27,7 @@ class Executor {
  public:
   // All borrowed from the engine.
   Executor(int rank, Backend& backend, GpuPlane& gpus, ProcessSets& sets, const Config& config,
-           TensorQueue& queue, Counters& counters, const Timeline& timeline)
+           TensorQueue& queue, Counters& counters, Timeline& timeline)
       : rank_(rank),
         backend_(backend),
         gpus_(gpus),
@@ -90,7 +90,7 @@ class Executor {
   std::int64_t threshold_;
   TensorQueue& queue_;
   Counters& counters_;
-  const Timeline& timeline_;
+  Timeline& timeline_;
   std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
   DeviceBackend* gpu_ = nullptr;              // of the current batch, where it has GPU tensors
   std::vector<Piece> pieces_;                 // of the current batch; kept for its capacity

@@ -63,8 +63,8 @@ void Timeline::write_arrived(std::uint64_t number, const Request& request, int r
   trace_.mark(TaskGroup::kNegotiations, number, "rank", rank);
 }
 
-void Timeline::write_batch(const Batch& batch, const std::vector<Agreed>& round,
-                           std::uint64_t number) const {
+std::string Timeline::write_batch(const Batch& batch, const std::vector<Agreed>& round,
+                                  std::uint64_t number) const {
   const char* kind = label_of(batch.kind);
   const auto batch_number = static_cast<std::int64_t>(number);
   const Request& first = round[batch.tensors[0].agreed].entry->request;
@@ -81,6 +81,7 @@ void Timeline::write_batch(const Batch& batch, const std::vector<Agreed>& round,
     if (ref.tensor > 0) continue;
     trace_.phase(TaskGroup::kTensors, id_of(*round[ref.agreed].entry), kind, now, batch_number);
   }
+  return name;
 }
 
 }  // namespace hvdlite

@@ -2,13 +2,17 @@
 //
 // An entry is a task: "queue" from the call to the runner, "negotiate" until all ranks have asked
 // for it, "wait for batch" until its first one begins, then the name of the collective until the
-// entry ends. The row "engine" holds the batches, and the backend's parts within. On rank 0, what
-// the coordinator waits for are tasks of their own, with a mark for each rank that came. Each call
-// costs one load while the trace is off (trace/trace.h). Thread: the runner, but submitted(), which
-// is the caller's.
+// entry ends. The row "engine" holds the batches, and the backend's parts within; the row of a GPU
+// what the device itself did for them. On rank 0, what the coordinator waits for are tasks of their
+// own, with a mark for each rank that came. Each call costs one load while the trace is off
+// (trace/trace.h). Thread: the runner, but submitted(), which is the caller's.
 #pragma once
 
+#include <string>
+#include <utility>
+
 #include "backend/backend.h"
+#include "backend/device_trace.h"
 #include "engine/entry.h"
 #include "engine/fusion_plan.h"
 #include "trace/trace.h"
@@ -17,7 +21,7 @@ namespace hvdlite {
 
 class Timeline {
  public:
-  explicit Timeline(Trace& trace) : trace_(trace) {}  // borrowed
+  explicit Timeline(Trace& trace) : trace_(trace), devices_(trace) {}  // borrowed
 
   void submitted(Entry& entry) const {
     if (trace_.on()) entry.submitted_at = trace_now();
@@ -39,22 +43,32 @@ class Timeline {
     if (trace_.on()) trace_.close(TaskGroup::kNegotiations, number, error.message());
   }
 
-  // One batch on the row "engine", for the scope.
+  // Spans of devices come later than the calls that caused them.
+  bool waits_for_devices() const { return devices_.waits(); }
+  void write_devices() { devices_.write(); }
+
+  // One batch on the row "engine", and on that of its GPU, if it has one, for the scope.
   class BatchScope {
    public:
-    BatchScope(const Timeline& timeline, const Batch& batch, const std::vector<Agreed>& round,
-               std::uint64_t number)
-        : trace_(timeline.trace_.on() ? &timeline.trace_ : nullptr) {
-      if (trace_ != nullptr) timeline.write_batch(batch, round, number);
+    BatchScope(Timeline& timeline, const Batch& batch, const std::vector<Agreed>& round,
+               std::uint64_t number, CudaDevice* gpu)
+        : timeline_(timeline.trace_.on() ? &timeline : nullptr), bytes_(batch.bytes) {
+      if (timeline_ == nullptr) return;
+      name_ = timeline.write_batch(batch, round, number);
+      if (gpu != nullptr) timeline.devices_.begin(*gpu);
     }
     ~BatchScope() {
-      if (trace_ != nullptr) trace_->end(Backend::kTraceRow);
+      if (timeline_ == nullptr) return;
+      timeline_->devices_.end(std::move(name_), bytes_);
+      timeline_->trace_.end(Backend::kTraceRow);
     }
     BatchScope(const BatchScope&) = delete;
     BatchScope& operator=(const BatchScope&) = delete;
 
    private:
-    Trace* const trace_;
+    Timeline* const timeline_;  // null: the trace is off
+    const std::uint64_t bytes_;
+    std::string name_;
   };
 
  private:
@@ -65,10 +79,12 @@ class Timeline {
   void write_taken(const std::vector<EntryPtr>& entries) const;
   void write_agreed(const std::vector<Agreed>& round) const;
   void write_arrived(std::uint64_t number, const Request& request, int rank, bool first) const;
-  void write_batch(const Batch& batch, const std::vector<Agreed>& round,
-                   std::uint64_t number) const;
+  // Returns the batch's name.
+  std::string write_batch(const Batch& batch, const std::vector<Agreed>& round,
+                          std::uint64_t number) const;
 
   Trace& trace_;
+  DeviceTrace devices_;
 };
 
 }  // namespace hvdlite

@@ -278,6 +278,27 @@ TEST(engine_gpu_goes_unfused_where_one_rank_has_no_memory_for_the_buffer) {
   set_gpu_option("FAKE_CUDA_MEMORY", nullptr, 1);
 }
 
+TEST(engine_gpu_no_memory_for_a_result_ends_the_world_and_says_where) {
+  set_gpu_option("FAKE_CUDA_MEMORY", "1000000", 1);
+  GpuWorld world;
+  world.config.fusion_threshold = 0;
+  world.run([](int, Engine& engine, Framework& gpu) {
+    constexpr std::size_t kCount = 100'000;  // for which there is room, but not for two
+    const OnDevice tensor = gpu.tensor(std::vector<float>(kCount, 1.0F));
+    const EntryPtr entry = gpu.entry("rows", tensor, kCount);
+    entry->request.kind = Kind::kAllgather;
+    entry->outputs = {nullptr};
+    const Status status = run(engine, entry);
+    while (engine.status().ok()) std::this_thread::sleep_for(1ms);
+    CHECK(engine.status().sticky());
+    CHECK(contains(engine.status(), "allgather 'rows': no memory for the 800000 bytes"));
+    CHECK(contains(engine.status(), "GPU 1: allocating 1048576 bytes: CUDA_ERROR_OUT_OF_MEMORY"));
+    CHECK(contains(engine.status(), "bytes of its result on rank 1"));
+    CHECK(status.ok() || status.sticky());
+  });
+  set_gpu_option("FAKE_CUDA_MEMORY", nullptr, 1);
+}
+
 TEST(engine_gpu_a_lost_peer_ends_work_that_is_stuck_on_the_device) {
   for (const char* silent : {"0", "1"}) {
     set_gpu_option("FAKE_NCCL_SILENT_PEERS", silent);

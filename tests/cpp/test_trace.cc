@@ -1,36 +1,21 @@
 // The ring that events wait in, and the file that they end in.
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <thread>
 #include <vector>
 
 #include "base/log.h"
 #include "check.h"
+#include "scratch_file.h"
 #include "trace/event_file.h"
 #include "trace/trace.h"
 
 using namespace hvdlite;
+using namespace hvdlite::testing;
 
 namespace {
 
 using Kind = TraceRecord::Kind;
-
-// A file in memory: the code under test gets a descriptor of its own.
-class ScratchFile {
- public:
-  ScratchFile() : fd_(::memfd_create("trace", MFD_CLOEXEC)) {}
-  Fd writer() const { return Fd(::dup(fd_.get())); }
-  std::string text() const {
-    std::string text(static_cast<std::size_t>(::lseek(fd_.get(), 0, SEEK_END)), '\0');
-    CHECK_EQ(::pread(fd_.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
-    return text;
-  }
-
- private:
-  Fd fd_;
-};
 
 int count(const std::string& text, const std::string& part) {
   int found = 0;
