@@ -6,9 +6,10 @@ import torch
 import torch.distributed as gloo
 
 
-def join_gloo(store: str, rank: int, size: int) -> None:
-    """Join torch.distributed's gloo group of the same ranks, over loopback."""
-    gloo.init_process_group("gloo", store=gloo.FileStore(store, size), rank=rank, world_size=size)
+def join_gloo(store: str, rank: int, size: int, with_nccl: bool = False) -> None:
+    """Join torch.distributed's gloo group of the same ranks, over loopback; GPU tensors by NCCL."""
+    backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
+    gloo.init_process_group(backend, store=gloo.FileStore(store, size), rank=rank, world_size=size)
 
 
 def slowest(microseconds: list[float]) -> list[float]:

@@ -37,8 +37,7 @@ class Share(keras.utils.PyDataset):
     def __init__(self, images: np.ndarray, labels: np.ndarray, rank: int, ranks: int) -> None:
         super().__init__()
         self.images, self.labels = images, labels
-        self.rank, self.ranks = rank, ranks
-        self.epoch = 0
+        self.rank, self.ranks, self.epoch = rank, ranks, 0
 
     def __len__(self) -> int:
         return len(self.images) // GLOBAL_BATCH
@@ -71,9 +70,8 @@ def train(model: keras.Model, data: Share, epochs: int, callbacks: list[Any]) ->
     """Train, and return the loss of each epoch."""
     warmup = hvd.callbacks.LearningRateWarmupCallback(LEARNING_RATE, warmup_epochs=2)
     verbose = 2 if hvd.rank() == 0 else 0
-    return model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup], verbose=verbose).history[
-        "loss"
-    ]
+    fitted = model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup], verbose=verbose)
+    return fitted.history["loss"]
 
 
 if __name__ == "__main__":
@@ -83,28 +81,30 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     arguments = parser.parse_args()
     hvd.init()
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")  # It would take all: choose, or take none.
+        mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []
+        tf.config.set_visible_devices(mine, "GPU")
     images, labels = load()
-    tests, training = slice(TEST_IMAGES), slice(TEST_IMAGES, None)
     curves = {}
     if arguments.compare and hvd.rank() == 0:
         alone = make_model(keras.optimizers.Adam(LEARNING_RATE))
-        whole = Share(images[training], labels[training], 0, 1)
+        whole = Share(images[TEST_IMAGES:], labels[TEST_IMAGES:], 0, 1)
         curves["1 rank, alone"] = train(alone, whole, arguments.epochs, [])
     model = make_model(hvd.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE)))
-    callbacks = [
-        hvd.callbacks.MetricAverageCallback(),
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    ]
+    callbacks = [hvd.callbacks.MetricAverageCallback()]
+    callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
     if hvd.rank() == 0:
         arguments.output.mkdir(parents=True, exist_ok=True)
         callbacks.append(keras.callbacks.ModelCheckpoint(arguments.output / "digits.keras"))
-    share = Share(images[training], labels[training], hvd.rank(), hvd.size())
+    share = Share(images[TEST_IMAGES:], labels[TEST_IMAGES:], hvd.rank(), hvd.size())
     begin = time.perf_counter()
     curves[f"{hvd.size()} rank(s), hvdlite"] = train(model, share, arguments.epochs, callbacks)
-    seconds = time.perf_counter() - begin
+    rate = arguments.epochs * len(share) * GLOBAL_BATCH / (time.perf_counter() - begin)
     if hvd.rank() == 0:
         (arguments.output / "keras_loss.json").write_text(json.dumps(curves))
-        accuracy = model.evaluate(images[tests], labels[tests], verbose=0)[1]
+        accuracy = model.evaluate(images[:TEST_IMAGES], labels[:TEST_IMAGES], verbose=0)[1]
         print(f"test accuracy {accuracy:.1%} with Keras on {keras.backend.backend()}")
-        samples = arguments.epochs * len(share) * GLOBAL_BATCH
-        print(f"{samples / seconds:,.0f} samples/s on {hvd.size()} rank(s)")
+        print(f"{rate:,.0f} samples/s on {hvd.size()} rank(s)")

@@ -22,12 +22,12 @@ GLOBAL_BATCH = 48  # of all ranks together: for 1, 2, 3, 4, 6... ranks
 TEST_IMAGES = 357  # of 1,797
 
 
-def load() -> tuple[torch.Tensor, torch.Tensor]:
+def load(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Load the images (8x8 pixels) and their digits, shuffled in the same way everywhere."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    return images[order], torch.tensor(digits.target)[order]
+    return images[order].to(device), torch.tensor(digits.target)[order].to(device)
 
 
 def make_model() -> nn.Sequential:
@@ -40,10 +40,10 @@ def make_model() -> nn.Sequential:
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, ranks: int, epochs: int
+    model: nn.Sequential, optimizer: torch.optim.Optimizer, rank: int, ranks: int, epochs: int
 ) -> torch.Tensor:
     """Train on this rank's share of each global batch; return the loss of each step."""
-    images, labels = (part[TEST_IMAGES:] for part in load())
+    images, labels = (part[TEST_IMAGES:] for part in load(model[0].weight.device))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     losses = []
     for epoch in track(range(epochs), f"{ranks} rank(s)", disable=rank != 0):
@@ -56,23 +56,21 @@ def train(
             optimizer.step()
             losses.append(loss.detach())
         scheduler.step()
-    return torch.stack(losses)
+    return torch.stack(losses).cpu()  # waits for the GPU, if there is one
 
 
-def accuracy(model: nn.Module) -> float:
+def accuracy(model: nn.Sequential) -> float:
     """Return the share of the test images that the model recognises."""
-    images, labels = (part[:TEST_IMAGES] for part in load())
+    images, labels = (part[:TEST_IMAGES] for part in load(model[0].weight.device))
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def save(folder: Path, curves: dict[str, list[float]]) -> None:
     """Write the loss curves as JSON and as a picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    pyplot.switch_backend("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "loss.json").write_text(json.dumps(curves))
     figure, axes = pyplot.subplots(layout="constrained")
@@ -88,14 +86,16 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--compare", action="store_true", help="rank 0 also trains alone, first")
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
-    arguments = parser.parse_args()
     hvd.init()
+    best = "cuda" if torch.cuda.device_count() >= hvd.local_size() else "cpu"  # a GPU for each rank
+    parser.add_argument("--device", default=best)
+    arguments = parser.parse_args()
     curves = {}
     if arguments.compare and hvd.rank() == 0:
-        alone = make_model()
+        alone = make_model().to(arguments.device)
         plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
         curves["1 rank, alone"] = train(alone, plain, 0, 1, arguments.epochs).tolist()
-    model = make_model()
+    model = make_model().to(arguments.device)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())

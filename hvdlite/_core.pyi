@@ -268,3 +268,6 @@ class Engine:
 
     def counters(self) -> dict[str, int]:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent."""
+
+    def tunables(self) -> dict[str, int]:
+        """List what autotune may change, by knob, as this rank's collectives use it now."""

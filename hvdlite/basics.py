@@ -222,7 +222,7 @@ def is_homogeneous() -> bool:
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
 
-def start_timeline(path: str | Path, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
     """Write down what this rank does from now on, until `stop_timeline` or `shutdown`.
 
     Every rank calls it, with the same path; once all have stopped, their parts are one file there,
@@ -230,7 +230,7 @@ def start_timeline(path: str | Path, mark_cycles: bool = False) -> None:
     started, hvdlite-run makes the file when the job is over. See docs/timeline.md.
 
     Args:
-        path: the file to write.
+        file_path: the file to write.
         mark_cycles: also mark where the engine's rounds begin.
 
     Raises:
@@ -249,7 +249,7 @@ def start_timeline(path: str | Path, mark_cycles: bool = False) -> None:
     """
     with _lock:
         world = _current()
-        file = world.recorder.begin(path)
+        file = world.recorder.begin(file_path)
         try:
             world.engine.start_trace(file, mark_cycles)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -45,3 +46,15 @@ class NoneCompressor(Compressor):
     def decompress(tensor: Any, ctx: Any) -> Any:
         """Return the tensor itself."""
         return tensor
+
+
+def send_compressed(
+    send: Callable[[list[Any]], Sequence[Any]], tensors: Sequence[Any], compression: Any
+) -> list[Any]:
+    """Compress tensors, `send` what came of them, and decompress what it returns for each."""
+    packed = [compression.compress(tensor) for tensor in tensors]
+    results = send([wire for wire, _ in packed])
+    return [
+        compression.decompress(result, context)
+        for result, (_, context) in zip(results, packed, strict=True)
+    ]

@@ -46,16 +46,21 @@ def choose_op(average: bool | None, op: int | None) -> int:
     return op
 
 
-def check_gradient_op(op: int) -> None:
+def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
     """Refuse what makes no gradient of the ranks' gradients.
 
     Raises:
-        ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`.
+        ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`, or the factor, by which an
+            average is divided before the sum rather than after it, is no positive number.
     """
     if op not in (Average, Sum, Adasum):
         raise ArgumentError(
             f"op=hvd.{op_name(op)} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
         )
+    if predivide_factor != 1.0 and op != Average:
+        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
+    if predivide_factor <= 0:
+        raise ArgumentError("gradient_predivide_factor is a positive number")
 
 
 def dtype_number(dtype: str) -> int:

@@ -17,6 +17,7 @@
 #include "base/deadline.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "base/tunables.h"
 #include "collective/piece_list.h"
 #include "trace/trace.h"
 #include "transport/topology.h"
@@ -71,6 +72,8 @@ class Backend {
                           std::span<const std::size_t> receive_bytes, Patience patience) = 0;
   // Returns when every member has called it.
   virtual Status barrier(const Group& group, Patience patience) = 0;
+  // The collectives from here on use these settings, on every rank alike.
+  virtual void tune(const Tunables& /*tunables*/) {}
   // No collective of this group follows.
   virtual void forget(const Group& /*group*/) {}
 };

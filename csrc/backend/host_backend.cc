@@ -12,7 +12,7 @@ constexpr const char* kBarrier = "a barrier";
 }  // namespace
 
 HostBackend::HostBackend(Fabric& fabric, const Config& config)
-    : fabric_(fabric), config_(config), staging_(fabric) {}
+    : fabric_(fabric), tunables_(tunables_of(config)), staging_(fabric) {}
 
 const HostBackend::Layout& HostBackend::layout_of(const Group& group) {
   Layout& layout = layouts_[group.id];
@@ -39,7 +39,7 @@ const HostBackend::Layout& HostBackend::layout_of(const Group& group) {
 }
 
 std::uint64_t HostBackend::chunk_bytes(const Layout& layout) const {
-  const std::int64_t wanted = layout.spans_hosts() ? config_.tcp_chunk : config_.shm_chunk;
+  const std::int64_t wanted = layout.spans_hosts() ? tunables_.tcp_chunk : tunables_.shm_chunk;
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(std::max<std::int64_t>(wanted, 0)),
                                    kCutBytes, staging_.slot_bytes());
 }
@@ -67,7 +67,7 @@ Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
                             size_of(dtype), patience};
   const std::uint64_t bytes = pieces_.elements() * reduction.element_bytes;
   const bool small =
-      bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(config_.shm_small, 0)) &&
+      bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(tunables_.shm_small, 0)) &&
       bytes <= staging_.slot_bytes();
   return small && !layout.spans_hosts() ? reduce_small(reduction) : reduce_chunks(reduction);
 }

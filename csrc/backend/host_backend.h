@@ -38,7 +38,7 @@ namespace hvdlite {
 
 class HostBackend : public Backend {
  public:
-  HostBackend(Fabric& fabric, const Config& config);  // the fabric is borrowed, the config copied
+  HostBackend(Fabric& fabric, const Config& config);  // the fabric is borrowed
 
   std::string_view name() const override { return "host"; }
   Viability viable() const override { return {}; }
@@ -59,6 +59,7 @@ class HostBackend : public Backend {
                   std::span<const std::size_t> send_bytes, std::span<std::byte> output,
                   std::span<const std::size_t> receive_bytes, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
+  void tune(const Tunables& tunables) override { tunables_ = tunables; }
   void forget(const Group& group) override { layouts_.erase(group.id); }
 
  private:
@@ -163,7 +164,7 @@ class HostBackend : public Backend {
                          std::span<std::byte> output, Patience patience);
 
   Fabric& fabric_;
-  const Config config_;
+  Tunables tunables_;
   Staging staging_;
   Trace* trace_ = nullptr;         // borrowed
   std::map<int, Layout> layouts_;  // by group id

@@ -34,6 +34,16 @@
     "Up to this size an all-reduce in shared memory takes one synchronisation instead of two")     \
   X(std::int64_t, tcp_chunk, 4 << 20, "bytes", "",                                                 \
     "Chunk of the pipeline when the ranks span several hosts")                                     \
+  X(std::int64_t, autotune, 0, "", "HOROVOD_AUTOTUNE",                                             \
+    "1 searches faster values of the fusion threshold and the chunks while training runs")         \
+  X(std::string, autotune_log, "", "path", "HOROVOD_AUTOTUNE_LOG",                                 \
+    "File of JSON lines to which rank 0 writes what autotune measures; empty for none")            \
+  X(std::int64_t, autotune_warmup_samples, 3, "samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",        \
+    "Samples that autotune throws away at the start")                                              \
+  X(std::int64_t, autotune_steps_per_sample, 10, "steps", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",     \
+    "Fewest training steps that autotune takes a sample over")                                     \
+  X(std::int64_t, autotune_trials, 20, "settings", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",       \
+    "Most settings that autotune tries before it decides")                                         \
   X(std::string, timeline, "", "path", "HOROVOD_TIMELINE",                                         \
     "File that a timeline of all ranks is written to, from hvd.init() to the end; empty for none") \
   X(std::int64_t, timeline_mark_cycles, 0, "", "HOROVOD_TIMELINE_MARK_CYCLES",                     \

@@ -369,6 +369,13 @@ py::dict counters(const HolderPtr& self) {
   return row;
 }
 
+py::dict tunables(const HolderPtr& self) {
+  const Tunables current = self->engine().tunables();
+  py::dict row;
+  for (const Tunable& one : kTunables) row[one.name] = current.*one.field;
+  return row;
+}
+
 void shutdown(const HolderPtr& self) {
   if (forked()) return;  // the parent's world is not the child's to leave
   {
@@ -468,7 +475,8 @@ void register_engine(py::module_& module) {
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)
       .def("stop_trace", &stop_trace)
       .def("core_table", &EngineHolder::core_table)
-      .def("counters", &counters);
+      .def("counters", &counters)
+      .def("tunables", &tunables);
 }
 
 }  // namespace hvdlite

@@ -276,6 +276,13 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   responses_.push_back(std::move(response));
 }
 
+void Coordinator::tune(const Tunables& tunables) {
+  Response response;
+  response.form = Response::Form::kTune;
+  response.tunables = tunables;
+  responses_.push_back(std::move(response));
+}
+
 std::vector<Response> Coordinator::take_responses() {
   for (const std::uint32_t set : std::exchange(removed_, {})) books_.erase(set);
   return std::exchange(responses_, {});

@@ -71,6 +71,9 @@ class Coordinator {
   // too.
   void fail_change(const std::string& name, const Status& error);
 
+  // All ranks of the world change to these settings between the responses so far and later ones.
+  void tune(const Tunables& tunables);
+
   // The responses decided since the last call, in order. The books that they name stay until the
   // next call.
   std::vector<Response> take_responses();

@@ -67,11 +67,16 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
       backend_(std::move(backend)),
       gpus_(*backend_, fabric_.get(), config_, std::move(gpu_libraries)),
       sets_(size_),
-      executor_(rank_, *backend_, gpus_, sets_, config_, queue_, counters_, timeline_) {
+      executor_(rank_, *backend_, gpus_, sets_, config_, queue_, counters_, timeline_),
+      tunables_(tunables_of(config_)) {
   backend_->trace_to(*trace_);
   if (size_ == 1) return;
   negotiator_ =
       std::make_unique<Negotiator>(*fabric_, *sets_.get(0), config_, queue_, counters_, timeline_);
+  if (config_.autotune != 0 && rank_ == 0) {
+    autotune_ = std::make_unique<Autotune>(config_, fabric_->topology.host_count() > 1,
+                                           fabric_->own_segment->layout().slot_bytes);
+  }
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
 
@@ -233,30 +238,43 @@ void Engine::drain() {
 bool Engine::run_once() {
   const std::vector<EntryPtr> entries = queue_.take();
   if (!entries.empty()) negotiator_->submit(entries);
-  std::vector<Negotiator::Round> rounds;
+  std::vector<Round> rounds;
   if (Status status = negotiator_->receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
   look_at_gpus();
   return !entries.empty() || !rounds.empty() || ending_.load();
 }
 
-void Engine::run_rounds(std::vector<Negotiator::Round>& rounds) {
+void Engine::run_rounds(std::vector<Round>& rounds) {
   if (rounds.empty()) return;
   const bool serves = negotiator_->serves();
   if (serves) fabric_->waiter->set_meanwhile([this] { negotiator_->serve(); });
-  for (const Negotiator::Round& round : rounds) timeline_.agreed(round);
-  for (Negotiator::Round& round : rounds) {
+  for (const Round& round : rounds) timeline_.agreed(round.entries);
+  for (Round& round : rounds) {
+    tune(round);
     Status status = this->status();
     if (status.ok()) {
-      status = executor_.run(round);
+      status = executor_.run(round.entries);
       if (!status.ok()) request_end(negotiator_->root_cause(std::move(status)));
     }
-    for (const Agreed& agreed : round) {
+    for (const Agreed& agreed : round.entries) {
       if (agreed.entry != nullptr) fail(agreed.entry, this->status());
     }
-    collectives_ += round.size();
+    collectives_ += round.entries.size();
   }
   if (serves) fabric_->waiter->set_meanwhile(nullptr);
+}
+
+void Engine::tune(const Round& round) {
+  if (round.tunables) {
+    executor_.tune(*round.tunables);
+    MutexLock lock(mutex_);
+    tunables_ = *round.tunables;
+  }
+  if (autotune_ == nullptr) return;
+  const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
+  if (wanted) negotiator_->tune(*wanted);
+  if (autotune_->done()) autotune_.reset();
 }
 
 void Engine::look_at_gpus() {
@@ -282,6 +300,7 @@ void Engine::sleep(Deadline deadline, bool background) {
 void Engine::end_world() {
   Status cause = status();
   const bool clean = cause.ok();
+  autotune_.reset();
   if (clean) {
     cause = Status(StatusCode::kShutdown, "hvdlite was shut down on rank " + std::to_string(rank_));
   }
@@ -353,5 +372,10 @@ Status Engine::status() const {
 }
 
 Counters Engine::counters() const { return counters_; }
+
+Tunables Engine::tunables() const {
+  MutexLock lock(mutex_);
+  return tunables_;
+}
 
 }  // namespace hvdlite

@@ -17,6 +17,7 @@
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/thread.h"
+#include "engine/autotune.h"
 #include "engine/entry.h"
 #include "engine/executor.h"
 #include "engine/negotiator.h"
@@ -65,6 +66,8 @@ class Engine {
   // The sticky error, or OK.
   Status status() const;
   Counters counters() const;
+  // The settings that this rank's collectives use now.
+  Tunables tunables() const;
   // Where the time of this rank goes; to be started and stopped by whoever wants to know.
   Trace& trace() { return *trace_; }
 
@@ -78,7 +81,8 @@ class Engine {
   // The runner's part.
   void background();
   bool run_once();  // false: nothing was there to do
-  void run_rounds(std::vector<Negotiator::Round>& rounds);
+  void run_rounds(std::vector<Round>& rounds);
+  void tune(const Round& round);  // before it runs
   void sleep(Deadline deadline, bool background);
   void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
@@ -107,10 +111,12 @@ class Engine {
   Counters counters_;  // any thread may read it
   std::unique_ptr<Negotiator> negotiator_;
   Executor executor_;
+  std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
 
   mutable Mutex mutex_;
+  Tunables tunables_ HVDLITE_GUARDED_BY(mutex_);
   Status sticky_ HVDLITE_GUARDED_BY(mutex_);
   bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
   Condition stopped_changed_;

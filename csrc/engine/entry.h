@@ -41,6 +41,12 @@ struct Agreed {
   std::uint32_t generation = 0;                // likewise
 };
 
+// What one respond frame holds for this rank, cut where the settings change.
+struct Round {
+  std::optional<Tunables> tunables;  // they hold from this round on
+  std::vector<Agreed> entries;
+};
+
 // "allreduce 'layer1.weight'", for messages.
 inline std::string describe(const Request& request) {
   if (request.kind == Kind::kJoin) return "join()";

@@ -65,7 +65,7 @@ Status no_memory(const Entry& entry, std::size_t bytes) {
 }  // namespace
 
 Status Executor::run(std::vector<Agreed>& round) {
-  const auto threshold = static_cast<std::uint64_t>(config_.fusion_threshold);
+  const auto threshold = static_cast<std::uint64_t>(threshold_);
   std::vector<std::size_t> left(round.size());
   for (std::size_t i = 0; i < round.size(); ++i) {
     left[i] = std::max<std::size_t>(round[i].entry->request.tensors.size(), 1);

@@ -33,6 +33,7 @@ class Executor {
         gpus_(gpus),
         sets_(sets),
         config_(config),
+        threshold_(config.fusion_threshold),
         queue_(queue),
         counters_(counters),
         timeline_(timeline) {}
@@ -41,6 +42,11 @@ class Executor {
   // A failed status is final for the backend; entries that are not finished yet stay with the
   // caller, in `round` (finished ones are reset to null there).
   Status run(std::vector<Agreed>& round);
+  // The rounds from here on use these settings.
+  void tune(const Tunables& tunables) {
+    threshold_ = tunables.fusion_threshold;
+    backend_.tune(tunables);
+  }
 
  private:
   // Who takes part in a batch: the members of its process set that have not joined.
@@ -81,6 +87,7 @@ class Executor {
   GpuPlane& gpus_;
   ProcessSets& sets_;
   const Config& config_;
+  std::int64_t threshold_;
   TensorQueue& queue_;
   Counters& counters_;
   const Timeline& timeline_;

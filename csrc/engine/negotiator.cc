@@ -48,6 +48,10 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
                                    const Coordinator& coordinator) {
   std::vector<Response> own;
   for (const Response& response : all) {
+    if (response.form == Response::Form::kTune) {
+      own.push_back(response);
+      continue;
+    }
     const Group& group = coordinator.group(response.request.process_set);
     const int index = group.index_of(rank);
     if (index >= 0) own.push_back(addressed_part(response, group, static_cast<std::size_t>(index)));
@@ -275,11 +279,19 @@ std::vector<Response> Negotiator::distribute(const std::vector<Response>& respon
 Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Round>& rounds) {
   Round round;
   Status failure;
+  const auto end_round = [&] {
+    if (round.tunables || !round.entries.empty()) rounds.push_back(std::exchange(round, {}));
+  };
   for (const Response& response : responses) {
+    if (response.form == Response::Form::kTune) {
+      end_round();
+      round.tunables = response.tunables;
+      continue;
+    }
     failure = accept_one(response, round);
     if (!failure.ok()) break;
   }
-  if (!round.empty()) rounds.push_back(std::move(round));
+  end_round();
   return failure;
 }
 
@@ -307,7 +319,8 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
                   "the coordinator answered '" + key + "', which this rank has not submitted");
   }
   if (request->kind == Kind::kRemoveProcessSet) cache_.forget(entry->removes);
-  round.push_back({std::move(entry), response.first_dimensions, absent, response.generation});
+  round.entries.push_back(
+      {std::move(entry), response.first_dimensions, absent, response.generation});
   return Status();
 }
 
@@ -344,7 +357,7 @@ std::vector<EntryPtr> Negotiator::take_pending() {
   for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
   pending_.clear();
   for (Round& round : served_) {
-    for (Agreed& agreed : round) entries.push_back(std::move(agreed.entry));
+    for (Agreed& agreed : round.entries) entries.push_back(std::move(agreed.entry));
   }
   served_.clear();
   return entries;

@@ -1,9 +1,10 @@
 // This rank's side of the negotiation: hands submitted entries to the coordinator, and turns its
 // responses into rounds of agreed entries.
 //
-// A *round* is what one respond frame holds for this rank. Every member of a process set gets the
-// same rounds for that set, so whatever is planned from one round alone is planned alike
-// everywhere. Rank 0 holds the coordinator and takes part like everybody else. Runner only.
+// A *round* is what one respond frame holds for this rank, cut where the settings change. Every
+// member of a process set gets the same rounds for that set, so whatever is planned from one round
+// alone is planned alike everywhere. Rank 0 holds the coordinator and takes part like everybody
+// else. Runner only.
 #pragma once
 
 #include <memory>
@@ -32,8 +33,6 @@ struct Counters {
 
 class Negotiator {
  public:
-  using Round = std::vector<Agreed>;
-
   // All borrowed; the engine owns them and outlives this.
   Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
              Counters& counters, const Timeline& timeline);
@@ -52,6 +51,8 @@ class Negotiator {
   void serve();
   // Whether serve() has anything to do in this world.
   bool serves() const { return coordinator_ && coordinator_->books().size() > 1; }
+  // Rank 0: all ranks change to these settings, between the same two rounds.
+  void tune(const Tunables& tunables) { coordinator_->tune(tunables); }
   // Why a rank is gone, from what it or others said before; `fallback` when nobody said anything.
   Status root_cause(Status fallback);
 

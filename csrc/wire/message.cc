@@ -131,8 +131,19 @@ Status get_status(Reader& reader) {
   return Status(static_cast<StatusCode>(code), "", rank);
 }
 
+void put_tunables(Writer& writer, const Tunables& tunables) {
+  writer.put(static_cast<std::uint8_t>(kTunables.size()));
+  for (const Tunable& one : kTunables) writer.put(tunables.*one.field);
+}
+
+void get_tunables(Reader& reader, Tunables& tunables) {
+  if (reader.get<std::uint8_t>() != kTunables.size()) return reader.reject();
+  for (const Tunable& one : kTunables) tunables.*one.field = reader.get<std::int64_t>();
+}
+
 void put_response(Writer& writer, const Response& response) {
   writer.put(response.form);
+  if (response.form == Response::Form::kTune) return put_tunables(writer, response.tunables);
   if (response.form == Response::Form::kError) {
     put_status(writer, response.error);
     writer.put(response.request.process_set);
@@ -161,9 +172,10 @@ void get_absent(Reader& reader, Response& response) {
 
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kAbsent)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kTune)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
+  if (response.form == Response::Form::kTune) return get_tunables(reader, response.tunables);
   if (response.form == Response::Form::kError) {
     const Status status = get_status(reader);
     response.request.process_set = reader.get<std::uint32_t>();
@@ -211,7 +223,9 @@ Bytes encode_respond(const std::vector<Response>& responses) {
   std::uint32_t count = 0;
   std::uint32_t generation = 0;
   for (const Response& response : responses) {
-    if (response.form != Response::Form::kError && response.generation != generation) {
+    const bool collective =
+        response.form == Response::Form::kCached || response.form == Response::Form::kFull;
+    if (collective && response.generation != generation) {
       put_absent(list, response);
       generation = response.generation;
       ++count;

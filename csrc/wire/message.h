@@ -11,8 +11,10 @@
 //   response = form:u8 ( cached: id:u32
 //                      | full:   id:u32 request count:u32 first_dimension:i64[count]
 //                      | error:  code:u8 rank:i32 set:u32 name:text message:text
-//                      | absent: generation:u32 count:u32 rank:i32[count] )
-//              absent is no response: it says who had joined, for the responses behind it
+//                      | absent: generation:u32 count:u32 rank:i32[count]
+//                      | tune:   count:u8 value:i64[count] )
+//              absent is no response: it says who had joined, for the responses behind it; tune
+//              goes to every rank of the world and holds from here on
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //
@@ -28,6 +30,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "base/tunables.h"
 #include "wire/bytes.h"
 
 namespace hvdlite {
@@ -100,7 +103,7 @@ struct Submit {
 };
 
 struct Response {
-  enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2, kAbsent = 3 };
+  enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2, kAbsent = 3, kTune = 4 };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
   Request request;                      // kFull; kError: process_set and name only
@@ -113,7 +116,8 @@ struct Response {
   // of the others (transport/topology.h).
   std::vector<int> absent;
   std::uint32_t generation = 0;
-  Status error;  // kError
+  Status error;         // kError
+  Tunables tunables{};  // kTune
 };
 
 // Where two ranks' requests of the same name differ: a message that names the tensor, both ranks

@@ -22,6 +22,7 @@ _MODULES = {
     "horovod.tensorflow.mpi_ops": "hvdlite.tensorflow",
     "horovod.common.basics": "hvdlite.basics",
     "horovod.common.exceptions": "hvdlite.errors",
+    "horovod.common.process_sets": "hvdlite.process_sets",
     "horovod.runner": "hvdlite.compat.runner",
 }
 _NOT_OURS = {

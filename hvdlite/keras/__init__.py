@@ -13,47 +13,7 @@ Example:
 
 from typing import Any
 
-from hvdlite.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from hvdlite.compression import Compressor
-from hvdlite.errors import (
-    ArgumentError,
-    BootstrapError,
-    CollectiveError,
-    CollectiveTimeoutError,
-    DuplicateNameError,
-    ForkedError,
-    HorovodInternalError,
-    HvdliteError,
-    MismatchError,
-    NotInitializedError,
-    OutOfMemoryError,
-    RankFailedError,
-    ShutdownError,
-    StalledError,
-)
+from hvdlite import surface
 from hvdlite.keras import callbacks
 from hvdlite.keras.arrays import (
     allgather,
@@ -66,44 +26,13 @@ from hvdlite.keras.backend import seam
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    process_set_by_id,
-    process_sets,
-    remove_process_set,
-)
+from hvdlite.surface import *
 from hvdlite.uneven import join
 
 __all__ = [
-    "Adasum",
-    "ArgumentError",
-    "Average",
-    "BootstrapError",
-    "CollectiveError",
-    "CollectiveTimeoutError",
     "Compression",
-    "Compressor",
     "DistributedOptimizer",
-    "DuplicateNameError",
-    "ForkedError",
-    "HorovodInternalError",
-    "HvdliteError",
-    "Max",
-    "Min",
-    "MismatchError",
-    "NotInitializedError",
-    "OutOfMemoryError",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "RankFailedError",
-    "ShutdownError",
-    "StalledError",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -112,36 +41,11 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_by_id",
-    "process_sets",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += surface.__all__
 
 
 def broadcast_global_variables(root_rank: int = 0) -> None:

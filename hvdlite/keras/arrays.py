@@ -13,11 +13,11 @@ import keras
 import numpy as np
 
 from hvdlite import _core, basics, ops
+from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
+from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-
-_UINT8 = _core.DTYPES["uint8"]
 
 
 def _array(value: Any) -> Any:
@@ -40,6 +40,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
+    compression: type[Compressor] | Compressor = NoneCompressor,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Reduce a number or an array over all ranks.
@@ -51,6 +52,7 @@ def allreduce(
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        compression: what happens to it on the way, as a tensor of the backend; see `Compression`.
         process_set: whose members take part; all ranks without.
 
     Returns:
@@ -65,6 +67,12 @@ def allreduce(
     """
     op = ops.choose_op(average, op)
     name = name or next_name("allreduce", member_id(process_set))
+    if compression is not NoneCompressor:
+        sent, context = compression.compress(keras.ops.convert_to_tensor(value))
+        received = allreduce(
+            sent, name, None, prescale_factor, postscale_factor, op, process_set=process_set
+        )
+        return _array(compression.decompress(keras.ops.convert_to_tensor(received), context))
     array = _array(value)
     basics.engine().allreduce(
         name, [_spec(name, array, array)], op, prescale_factor, postscale_factor,
@@ -97,7 +105,10 @@ def allgather(
     array = _array(value)
     if array.ndim == 0:
         raise ArgumentError(f"allgather '{name}' of a single number; give it a dimension: [number]")
-    return np.concatenate(_gather(array, name, process_set))
+    handle = basics.engine().allgather(
+        name, [_spec(name, array)], member_id(process_set), keep=array, blocking=True
+    )
+    return _received(handle, array)
 
 
 def reducescatter(
@@ -134,9 +145,7 @@ def reducescatter(
         name, [_spec(name, array)], op, process_set=member_id(process_set), keep=array,
         blocking=True,
     )  # fmt: skip
-    handle.wait()
-    received = np.frombuffer(handle.take_output(), array.dtype)
-    return received.reshape(*handle.first_dimensions, *array.shape[1:])
+    return _received(handle, array)
 
 
 def broadcast(
@@ -218,22 +227,18 @@ def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: P
         engine.broadcast(name, specs, root_rank, number, keep=arrays, blocking=True).wait()
 
 
-def _gather(array: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """Return the members' arrays, by position in the set."""
-    number = member_id(process_set)
-    specs = [_spec(name, array)]
-    handle = basics.engine().allgather(name, specs, number, keep=array, blocking=True)
+def _received(handle: _core.Handle, sent: Any) -> Any:
+    """Wait, and return the rows that came, shaped and typed like those that were sent."""
     handle.wait()
-    rows = handle.first_dimensions
-    received = np.frombuffer(handle.take_output(), array.dtype)
-    whole = received.reshape(sum(rows), *array.shape[1:])
-    return np.split(whole, np.cumsum(rows)[:-1])
+    received = np.frombuffer(handle.take_output(), sent.dtype)
+    return received.reshape(sum(handle.first_dimensions), *sent.shape[1:])
 
 
 def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
     """Return what each member gave, by position in the set: something that JSON can hold."""
-    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    return [json.loads(block.tobytes()) for block in _gather(text, name, process_set)]
+    text = json.dumps(value).encode()
+    blocks = gather_bytes(basics.engine(), text, name, member_id(process_set))
+    return [json.loads(bytes(block)) for block in blocks]
 
 
 def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:

@@ -198,11 +198,7 @@ def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> Non
     parts = with_inner(optimizer)
     if any(is_distributed(part) for part in parts):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
-    ops.check_gradient_op(op)
-    if predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
+    ops.check_gradient_op(op, predivide_factor)
     if not isinstance(passes, int) or passes < 1:
         raise ArgumentError("backward_passes_per_step is a whole number of at least 1")
     for part in parts:

@@ -17,6 +17,7 @@ def load_model(
     custom_optimizers: Iterable[type[Any]] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: type[Compressor] | Compressor = NoneCompressor,
+    legacy_opts: bool = False,
     *,
     safe_mode: bool = True,
     **options: Any,
@@ -31,6 +32,7 @@ def load_model(
         custom_optimizers: classes of your own that the file may name.
         custom_objects: other classes and functions that the file may name, by that name.
         compression: what happens to gradients on the way, see `Compression`.
+        legacy_opts: accepted for scripts written for Horovod; without effect.
         safe_mode: as for `keras.models.load_model`.
         options: further arguments of `DistributedOptimizer`.
 

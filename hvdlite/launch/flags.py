@@ -68,10 +68,12 @@ _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "stall_warning": ("--stall-check-warning-time-seconds", _amount),
     "stall_shutdown": ("--stall-check-shutdown-time-seconds", _amount),
     "collective_timeout": ("--gloo-timeout-seconds", _seconds),
+    "autotune_trials": ("--autotune-bayes-opt-max-samples", _count),
 }
-_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str.lower}
-_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count}
-_OTHERWISE = ("timeline", "timeline_mark_cycles")  # knobs with flags of their own
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
+_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count, "log_level": str.lower}
+# Knobs with flags of their own.
+_OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,9 @@ _NEEDLESS = (
         ),
         "the levels of an all-reduce follow from the hosts",
     ),
-    _Needless(("--autotune", "--no-autotune"), "nothing is tuned in this version"),
     _Needless(
-        (
-            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
-            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
-        ),
-        "nothing is tuned in this version",
+        ("--autotune-gaussian-process-noise",),
+        "the search compares settings pair by pair, without a model of the noise",
         True,
     ),
     _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
@@ -112,6 +110,18 @@ _NEEDLESS = (
         "use --prefix-output-with-timestamp",
     ),
 )
+
+# Flags of horovodrun that cannot be left without effect, and what to do instead.
+_REFUSED: Mapping[str, Sequence[str]] = {
+    "elastic jobs are not supported yet; give the ranks that there are with -np": (
+        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
+        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
+        "--host-discovery-script",
+    ),
+    "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
+        "--jsrun",
+    ),
+}
 
 
 def core_knobs() -> list[dict[str, str]]:
@@ -162,6 +172,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_host_flags(parser.add_argument_group("several hosts"))
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
+    _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
     _add_knob_flags(parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"))
     _add_needless_flags(parser)
     return parser
@@ -232,6 +243,22 @@ def _add_timeline_flags(group: argparse._ArgumentGroup) -> None:
         "--timeline-mark-cycles",
         action=argparse.BooleanOptionalAction,
         help="also mark the rounds of the engine in it",
+    )
+
+
+def _add_autotune_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--autotune",
+        action=argparse.BooleanOptionalAction,
+        help="search faster values of the knobs while training runs",
+    )
+    group.add_argument(
+        "--autotune-log-file",
+        "--autotune-log",
+        dest="autotune_log",
+        type=Path,
+        metavar="FILE",
+        help="write what it measures to FILE, as lines of JSON",
     )
 
 
@@ -306,6 +333,19 @@ class _NoteNeedless(argparse.Action):
         options.needless = {**options.needless, flag: self.const}
 
 
+class _Refuse(argparse.Action):
+    """End with the reason why there is no such flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        parser.error(f"{flag}: {self.const}")
+
+
 def _add_needless_flags(parser: argparse.ArgumentParser) -> None:
     """Accept what horovodrun has, so that its users' commands run as they are."""
     for row in _NEEDLESS:
@@ -319,6 +359,15 @@ def _add_needless_flags(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
             )
+    for why, refused in _REFUSED.items():
+        parser.add_argument(
+            *refused,
+            action=_Refuse,
+            nargs=0,
+            const=why,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
     # What switches a default on that is on already.
     parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
 
@@ -332,6 +381,10 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
         found["HVDLITE_TIMELINE"] = str(options.timeline.absolute())
     if options.timeline_mark_cycles is not None:
         found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
+    if options.autotune is not None:
+        found["HVDLITE_AUTOTUNE"] = str(int(options.autotune))
+    if options.autotune_log is not None:
+        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log.absolute())
     if options.tcp:
         found["NCCL_IB_DISABLE"] = "1"
     return found

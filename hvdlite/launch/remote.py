@@ -169,8 +169,7 @@ class RemoteHost:
         """
         data = os.read(self._stdout, 1 << 18)
         if not data:
-            status = self._ssh.wait(_LONGEST_GOODBYE)
-            raise LaunchError(explain(self.name, self._stderr(), status, self._options))
+            raise LaunchError(explain(self.name, self._stderr(), self._reap(), self._options))
         for message in self._reader.feed(data):
             self._take_before_start(message)
 
@@ -266,9 +265,17 @@ class RemoteHost:
                 pipe.close()
         if not self._closed_well:
             self._ssh.kill()
-        self._ssh.wait()
+        self._reap()
         os.close(self._complaints)
         return self._closed
+
+    def _reap(self) -> int:
+        """Wait for ssh, which has nothing more to say, and return its status."""
+        try:
+            return self._ssh.wait(_LONGEST_GOODBYE)
+        except subprocess.TimeoutExpired:
+            self._ssh.kill()
+            return self._ssh.wait()
 
 
 class RemoteHosts:
@@ -280,6 +287,7 @@ class RemoteHosts:
         self._options = options
         self._interrupted_fd = interrupted_fd
         self._stopping = threading.Event()
+        self._alive = threading.Thread(target=self._stay_alive, name="hvdlite-alive", daemon=True)
         for name in names:
             self.hosts.append(RemoteHost(name, options))
 
@@ -298,7 +306,7 @@ class RemoteHosts:
         for host in self.hosts:
             host.serve()
         if self.hosts:
-            threading.Thread(target=self._stay_alive, name="hvdlite-alive", daemon=True).start()
+            self._alive.start()
 
     def _wait_for(self, there: Callable[[RemoteHost], bool], what: str) -> None:
         deadline = time.monotonic() + self._options.connect_seconds + 5
@@ -328,3 +336,5 @@ class RemoteHosts:
         self._stopping.set()
         for host in self.hosts:
             host.close()
+        if self._alive.ident is not None:
+            self._alive.join()  # With ssh gone, none of its writes can block any more.

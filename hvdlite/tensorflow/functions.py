@@ -1,8 +1,11 @@
-"""Starting level: the variables of one rank, on all of them."""
+"""Starting level: the variables of one rank, on all of them.
+
+In a graph of TensorFlow 1 they return the operation that does it, for a session to run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +13,7 @@ import tensorflow as tf
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import requests
-from hvdlite.tensorflow.names import wire_name
+from hvdlite.tensorflow.names import WireName, in_session_graph, wire_name
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
 # Types that the core does not know travel as their bits.
@@ -22,7 +25,8 @@ def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
-) -> None:
+    inplace: bool = False,
+) -> tf.Operation | None:
     """Overwrite variables with one rank's values, eagerly or in a function.
 
     Args:
@@ -31,6 +35,10 @@ def broadcast_variables(
             Keras's random seeds: after it, dropout drops the same units on every rank.)
         root_rank: the rank whose values all receive.
         process_set: whose members take part; all ranks without.
+        inplace: accepted for scripts written for Horovod; without effect.
+
+    Returns:
+        In a graph of TensorFlow 1 the operation to run; None otherwise.
 
     Raises:
         ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
@@ -41,8 +49,48 @@ def broadcast_variables(
         >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
     """
     check_root(root_rank, process_set)
+    assigned = _overwrite(
+        list(variables), root_rank, wire_name("broadcast_variables", None, process_set)
+    )
+    return tf.group(*assigned) if in_session_graph() else None
+
+
+@traced_as_it_is
+def broadcast_(
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Overwrite variables with one rank's values, and return what is in them then.
+
+    Args:
+        variables: as for `broadcast_variables`.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
+
+    Returns:
+        The variables; in a graph of TensorFlow 1 their new values.
+
+    Raises:
+        ArgumentError: as `broadcast_variables`.
+        tf.errors.AbortedError: likewise.
+
+    Example:
+        >>> hvd.broadcast_([variable], root_rank=0)
+    """
+    check_root(root_rank, process_set)
     targets = list(variables)
-    wire = wire_name("broadcast_variables", None, process_set)
+    assigned = _overwrite(targets, root_rank, wire_name("broadcast_", name, process_set))
+    if not in_session_graph():
+        return targets
+    with tf.control_dependencies(assigned):
+        return [variable.read_value() for variable in targets]
+
+
+def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> list[Any]:
+    """Receive and assign; return the assignments."""
     names = [
         str(getattr(variable, "path", getattr(variable, "name", f"{wire.text}.{index}")))
         for index, variable in enumerate(targets)
@@ -55,18 +103,64 @@ def broadcast_variables(
         bits = _AS_BITS.get(tensor.dtype)
         tensors.append(requests.check(tensor if bits is None else tf.bitcast(tensor, bits), name))
     received = requests.broadcast(tensors, wire, names, root_rank) if tensors else []
+    options = {"read_value": False} if in_session_graph() else {}
+    assigned = []
     for variable, tensor in zip(targets, received, strict=True):
-        dtype = tf.as_dtype(variable.dtype)
-        variable.assign(tf.bitcast(tensor, dtype) if dtype in _AS_BITS else tensor)
+        dtype = tf.as_dtype(variable.dtype).base_dtype
+        value = tf.bitcast(tensor, dtype) if dtype in _AS_BITS else tensor
+        assigned.append(variable.assign(value, **options))
+    return assigned
 
 
-def broadcast_global_variables(root_rank: int = 0) -> None:
-    """Refuse: TensorFlow 2 keeps no list of global variables.
+def broadcast_global_variables(root_rank: int = 0) -> tf.Operation:
+    """Make the operation that gives a graph of TensorFlow 1 the values of one rank.
+
+    Args:
+        root_rank: the rank whose values all receive.
+
+    Returns:
+        The operation: `session.run` it on every rank, once the variables are initialised.
 
     Raises:
-        ArgumentError: always; it says what to call.
+        ArgumentError: TensorFlow 2 runs eagerly or in functions, and keeps no list of variables;
+            the message says what to call.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     bias = tf.compat.v1.get_variable("bias", [3])
+        ...     start = hvd.broadcast_global_variables(0)
     """
-    raise ArgumentError(
-        "TensorFlow 2 has no global variables; use hvd.broadcast_variables(model.weights, "
-        f"root_rank={root_rank}) and hvd.broadcast_variables(optimizer.variables, ...)"
-    )
+    if not in_session_graph():
+        raise ArgumentError(
+            "TensorFlow 2 has no global variables; use hvd.broadcast_variables(model.weights, "
+            f"root_rank={root_rank}) and hvd.broadcast_variables(optimizer.variables, ...)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Makes the sessions of all ranks begin with one rank's variables (TensorFlow 1).
+
+    Example:
+        >>> hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        >>> with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        ...     session.run(train)
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+        """Choose the rank.
+
+        Args:
+            root_rank: whose values all receive.
+            device: accepted for scripts written for Horovod; without effect.
+        """
+        self.root_rank = root_rank
+        self._broadcast: Any = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph, which is complete by now."""
+        self._broadcast = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run it: the variables are initialised, or restored from a checkpoint."""
+        session.run(self._broadcast)

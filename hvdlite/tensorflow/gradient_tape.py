@@ -8,59 +8,41 @@ together in a function. Eagerly each waits for its own.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.local_layers import variables_of
-from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.gradient_lists import reduce_gradients
-from hvdlite.tensorflow.names import graph_name, set_number
-from hvdlite.tensorflow.requests import Reduction
+from hvdlite.tensorflow.source_gradients import Groups, SourceGradients, source_gradients
 from hvdlite.tensorflow.tracing import traced_as_it_is
-
-Groups = int | Sequence[Sequence[Any]]
-
-
-class _Settings(NamedTuple):
-    reduction: Reduction
-    compression: Any
-    sparse_as_dense: bool
-    groups: Groups
-    name: str | None
-    local: list[Any]  # sources whose gradients are not reduced
-    scales_local: bool
-    process_set: ProcessSet
 
 
 class _Distributed:
     """What is put before the class of a tape; shares all state with the tape that it wraps."""
 
-    _hvdlite: _Settings  # of the class that was made for one tape
+    _hvdlite: SourceGradients  # of the class that was made for one tape
 
     @traced_as_it_is
-    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **options: Any,
+    ) -> Any:
         """Compute the gradients as tf.GradientTape does, and reduce them over all ranks.
 
-        Every rank calls it with the same sources in the same order.
+        Every rank calls it with the same sources in the same order. `use_generic_names` is accepted
+        for scripts written for Horovod: the names never are those of variables.
         """
-        gradients = self._plain().gradient(target, sources, *args, **kwargs)
+        gradients = self._plain().gradient(target, sources, output_gradients, **options)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
-        local = [self._is_local(source) for source in flat_sources]
-        members = self._hvdlite.process_set.size() or 1
-        factor = 1.0 / members if self._hvdlite.scales_local else 1.0
-        reduced = self._reduce(
-            [None if own else one for own, one in zip(local, flat, strict=True)], flat_sources
-        )
-        for i, own in enumerate(local):
-            if own and flat[i] is not None:
-                reduced[i] = tf.math.scalar_mul(factor, flat[i])
-        return tf.nest.pack_sequence_as(gradients, reduced)
+        return tf.nest.pack_sequence_as(gradients, self._hvdlite.reduce(flat, flat_sources))
 
     def register_local_source(self, source: Any) -> None:
         """Keep a source this rank's own: its gradient is not reduced. All ranks register the same.
@@ -70,29 +52,6 @@ class _Distributed:
             >>> tape.register_local_source(table)
         """
         self._hvdlite.local.append(source)
-
-    def _is_local(self, source: Any) -> bool:
-        return any(source is one for one in self._hvdlite.local)
-
-    def _reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        settings = self._hvdlite
-        prefix = settings.name
-        if prefix is None:
-            prefix = "gradients"
-            takes_part = (
-                settings.process_set is global_process_set or settings.process_set.included()
-            )
-            if takes_part and not tf.executing_eagerly():
-                prefix = graph_name(prefix, set_number(settings.process_set))
-        return reduce_gradients(
-            gradients,
-            [f"{prefix}.{i}" for i in range(len(gradients))],
-            settings.reduction,
-            settings.compression,
-            settings.sparse_as_dense,
-            _positions(settings.groups, sources),
-            settings.process_set,
-        )
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
         """Compute this rank's Jacobian: it is not reduced."""
@@ -160,41 +119,27 @@ def DistributedGradientTape(
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    reduction = _reduction(op, gradient_predivide_factor, weight)
-    if process_set is not global_process_set:
-        registered_id(process_set)
+    settings = source_gradients(
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups if groups is None else groups,
+        process_set,
+        scale_local_gradients,
+        weight,
+        name,
+    )
     if gradtape is None:
         gradtape = tf.GradientTape()
     if isinstance(gradtape, _Distributed):
         raise ArgumentError("this tape is a DistributedGradientTape already")
-    groups = _check_groups(num_groups if groups is None else groups)
-    settings = _Settings(
-        reduction,
-        compression,
-        sparse_as_dense,
-        groups,
-        name,
-        [],
-        scale_local_gradients,
-        process_set,
-    )
     kind: Any = type(gradtape)
     members = {"__module__": kind.__module__, "_hvdlite": settings}
     distributed: Any = type(kind.__name__, (_Distributed, kind), members)
     tape = distributed.__new__(distributed)
     tape.__dict__ = gradtape.__dict__
     return tape
-
-
-def _reduction(op: int, predivide_factor: float, weight: Any) -> Reduction:
-    ops.check_gradient_op(op)
-    if predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
-    if weight is not None and op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
-    return Reduction(op, 1.0 / predivide_factor, predivide_factor, weight)
 
 
 def PartialDistributedGradientTape(
@@ -216,25 +161,3 @@ def PartialDistributedGradientTape(
     for variable in variables_of(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def _check_groups(groups: Groups) -> Groups:
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ArgumentError("the number of groups is zero (each gradient alone) or more")
-        return groups
-    lists = [list(group) for group in groups]
-    members = [id(source) for group in lists for source in group]
-    if len(members) != len(set(members)):
-        raise ArgumentError("a source is in two groups, or twice in one")
-    return lists
-
-
-def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
-    """Return the positions of the sources of each group."""
-    if isinstance(groups, int):
-        count = min(groups, len(sources))
-        bounds = [len(sources) * i // count for i in range(count + 1)] if count else []
-        return [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
-    place = {id(source): position for position, source in enumerate(sources)}
-    return [[place[id(one)] for one in group if id(one) in place] for group in groups]

@@ -68,11 +68,7 @@ class _Library:
         echo.restype = ctypes.c_void_p
         self._attach(echo(), None)
         try:
-            with tf.init_scope(), tf.device("CPU:0"):  # where the echo can reach it
-                terms = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
-                sent = tf.constant(2.5, tf.float64)
-                (received,) = self.ops.hvdlite_allreduce([sent], terms, tensor_name="self-test")
-                value = float(received.numpy())
+            value = self._send_to_itself(2.5)
         finally:
             self.native.hvdlite_tensorflow_end_self_test()
             self._attach(None, None)
@@ -81,6 +77,20 @@ class _Library:
                 f"hvdlite's operations do not work with TensorFlow {tf.__version__}: "
                 f"the self-test sent 2.5 and received {value}"
             )
+
+    def _send_to_itself(self, value: float) -> float:
+        def send() -> Any:
+            terms = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
+            sent = tf.constant(value, tf.float64)
+            return self.ops.hvdlite_allreduce([sent], terms, tensor_name="self-test")[0]
+
+        with tf.init_scope(), tf.device("CPU:0"):  # where the echo can reach it
+            if tf.executing_eagerly():
+                return float(send().numpy())
+        # TensorFlow 1: a session of its own, which leaves the devices to the user's first one.
+        no_gpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=no_gpu) as session:
+            return float(session.run(send()))
 
 
 def raw_ops() -> Any:

@@ -97,6 +97,11 @@ def outermost_graph() -> Any:
     return graph
 
 
+def in_session_graph() -> bool:
+    """Say whether what is made now belongs to a graph of TensorFlow 1, which a session runs."""
+    return not (tf.executing_eagerly() or hasattr(outermost_graph(), "outer_graph"))
+
+
 def is_nested() -> bool:
     """Say whether what is traced now stands inside of a loop, a branch or an inner function."""
     if tf.executing_eagerly():
@@ -127,7 +132,7 @@ def terms(
 
 
 def _make_terms(*values: float) -> tf.Tensor:
-    if not (tf.executing_eagerly() or hasattr(outermost_graph(), "outer_graph")):
+    if in_session_graph():
         # A graph of TensorFlow 1 captures nothing; this is what its optimizer does not fold.
         constant = tf.constant(values, tf.float64)
         return tf.compat.v1.placeholder_with_default(constant, [4])
@@ -141,5 +146,4 @@ def _kept_terms(*values: float) -> tf.Tensor:
 
 
 def _constant_terms(*values: float) -> tf.Tensor:
-    in_function = tf.executing_eagerly() or hasattr(outermost_graph(), "outer_graph")
-    return _kept_terms(*values) if in_function else _make_terms(*values)
+    return _make_terms(*values) if in_session_graph() else _kept_terms(*values)

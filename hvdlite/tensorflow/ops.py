@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from hvdlite import basics, uneven
 from hvdlite import ops as neutral
+from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff, requests, xla
@@ -52,6 +53,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     *,
     sparse_as_dense: bool = False,
     weight: Any = None,
@@ -70,6 +72,7 @@ def allreduce(
         postscale_factor: multiplies the result.
         name: identifies the operation on all ranks; numbered without.
         process_set: whose members take part; all ranks without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         sparse_as_dense: makes tf.IndexedSlices a dense tensor first.
         weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
             example, as a number or a scalar tensor. All ranks give one, or none does.
@@ -107,6 +110,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     *,
     weight: Any = None,
 ) -> list[tf.Tensor]:
@@ -130,13 +134,13 @@ def _allreduce(
     compression: Any,
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
-    packed = [compression.compress(tensor) for tensor in checked]
-    results = requests.allreduce([sent for sent, _ in packed], wire, names, reduction)
-    requests.take_turns(wire, results)
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, packed, strict=True)
-    ]
+
+    def send(sent: list[Any]) -> list[tf.Tensor]:
+        results = requests.allreduce(sent, wire, names, reduction)
+        requests.take_turns(wire, results)
+        return results
+
+    return send_compressed(send, checked, compression)
 
 
 def allreduce_slices(
@@ -184,6 +188,7 @@ def broadcast(
     tensor: Any,
     root_rank: int,
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Copy one rank's tensor to all.
@@ -192,6 +197,7 @@ def broadcast(
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
         root_rank: the rank whose values all receive.
         name: identifies the operation on all ranks; numbered without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         process_set: whose members take part; all ranks without.
 
     Raises:
@@ -250,52 +256,54 @@ def join(device: int = -1) -> int:
 
 
 @traced_as_it_is
-def rank_op() -> tf.Tensor:
+def rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's number in the world when it runs, for functions kept across worlds.
+
+    The name that it and the other queries take is that of the operation in a graph.
 
     Example:
         >>> int(hvd.rank_op())
         0
     """
-    return requests.query("rank")
+    return requests.query("rank", name)
 
 
 @traced_as_it_is
-def size_op(process_set_id: int = 0) -> tf.Tensor:
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return how many ranks the world, or the process set of that number, has when it runs."""
-    return requests.query_set("size", process_set_id)
+    return requests.query_set("size", process_set_id, name)
 
 
 @traced_as_it_is
-def process_set_included_op(process_set_id: int = 0) -> tf.Tensor:
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return 1 if this rank is a member of the process set of that number when it runs, else 0.
 
     Example:
         >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
         1
     """
-    return requests.query_set("included", process_set_id)
+    return requests.query_set("included", process_set_id, name)
 
 
 @traced_as_it_is
-def local_rank_op() -> tf.Tensor:
+def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's number among the ranks of its host when it runs."""
-    return requests.query("local_rank")
+    return requests.query("local_rank", name)
 
 
 @traced_as_it_is
-def local_size_op() -> tf.Tensor:
+def local_size_op(name: str | None = None) -> tf.Tensor:
     """Return how many ranks share this host when it runs."""
-    return requests.query("local_size")
+    return requests.query("local_size", name)
 
 
 @traced_as_it_is
-def cross_rank_op() -> tf.Tensor:
+def cross_rank_op(name: str | None = None) -> tf.Tensor:
     """Return the number of this host among those with a rank of this `local_rank`, as it runs."""
-    return requests.query("cross_rank")
+    return requests.query("cross_rank", name)
 
 
 @traced_as_it_is
-def cross_size_op() -> tf.Tensor:
+def cross_size_op(name: str | None = None) -> tf.Tensor:
     """Return how many hosts have a rank of this `local_rank` when it runs."""
-    return requests.query("cross_size")
+    return requests.query("cross_size", name)

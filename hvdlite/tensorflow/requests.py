@@ -244,7 +244,7 @@ def broadcast(
     return outputs
 
 
-def query_set(what: str, process_set: int) -> tf.Tensor:
+def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor:
     """Return this rank's place in a process set: "rank", "size", or "included" (0 or 1).
 
     As `query`; the rank of one that is no member is -1.
@@ -256,10 +256,10 @@ def query_set(what: str, process_set: int) -> tf.Tensor:
     if tf.executing_eagerly():
         basics.engine()
     what = what if what == "included" else f"set_{what}"
-    return raw_ops().hvdlite_query(terms(), what=what, process_set=process_set)
+    return raw_ops().hvdlite_query(terms(), what=what, process_set=process_set, name=name)
 
 
-def query(what: str) -> tf.Tensor:
+def query(what: str, name: str | None = None) -> tf.Tensor:
     """Return this rank's place ("rank", "size"...) as an int32 scalar, at run time if in a graph.
 
     What XLA compiles holds the number of the time of tracing.
@@ -268,7 +268,7 @@ def query(what: str) -> tf.Tensor:
         return tf.constant(getattr(basics, what)(), tf.int32)
     if tf.executing_eagerly():
         basics.engine()
-    return raw_ops().hvdlite_query(terms(), what=what)
+    return raw_ops().hvdlite_query(terms(), what=what, name=name)
 
 
 # The dtypes that the core knows, as TensorFlow's.

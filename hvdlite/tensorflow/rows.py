@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops as neutral
+from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import row_requests as requests
@@ -22,7 +23,10 @@ from hvdlite.tensorflow.tracing import traced_as_it_is
 
 @traced_as_it_is
 def allgather(
-    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
@@ -30,6 +34,7 @@ def allgather(
         tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
             agree.
         name: identifies the operation on all ranks; numbered without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         process_set: whose members take part; all ranks without.
 
     Returns:
@@ -51,6 +56,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Gather several tensors; those of one dtype complete together. Else as `allgather`.
@@ -76,6 +82,7 @@ def reducescatter(
     op: int = neutral.Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
@@ -91,6 +98,7 @@ def reducescatter(
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
         name: identifies the operation on all ranks; numbered without.
         process_set: whose members take part; all ranks without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
@@ -118,6 +126,7 @@ def grouped_reducescatter(
     op: int = neutral.Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
@@ -139,12 +148,9 @@ def _reducescatter(
     compression: Any,
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
-    packed = [compression.compress(tensor) for tensor in checked]
-    results = requests.reducescatter([sent for sent, _ in packed], wire, names, reduction)
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, packed, strict=True)
-    ]
+    return send_compressed(
+        lambda sent: requests.reducescatter(sent, wire, names, reduction), checked, compression
+    )
 
 
 @traced_as_it_is
@@ -152,6 +158,7 @@ def alltoall(
     tensor: Any,
     splits: Any = None,
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Send some of a tensor's rows to each rank, and receive some from each.
@@ -162,6 +169,7 @@ def alltoall(
         splits: how many rows go to each rank, zero or more; they add up to the first dimension.
             Without it every rank gets the same number.
         name: identifies the operation on all ranks; numbered without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         process_set: whose members take part; all ranks without.
 
     Returns:

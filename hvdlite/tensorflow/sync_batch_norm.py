@@ -33,7 +33,11 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     """
 
     def __init__(
-        self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any
+        self,
+        *args: Any,
+        fused: bool = False,
+        process_set: ProcessSet = global_process_set,
+        **kwargs: Any,
     ) -> None:
         if keras.backend.backend() != "tensorflow":
             raise ArgumentError(
@@ -42,6 +46,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             )
         if kwargs.get("synchronized"):
             raise ArgumentError("synchronized=True is for tf.distribute; leave it out")
+        if fused:
+            raise ArgumentError("fused=True knows one rank's batch only; leave it out")
         super().__init__(*args, **kwargs)
         self._process_set = process_set
 

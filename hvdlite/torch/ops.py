@@ -15,6 +15,7 @@ import torch
 
 from hvdlite import basics
 from hvdlite import ops as neutral
+from hvdlite.compression import send_compressed
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.autograd import Broadcast, Reduced, tie
@@ -69,6 +70,26 @@ def _start_reducing(
     return Handle(core, finish)
 
 
+def _reduce(
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    name: str,
+    reduction: Reduction,
+    compression: Any,
+) -> list[torch.Tensor]:
+    """Allreduce tensors into new ones, compressed on the way, and wait for them."""
+    for tensor, tensor_name in zip(tensors, names, strict=True):
+        check(tensor, tensor_name)
+
+    def send(wires: list[torch.Tensor]) -> list[torch.Tensor]:
+        results: list[torch.Tensor] = _start_reducing(
+            wires, names, name, reduction, in_place=False, blocking=True
+        ).wait()
+        return results
+
+    return send_compressed(send, tensors, compression)
+
+
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -108,11 +129,7 @@ def allreduce(
     """
     name = name or next_name("allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    check(tensor, name)
-    wire, context = compression.compress(tensor)
-    reduced = _start_reducing([wire], [name], name, reduction, in_place=False, blocking=True)
-    result: torch.Tensor = compression.decompress(reduced.wait()[0], context)
-    return result
+    return _reduce([tensor], [name], name, reduction, compression)[0]
 
 
 def allreduce_async(
@@ -203,15 +220,7 @@ def grouped_allreduce(
     name = name or next_name("grouped_allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     names = names_of(name, len(tensors))
-    for tensor, tensor_name in zip(tensors, names, strict=True):
-        check(tensor, tensor_name)
-    packed = [compression.compress(tensor) for tensor in tensors]
-    wires = [wire for wire, _ in packed]
-    reduced = _start_reducing(wires, names, name, reduction, in_place=False, blocking=True).wait()
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(reduced, packed, strict=True)
-    ]
+    return _reduce(tensors, names, name, reduction, compression)
 
 
 def grouped_allreduce_async(

@@ -276,11 +276,7 @@ def DistributedOptimizer(
 
 
 def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
-    ops.check_gradient_op(op)
-    if predivide_factor != 1.0 and op != ops.Average:
-        raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")
-    if predivide_factor <= 0:
-        raise ArgumentError("gradient_predivide_factor is a positive number")
+    ops.check_gradient_op(op, predivide_factor)
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 

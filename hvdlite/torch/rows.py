@@ -13,6 +13,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite import ops as neutral
+from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
@@ -214,13 +215,14 @@ def _reducescatter(
 ) -> list[torch.Tensor]:
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
-    packed = [compression.compress(tensor) for tensor in tensors]
-    wires = [wire for wire, _ in packed]
-    results = _start_scattering(wires, names, name, reduction, blocking=True).wait()
-    return [
-        compression.decompress(result, context)
-        for result, (_, context) in zip(results, packed, strict=True)
-    ]
+
+    def send(wires: list[torch.Tensor]) -> list[torch.Tensor]:
+        results: list[torch.Tensor] = _start_scattering(
+            wires, names, name, reduction, blocking=True
+        ).wait()
+        return results
+
+    return send_compressed(send, tensors, compression)
 
 
 def reducescatter_async(

@@ -140,9 +140,9 @@ def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: str | None = None,
     op: int = ops.Average,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
     """Start to reduce a sparse tensor over all ranks into a new one.
 
@@ -151,9 +151,9 @@ def sparse_allreduce_async(
             Entries of one index are added up before they are sent.
         name: identifies the operation on all ranks; numbered without.
         op: `Average` or `Sum`.
+        process_set: whose members take part; all ranks without.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
-        process_set: whose members take part; all ranks without.
 
     Returns:
         A handle for `synchronize`, which may also be called: the result is sparse and coalesced.

@@ -187,6 +187,13 @@ TEST(trace_takes_spans_of_other_threads) {
   CHECK_EQ(count(file.text(), "\"args\":{\"name\":\"device\"}"), 1);
 }
 
+TEST(log_levels_are_known_in_either_case) {
+  CHECK(parse_log_level("debug") == LogLevel::kDebug);
+  CHECK(parse_log_level("FATAL") == LogLevel::kFatal);
+  CHECK(parse_log_level("Error") == LogLevel::kError);
+  CHECK(parse_log_level("loud") == LogLevel::kWarning);
+}
+
 TEST(trace_goes_quiet_when_its_file_is_full) {
   set_log_level(LogLevel::kError);  // it warns
   Trace trace;

@@ -36,7 +36,7 @@ TEST(wire_submit_survives_a_round_trip) {
 }
 
 TEST(wire_respond_survives_a_round_trip) {
-  std::vector<Response> responses(3);
+  std::vector<Response> responses(4);
   responses[0].cache_id = 17;
   responses[1].form = Response::Form::kFull;
   responses[1].request = sample_request();
@@ -44,10 +44,13 @@ TEST(wire_respond_survives_a_round_trip) {
   responses[2].form = Response::Form::kError;
   responses[2].request.name = "bad";
   responses[2].error = Status(StatusCode::kMismatch, "they differ", 2);
+  responses[3].form = Response::Form::kTune;
+  responses[3].tunables = {1, 2, 3, 4};
   std::vector<Response> read;
   const Bytes frame = encode_respond(responses);
   CHECK(decode_respond(body_of(frame), read));
-  CHECK_EQ(read.size(), std::size_t{3});
+  CHECK_EQ(read.size(), std::size_t{4});
+  CHECK(read[3].tunables == responses[3].tunables);
   CHECK_EQ(read[0].cache_id, 17u);
   CHECK(read[1].request == responses[1].request);
   CHECK(read[1].first_dimensions == responses[1].first_dimensions);

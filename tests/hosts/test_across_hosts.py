@@ -5,26 +5,16 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import base_environment
-from hosts.bed import Bed, end, finish, python, why_not
+from hosts.bed import Bed, end, finish, python
 
 TESTS = str(Path(__file__).parents[1])
 PROGRAM = str(Path(TESTS) / "launch" / "report_place.py")
 BIN = Path(sys.executable).parent
-
-
-@pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Bed(2) as hosts:
-        yield hosts
 
 
 RUN = """
@@ -42,9 +32,9 @@ except ValueError as error: print(error, "|", str(error.__cause__).splitlines()[
 """
 
 
-def test_run_from_python(bed: Bed) -> None:
+def test_run_from_python(two_hosts: Bed) -> None:
     done = subprocess.run(
-        bed.inside(0, *python(RUN, bed.ssh_config)),
+        two_hosts.inside(0, *python(RUN, two_hosts.ssh_config)),
         env={**base_environment(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -56,12 +46,12 @@ def test_run_from_python(bed: Bed) -> None:
     assert done.stdout == f"{results}\nboom on node2 | rank 1:\n", done.stderr
 
 
-def test_horovods_names_on_every_host(bed: Bed) -> None:
+def test_horovods_names_on_every_host(two_hosts: Bed) -> None:
     code = (
         "import horovod.torch as hvd, torch, os; hvd.init();"
         "print(hvd.rank(), os.environ['HOROVOD_HOSTNAME'], hvd.allreduce(torch.ones(1)).item())"
     )
-    launcher = bed.start_launcher("--compat", "-H", "node1,node2", *python(code))
+    launcher = two_hosts.start_launcher("--compat", "-H", "node1,node2", *python(code))
     status, stdout, stderr, _ = finish(launcher, 100)
     assert status == 0, stderr
     assert sorted(stdout.splitlines()) == ["[0] 0 node1 1.0", "[1] 1 node2 1.0"]
@@ -72,15 +62,15 @@ def places(outputs: list[str]) -> dict[int, list[int]]:
     return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
 
 
-def test_torchrun_on_two_hosts(bed: Bed) -> None:
+def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
     """Rank 0's host is known to torchrun; the secret comes from the user."""
     env = {**base_environment(), "PYTHONPATH": TESTS, "HVDLITE_TOKEN": secrets.token_hex(32)}
     agents = [
         subprocess.Popen(
-            bed.inside(
+            two_hosts.inside(
                 host,
                 *(str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2", "--node-rank"),
-                *(str(host), "--master-addr", bed.addresses[0], "--master-port", "29501"),
+                *(str(host), "--master-addr", two_hosts.addresses[0], "--master-port", "29501"),
                 PROGRAM,
             ),
             env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"},
@@ -105,20 +95,26 @@ def test_torchrun_on_two_hosts(bed: Bed) -> None:
 
 
 @pytest.mark.skipif(" " in sys.prefix, reason="Open MPI's ssh splits its own path at spaces")
-def test_open_mpi_on_two_hosts(bed: Bed) -> None:
+def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
     """Mapped by node, ranks alternate between the hosts: local ranks are Open MPI's."""
     env = {
         **base_environment(),
         "PYTHONPATH": TESTS,
         "OMP_NUM_THREADS": "1",
         "HVDLITE_TOKEN": secrets.token_hex(32),
-        "HVDLITE_RENDEZVOUS": f"{bed.addresses[0]}:23456",
+        "HVDLITE_RENDEZVOUS": f"{two_hosts.addresses[0]}:23456",
     }
     done = subprocess.run(
-        bed.inside(
+        two_hosts.inside(
             0,
             *(str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root"),
-            *("--prefix", sys.prefix, "--prtemca", "plm_ssh_agent", f"ssh -F {bed.ssh_config}"),
+            *(
+                "--prefix",
+                sys.prefix,
+                "--prtemca",
+                "plm_ssh_agent",
+                f"ssh -F {two_hosts.ssh_config}",
+            ),
             *("--prtemca", "prte_if_include", "eth0", "--map-by", "node"),
             *("--host", "node1:2,node2:2", "-n", "4"),
             *("-x", "HVDLITE_TOKEN", "-x", "HVDLITE_RENDEZVOUS", "-x", "PYTHONPATH"),

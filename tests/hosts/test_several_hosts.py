@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hosts.bed import Bed, end, finish, python, why_not
+from hosts.bed import Bed, end, finish, python
 from launch.test_real_job import LOOP
 
 THREE = ("-H", "node1:1,node2:1,node3:2")
@@ -21,23 +21,14 @@ FOREVER = LOOP + "while True: step()"
 MARK = "HVDLITE_RANK"  # in the environment of every rank, and of no other process
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Bed]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with Bed(3) as bed:
-        yield bed
-
-
 @pytest.fixture
-def bed(hosts: Bed) -> Iterator[Bed]:
+def bed(three_hosts: Bed) -> Iterator[Bed]:
     """The hosts, undisturbed before and after; what a job leaves there fails its test."""
-    yield hosts
-    hosts.mend()
-    assert seconds_until_gone(hosts, 5.0) < 5.0, "processes were left"
+    yield three_hosts
+    three_hosts.mend()
+    assert seconds_until_gone(three_hosts, 5.0) < 5.0, "processes were left"
     for host in range(3):
-        assert hosts.shared_memory(host) == []
+        assert three_hosts.shared_memory(host) == []
 
 
 def seconds_until_gone(bed: Bed, most: float) -> float:

@@ -20,6 +20,12 @@ params:
   cycle_time_ms: 10
   cache_capacity: 2048
   hierarchical_allreduce: true
+autotune:
+  enabled: true
+  log_file: /tmp/autotune.csv
+  warmup_samples: 2
+  bayes_opt_max_samples: 12
+  gaussian_process_noise: 0.5
 stall_check:
   enabled: true
   warning_time_seconds: 120
@@ -34,6 +40,10 @@ logging:
 ITS_VARIABLES = {
     "HVDLITE_FUSION_THRESHOLD": str(32 << 20),
     "HVDLITE_CACHE_CAPACITY": "2048",
+    "HVDLITE_AUTOTUNE": "1",
+    "HVDLITE_AUTOTUNE_LOG": "/tmp/autotune.csv",
+    "HVDLITE_AUTOTUNE_WARMUP_SAMPLES": "2",
+    "HVDLITE_AUTOTUNE_TRIALS": "12",
     "HVDLITE_STALL_WARNING": "120.0",
     "HVDLITE_STALL_SHUTDOWN": "240.0",
     "HVDLITE_COLLECTIVE_TIMEOUT": "60.0",
@@ -41,7 +51,8 @@ ITS_VARIABLES = {
 }
 
 
-KNOBS = [knob for knob in _core.knobs() if not knob["name"].startswith("timeline")]
+OF_THEIR_OWN = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
+KNOBS = [knob for knob in _core.knobs() if knob["name"] not in OF_THEIR_OWN]
 
 
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob["name"])
@@ -65,6 +76,13 @@ def test_every_knob_has_a_flag(knob: dict[str, str]) -> None:
         (["--timeline-filename", "/x"], {"HVDLITE_TIMELINE": "/x"}),
         (["--timeline-mark-cycles"], {"HVDLITE_TIMELINE_MARK_CYCLES": "1"}),
         (["--no-timeline-mark-cycles"], {"HVDLITE_TIMELINE_MARK_CYCLES": "0"}),
+        (["--autotune"], {"HVDLITE_AUTOTUNE": "1"}),
+        (["--no-autotune"], {"HVDLITE_AUTOTUNE": "0"}),
+        (["--autotune-log-file", "/tmp/Log"], {"HVDLITE_AUTOTUNE_LOG": "/tmp/Log"}),
+        (["--autotune-warmup-samples", "4"], {"HVDLITE_AUTOTUNE_WARMUP_SAMPLES": "4"}),
+        (["--autotune-steps-per-sample", "5"], {"HVDLITE_AUTOTUNE_STEPS_PER_SAMPLE": "5"}),
+        (["--autotune-bayes-opt-max-samples", "6"], {"HVDLITE_AUTOTUNE_TRIALS": "6"}),
+        (["--nccl-library", "/opt/NCCL/lib.so"], {"HVDLITE_NCCL_LIBRARY": "/opt/NCCL/lib.so"}),
         (["--gloo-timeout-seconds", "9"], {"HVDLITE_COLLECTIVE_TIMEOUT": "9.0"}),
         (["--log-level", "WARNING"], {"HVDLITE_LOG_LEVEL": "warning"}),
         (["--tcp"], {"NCCL_IB_DISABLE": "1"}),
@@ -118,6 +136,22 @@ def test_what_changes_nothing_is_accepted_and_said() -> None:
     assert (result.returncode, result.stdout) == (0, "[0] ran\n")
     assert "--gloo changes nothing here: there is one data plane" in result.stderr
     assert "--cycle-time-ms changes nothing here: there are no cycles" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--min-np", "2"], "--min-np: elastic jobs are not supported yet; give the ranks"),
+        (["--blacklist-cooldown-range", "1", "9"], "--blacklist-cooldown-range: elastic jobs"),
+        (["--jsrun"], "--jsrun: there is no jsrun here; use -H"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_the_reason(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["-np", "2", *arguments, "python", "train.py"])
+    assert message in capsys.readouterr().err
 
 
 def test_missing_file_is_named() -> None:

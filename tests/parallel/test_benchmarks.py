@@ -65,6 +65,15 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
             assert row[figure] > 0
 
 
+def test_gpu_step_runs_without_a_gpu() -> None:
+    rows = rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
+    assert [row["model"] for row in rows] == ["resnet50", "transformer"]
+    for row in rows:
+        for contestant in ("bare", "hvdlite", "ddp"):
+            assert row[f"{contestant}_host_ms"] > 0 and row[f"{contestant}_step_ms"] > 0
+            assert row[f"{contestant}_kernels"] is None
+
+
 def test_rows_are_drawn(
     allreduce_rows: list[dict[str, Any]], step_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import gpu_double
+from harness import base_environment
 from hvdlite import _core, gpu
+
+# Compiling the doubles is not the tests' time.
+pytestmark = pytest.mark.timeout(60, func_only=True)
+
+# Loads a library as a framework does, if one is given, and then looks.
+SEARCH = """\
+import ctypes, sys
+loaded, *folders = sys.argv[1:]
+library = ctypes.CDLL(loaded) if loaded else None
+from hvdlite import _core
+print(*_core.gpu_report(folders)[1], sep="|")
+"""
 
 
 def test_wheels_are_found_on_the_import_path(
@@ -28,3 +44,53 @@ def test_missing_libraries_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no NVIDIA driver here" in driver[2]
     assert nccl[:2] == ("NCCL", False)
     assert "HVDLITE_NCCL_LIBRARY=/nowhere/libnccl.so.2 cannot be loaded" in nccl[2]
+
+
+class Copies:
+    """Four copies of NCCL, each of a version of its own, in the places where one may be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loaded = self._copy(folder / "framework", 22807)
+        self.too_old = self._copy(folder / "older framework", 21705)
+        self.named = self._copy(folder / "named", 22602)
+        self.wheel = self._copy(folder / "wheel", 22203)
+        self.system = self._copy(folder / "system", 21805)
+
+    @staticmethod
+    def _copy(folder: Path, version: int) -> Path:
+        shutil.copytree(gpu_double.build(version), folder)
+        return folder / "libnccl.so.2"
+
+    def search(self, *, loaded: Path | None, named: bool, wheel: bool) -> str:
+        """Say what a new process finds; the system has a copy always."""
+        env = {**base_environment(), **gpu_double.environment(self.system.parent)}
+        if named:
+            env["HVDLITE_NCCL_LIBRARY"] = str(self.named)
+        folders = [str(self.wheel.parent)] if wheel else []
+        command = [sys.executable, "-c", SEARCH, str(loaded or ""), *folders]
+        found = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return found.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
+    return Copies(tmp_path_factory.mktemp("copies of NCCL"))
+
+
+def test_first_place_that_has_a_copy_decides(copies: Copies) -> None:
+    found = copies.search(loaded=copies.loaded, named=True, wheel=True)
+    assert found.startswith(f"NCCL|True|2.28.7, {copies.loaded} (loaded already by the framework)")
+    found = copies.search(loaded=None, named=True, wheel=True)
+    assert found.startswith(f"NCCL|True|2.26.2, {copies.named} (named by HVDLITE_NCCL_LIBRARY)")
+    found = copies.search(loaded=None, named=False, wheel=True)
+    assert found.startswith(f"NCCL|True|2.22.3, {copies.wheel} (of an nvidia-nccl wheel)")
+    found = copies.search(loaded=None, named=False, wheel=False)
+    assert found.startswith(f"NCCL|True|2.18.5, {copies.system} (of the system)")
+
+
+def test_loaded_copy_that_is_too_old_is_not_passed_over(copies: Copies) -> None:
+    found = copies.search(loaded=copies.too_old, named=True, wheel=True)
+    assert found == (
+        f"NCCL|False|{copies.too_old} (loaded already by the framework) is NCCL 2.17.5, "
+        "but 2.18 or newer is needed"
+    )

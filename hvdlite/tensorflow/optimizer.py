@@ -1,0 +1,142 @@
+"""`DistributedOptimizer` for TensorFlow: of Keras, or one of TensorFlow 1 in a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.source_gradients import Groups, SourceGradients, source_gradients
+from hvdlite.tensorflow.tracing import traced_as_it_is
+
+
+class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """Reduces what an optimizer of TensorFlow 1 computes; all else is that optimizer's."""
+
+    def __init__(
+        self, optimizer: Any, name: str | None, use_locking: bool, gradients: SourceGradients
+    ) -> None:
+        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
+        self._optimizer = optimizer
+        self._gradients = gradients
+
+    @traced_as_it_is
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Compute the gradients of this rank, and reduce them over all ranks."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        sources = [source for _, source in pairs]
+        reduced = self._gradients.reduce([gradient for gradient, _ in pairs], sources)
+        return list(zip(reduced, sources, strict=True))
+
+    def register_local_var(self, variable: Any) -> None:
+        """Keep a variable this rank's own: its gradient is not reduced. All ranks do the same."""
+        self._gradients.local.append(variable)
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Update the variables."""
+        return self._optimizer.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the optimizer keeps for a variable."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what it keeps for each variable."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the variables that it keeps."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = ops.Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make an optimizer apply the gradients of all ranks.
+
+    Optimizers of Keras are those of `hvdlite.keras.DistributedOptimizer`, which describes the
+    arguments. One of `tf.compat.v1.train` reduces in `compute_gradients`, and so in `minimize`.
+
+    Args:
+        optimizer: of Keras 3, of `tf_keras`, or of `tf.compat.v1.train`.
+        name: the prefix of the gradients' names.
+        use_locking: of the optimizer around one of TensorFlow 1.
+        device_dense: accepted for scripts written for Horovod; without effect.
+        device_sparse: likewise.
+        compression: as all that follows, for `hvdlite.keras.DistributedOptimizer`.
+        sparse_as_dense: likewise.
+        backward_passes_per_step: likewise, but 1 in TensorFlow 1.
+        op: likewise.
+        gradient_predivide_factor: likewise.
+        average_aggregated_gradients: likewise.
+        num_groups: in TensorFlow 1, cuts the gradients into that many groups that travel together.
+        groups: as `num_groups`, or a list of lists of variables: each list is one group.
+        process_set: over whose members gradients are reduced; other ranks apply their own.
+        scale_local_gradients: divides the gradients of local variables by the number of ranks.
+
+    Returns:
+        The optimizer itself if it is one of Keras; another around it, of TensorFlow 1.
+
+    Raises:
+        NotInitializedError: `hvd.init()` comes first.
+        ArgumentError: an argument cannot be used; the message says what to do.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     weight = tf.compat.v1.get_variable("weight", [3])
+        ...     plain = tf.compat.v1.train.GradientDescentOptimizer(0.1 * hvd.size())
+        ...     train = hvd.DistributedOptimizer(plain).minimize(tf.reduce_sum(weight**2))
+    """
+    basics.size()  # Without init() this raises here.
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        _check_passes(backward_passes_per_step)
+        how = (compression, sparse_as_dense, op, gradient_predivide_factor)
+        parts = num_groups if groups is None else groups
+        gradients = source_gradients(
+            *how, parts, process_set, scale_local_gradients, weight=None, name=name
+        )
+        return _DistributedOptimizer(optimizer, name, use_locking, gradients)
+    from hvdlite import keras
+
+    return keras.DistributedOptimizer(
+        optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def _check_passes(passes: int) -> None:
+    if passes != 1:
+        raise ArgumentError(
+            f"backward_passes_per_step={passes} needs an optimizer of Keras; those of "
+            "tf.compat.v1.train send gradients in every step"
+        )

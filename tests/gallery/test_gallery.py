@@ -1,0 +1,133 @@
+"""Scripts in the style of Horovod's users give the losses of one process, unchanged.
+
+Each script imports `horovod`, gives rank r of n the samples `[r::n]` of every batch, and prints the
+means of its losses. With one rank it is a training on the whole batches, which is what the others
+are compared with.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness import end_launcher, run_launcher, start_launcher
+
+HERE = Path(__file__).resolve().parent
+SECONDS = 110  # a busy machine of two cores compiles slowly
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+
+# By script: ranks, and how far losses may differ, relatively. In bfloat16, numbers have three
+# digits; elsewhere it is float32 (and float64) whose sums are made in another order.
+PYTORCH = {
+    "torch_accumulation": (3, 1e-5),
+    "torch_amp": (2, 2e-2),
+    "torch_embedding": (3, 1e-5),
+    "torch_gan": (2, 1e-5),
+    "torch_lbfgs": (2, 1e-10),
+    "torch_loaders": (2, 1e-4),
+    "torch_resume": (2, 1e-5),
+}
+TENSORFLOW = {"keras_callbacks": 1e-4, "tensorflow_tape": 1e-4}
+SESSION = {"tensorflow_session": 1e-10}
+
+Losses = dict[str, list[list[float]]]
+
+
+def command_of(ranks: int, scripts: Sequence[str]) -> list[str]:
+    paths = [str(HERE / f"{name}.py") for name in scripts]
+    in_turn = [] if len(paths) == 1 else [str(HERE / "in_turn.py")]
+    return ["-np", str(ranks), "--compat", sys.executable, *in_turn, *paths]
+
+
+def losses_in(stdout: str, scripts: Sequence[str]) -> Losses:
+    """Read what rank 0 printed: rows of losses, by script."""
+    found: Losses = {}
+    name = scripts[0]
+    for line in stdout.splitlines():
+        prefix, word, *rest = line.split()
+        if prefix == "[0]" and word == "script":
+            name = Path(rest[0]).stem
+        elif word == "loss":
+            assert prefix == "[0]"
+            found.setdefault(name, []).append([float(number) for number in rest])
+    return found
+
+
+def losses_of(ranks: int, scripts: Sequence[str]) -> Losses:
+    result = run_launcher(*command_of(ranks, scripts), env=ENVIRONMENT, timeout=SECONDS)
+    assert result.returncode == 0, result.stderr
+    return losses_in(result.stdout, scripts)
+
+
+def check_same(found: Losses, alone: Losses, name: str, tolerance: float) -> None:
+    together, expected = found[name], alone[name]
+    assert len(together) == len(expected) >= 3
+    for row, wanted in zip(together, expected, strict=True):
+        assert row == pytest.approx(wanted, rel=tolerance), (row, wanted)
+
+
+@pytest.fixture(scope="module")
+def pytorch_alone() -> Losses:
+    return losses_of(1, list(PYTORCH))
+
+
+@pytest.fixture(scope="module")
+def pytorch_together() -> Losses:
+    """Run all scripts of so many ranks in one world, which each of them begins with init()."""
+    found: Losses = {}
+    for ranks in {ranks for ranks, _ in PYTORCH.values()}:
+        found |= losses_of(ranks, [name for name in PYTORCH if PYTORCH[name][0] == ranks])
+    return found
+
+
+@pytest.mark.parametrize("name", PYTORCH)
+def test_pytorch(pytorch_alone: Losses, pytorch_together: Losses, name: str) -> None:
+    check_same(pytorch_together, pytorch_alone, name, PYTORCH[name][1])
+
+
+def test_gradient_scaler_skips_the_same_step_on_all_ranks(pytorch_alone: Losses) -> None:
+    scales = [scale for _, scale in pytorch_alone["torch_amp"]]
+    assert scales == [1024.0] * 3 + [512.0] * 5
+    assert [math.isinf(loss) for loss, _ in pytorch_alone["torch_amp"]].index(True) == 3
+
+
+@pytest.fixture(scope="module")
+def tensorflow_runs() -> dict[tuple[int, bool], Losses]:
+    """Run one process and two, eager programs and one of sessions, all at the same time."""
+    runs = {}
+    for ranks in (1, 2):
+        for scripts in (TENSORFLOW, SESSION):
+            command = command_of(ranks, list(scripts))
+            runs[ranks, scripts is SESSION] = start_launcher(*command, env=ENVIRONMENT)
+    found = {}
+    try:
+        for key, process in runs.items():
+            stdout, stderr = process.communicate(timeout=2 * SECONDS)
+            assert process.returncode == 0, stderr.decode()
+            found[key] = losses_in(stdout.decode(), list(SESSION if key[1] else TENSORFLOW))
+    finally:
+        for process in runs.values():
+            end_launcher(process)
+    return found
+
+
+@pytest.mark.parametrize("name", [*TENSORFLOW, *SESSION])
+def test_tensorflow(tensorflow_runs: dict[tuple[int, bool], Losses], name: str) -> None:
+    in_session = name in SESSION
+    found, alone = (tensorflow_runs[ranks, in_session] for ranks in (2, 1))
+    check_same(found, alone, name, {**TENSORFLOW, **SESSION}[name])
+
+
+def test_other_losses_are_noticed(pytorch_alone: Losses) -> None:
+    changed = [[one * 1.001 for one in row] for row in pytorch_alone["torch_gan"]]
+    with pytest.raises(AssertionError):
+        check_same({"torch_gan": changed}, pytorch_alone, "torch_gan", PYTORCH["torch_gan"][1])
+
+
+def test_every_script_is_run() -> None:
+    scripts = {file.stem for file in HERE.glob("*.py")} - {"in_turn", Path(__file__).stem}
+    assert scripts == {*PYTORCH, *TENSORFLOW, *SESSION}

@@ -1,0 +1,65 @@
+"""hvdlite.torch on a real GPU: one rank, and two that share it; see README.md."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu import torch_cases
+from gpu.worlds import shared_gpu
+from harness import RankResult, run_world
+from parallel import test_torch_ops, test_torch_rows
+from parallel.scenarios import check, names_in, run_all
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU here"),
+]
+PLACES = [
+    pytest.param(("cpu", 2), id="cpu-2"),
+    pytest.param(("cuda", 1), id="gpu-1", marks=needs_gpu),
+    pytest.param(("cuda", 2), id="gpu-2", marks=needs_gpu),
+]
+SECONDS = 110
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    device, ranks = request.param
+    body = torch_cases.conformance
+    return run_world(ranks, body, device, timeout=SECONDS, env=shared_gpu)
+
+
+@pytest.mark.parametrize("name", names_in(vars(torch_cases)))
+def test_torch(results: list[RankResult], name: str) -> None:
+    check(results, name)
+
+
+SUITES = {"ops": test_torch_ops, "rows": test_torch_rows}
+
+
+def suite_by_default(name: str) -> dict[str, str]:
+    """Be one rank: run a suite that knows no devices, with its tensors on the GPU."""
+    torch.set_default_device("cuda")
+    return run_all(vars(SUITES[name]))
+
+
+@pytest.mark.gpu
+@needs_gpu[1]
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", SUITES)
+def test_suites_of_the_host(name: str, ranks: int) -> None:
+    results = run_world(ranks, suite_by_default, name, timeout=SECONDS, env=shared_gpu)
+    for scenario in names_in(vars(SUITES[name])):
+        check(results, scenario)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=needs_gpu)], ids=["cpu", "gpu"]
+)
+def test_death_of_a_peer(device: str) -> None:
+    body = torch_cases.lose_a_peer
+    results = run_world(2, body, device, timeout=60, env=shared_gpu, expect_failure=True)
+    message, seconds = results[0].value
+    assert "rank 1" in message
+    assert seconds < 10

@@ -1,0 +1,361 @@
+"""Every collective x dtype x shape x op x form x process set, with 1 to 4 ranks on 1 and 2 hosts.
+
+Each rank computes what all ranks give, and what must come of it: integers exactly, floats to the
+bit in the order of accumulation that csrc/backend/backend.h states. `test_torch_properties` draws
+mixes of such calls; here nothing is left to chance.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from harness import RankResult, run_world
+from parallel.scenarios import Later, check, names_in, run_all
+
+torch: Any = Later("torch")
+hvd: Any = Later("hvdlite.torch")
+Array = NDArray[Any]
+
+INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+SHAPES = [(), (0,), (1,), (7,), (5, 3), (2, 0, 3), (257, 33)]
+ROWS = [shape for shape in SHAPES if shape]
+COMBINE = {"Sum": np.add, "Average": np.add, "Min": np.minimum, "Max": np.maximum,
+           "Product": np.multiply}  # fmt: skip
+# By name: the number of ranks, and the host that each plays.
+WORLDS: dict[str, tuple[int, list[int] | None]] = {
+    "1 rank": (1, None),
+    "2 ranks": (2, None),
+    "3 ranks": (3, None),
+    "4 ranks": (4, None),
+    "2 ranks, 2 hosts": (2, [0, 1]),
+    "3 ranks, 2 hosts": (3, [0, 1, 1]),
+    "4 ranks, 2 hosts": (4, [0, 1, 0, 1]),
+}
+
+Place = tuple[Any, list[int], list[int]]  # a process set, its ranks, and the host of each
+place_of: dict[str, Place] = {}
+
+
+def start(hosts: Sequence[int]) -> None:
+    """Begin the world, with a process set beside that of all ranks where there can be one."""
+    torch.set_num_threads(1)
+    hvd.init()
+    everyone = list(range(hvd.size()))
+    place_of["all ranks"] = (hvd.global_process_set, everyone, list(hosts))
+    if len(everyone) > 2:
+        some = hvd.add_process_set(everyone[1:])
+        place_of["all but rank 0"] = (some, everyone[1:], list(hosts[1:]))
+
+
+def places() -> Iterator[Place]:
+    """Give the process sets that this rank is a member of."""
+    for process_set, ranks, hosts in place_of.values():
+        if hvd.rank() in ranks:
+            yield process_set, ranks, hosts
+
+
+@functools.lru_cache(maxsize=512)
+def given(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Make the tensor that a rank gives."""
+    generator = np.random.default_rng([rank, len(dtype), *shape])
+    if dtype == "bool":
+        values = generator.integers(0, 2, shape)
+    elif dtype in INTEGERS:
+        values = generator.integers(0 if dtype == "uint8" else -100, 100, shape)
+    else:
+        values = generator.standard_normal(shape)
+    return torch.from_numpy(np.asarray(values)).to(getattr(torch, dtype))
+
+
+def wide(tensor: Any) -> Array:
+    """Widen 16-bit floats to float32, in which they are accumulated."""
+    is_narrow = tensor.dtype in (torch.float16, torch.bfloat16)
+    return np.asarray((tensor.float() if is_narrow else tensor).numpy())
+
+
+def reduced(tensors: Sequence[Any], hosts: Sequence[int], op: str) -> Any:
+    """Reduce as the contract says: by ascending rank on a host, then by host, rounded at each."""
+    combine = COMBINE[op]
+
+    def level(arrays: Sequence[Any]) -> Any:
+        total = functools.reduce(combine, [wide(array) for array in arrays])
+        return torch.from_numpy(np.asarray(total)).to(tensors[0].dtype)
+
+    with np.errstate(over="ignore"):
+        on_hosts = [
+            level([t for t, host in zip(tensors, hosts, strict=True) if host == one])
+            for one in sorted(set(hosts))
+        ]
+        result = level(on_hosts)
+    if op != "Average":
+        return result
+    if not result.is_floating_point():
+        return torch.from_numpy(np.asarray(np.trunc(result.numpy() / len(tensors)))).to(
+            result.dtype
+        )
+    return result
+
+
+def agrees(result: Any, tensors: Sequence[Any], hosts: Sequence[int], op: str) -> bool:
+    """Compare to the bit; an average of floats with one rounding more or less."""
+    expected = reduced(tensors, hosts, op)
+    if op != "Average" or not result.is_floating_point():
+        return same(result, expected)
+    bound = 4 * torch.finfo(result.dtype).eps
+    expected = expected.double() / len(tensors)
+    return bool(torch.allclose(result.double(), expected, rtol=bound, atol=bound))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Compare dtype, shape and bits."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.numel() == 0:
+        return bool(a.dtype == b.dtype and a.shape == b.shape)
+    return bool(torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b))))
+
+
+# Each form takes a list of tensors, and gives the list of results.
+ALLREDUCE_FORMS: dict[str, Callable[..., list[Any]]] = {
+    "allreduce": lambda ts, **k: [hvd.allreduce(t, **k) for t in ts],
+    "allreduce_": lambda ts, **k: [hvd.allreduce_(t.clone(), **k) for t in ts],
+    "allreduce_async": lambda ts, **k: finish([hvd.allreduce_async(t, **k) for t in ts]),
+    "allreduce_async_": lambda ts, **k: finish([hvd.allreduce_async_(t.clone(), **k) for t in ts]),
+    "grouped_allreduce": lambda ts, **k: hvd.grouped_allreduce(ts, **k),
+    "grouped_allreduce_": lambda ts, **k: hvd.grouped_allreduce_(clones(ts), **k),
+    "grouped_allreduce_async": lambda ts, **k: hvd.grouped_allreduce_async(ts, **k).wait(),
+    "grouped_allreduce_async_": (
+        lambda ts, **k: hvd.grouped_allreduce_async_(clones(ts), **k).wait()
+    ),
+}
+SCATTER_FORMS: dict[str, Callable[..., list[Any]]] = {
+    "reducescatter": lambda ts, **k: [hvd.reducescatter(t, **k) for t in ts],
+    "reducescatter_async": lambda ts, **k: finish([hvd.reducescatter_async(t, **k) for t in ts]),
+    "grouped_reducescatter": lambda ts, **k: hvd.grouped_reducescatter(ts, **k),
+    "grouped_reducescatter_async": lambda ts, **k: hvd.grouped_reducescatter_async(ts, **k).wait(),
+}
+GATHER_FORMS: dict[str, Callable[..., list[Any]]] = {
+    "allgather": lambda ts, **k: [hvd.allgather(t, **k) for t in ts],
+    "allgather_async": lambda ts, **k: finish([hvd.allgather_async(t, **k) for t in ts]),
+    "grouped_allgather": lambda ts, **k: hvd.grouped_allgather(ts, **k),
+    "grouped_allgather_async": lambda ts, **k: hvd.grouped_allgather_async(ts, **k).wait(),
+}
+BROADCAST_FORMS: dict[str, Callable[..., list[Any]]] = {
+    "broadcast": lambda ts, **k: [hvd.broadcast(t, **k) for t in ts],
+    "broadcast_": lambda ts, **k: [hvd.broadcast_(t.clone(), **k) for t in ts],
+    "broadcast_async": lambda ts, **k: finish([hvd.broadcast_async(t, **k) for t in ts]),
+    "broadcast_async_": lambda ts, **k: finish([hvd.broadcast_async_(t.clone(), **k) for t in ts]),
+}
+
+
+def finish(handles: Sequence[Any]) -> list[Any]:
+    """Wait for handles from the last to the first."""
+    return [hvd.synchronize(handle) for handle in reversed(handles)][::-1]
+
+
+def clones(tensors: Sequence[Any]) -> list[Any]:
+    """Copy tensors that will be overwritten."""
+    return [tensor.clone() for tensor in tensors]
+
+
+def scenario_allreduce() -> None:
+    for (process_set, ranks, hosts), dtype, op in itertools.product(
+        places(), INTEGERS + FLOATS, COMBINE
+    ):
+        for name, form in ALLREDUCE_FORMS.items():
+            mine = [given(hvd.rank(), dtype, shape) for shape in SHAPES]
+            results = form(mine, op=getattr(hvd, op), process_set=process_set)
+            for shape, result in zip(SHAPES, results, strict=True):
+                tensors = [given(rank, dtype, shape) for rank in ranks]
+                assert agrees(result, tensors, hosts, op), (name, dtype, op, shape, ranks)
+
+
+def scenario_reducescatter() -> None:
+    for (process_set, ranks, hosts), dtype, op in itertools.product(
+        places(), INTEGERS + FLOATS, COMBINE
+    ):
+        position = ranks.index(hvd.rank())
+        for name, form in SCATTER_FORMS.items():
+            mine = [given(hvd.rank(), dtype, shape) for shape in ROWS]
+            results = form(mine, op=getattr(hvd, op), process_set=process_set)
+            for shape, result in zip(ROWS, results, strict=True):
+                tensors = [
+                    given(rank, dtype, shape).tensor_split(len(ranks))[position] for rank in ranks
+                ]
+                assert agrees(result, tensors, hosts, op), (name, dtype, op, shape, ranks)
+
+
+def rows_of(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Make a tensor whose number of rows depends on the rank."""
+    return given(rank, dtype, (shape[0] * rank % 5, *shape[1:]))
+
+
+def scenario_allgather() -> None:
+    for (process_set, ranks, _), dtype in itertools.product(places(), [*INTEGERS, *FLOATS, "bool"]):
+        for name, form in GATHER_FORMS.items():
+            mine = [rows_of(hvd.rank(), dtype, shape) for shape in ROWS]
+            results = form(mine, process_set=process_set)
+            for shape, result in zip(ROWS, results, strict=True):
+                expected = torch.cat([rows_of(rank, dtype, shape) for rank in ranks])
+                assert same(result, expected), (name, dtype, shape, ranks)
+
+
+def scenario_broadcast() -> None:
+    for (process_set, ranks, _), dtype in itertools.product(places(), [*INTEGERS, *FLOATS, "bool"]):
+        for (name, form), root in itertools.product(BROADCAST_FORMS.items(), ranks):
+            mine = [given(hvd.rank(), dtype, shape) for shape in SHAPES]
+            results = form(mine, root_rank=root, process_set=process_set)
+            for shape, result in zip(SHAPES, results, strict=True):
+                assert same(result, given(root, dtype, shape)), (name, dtype, shape, root)
+
+
+def splits_of(rank: int, members: int) -> list[int]:
+    """Say how many rows a rank sends to each member."""
+    return [(rank + 2 * receiver) % 4 for receiver in range(members)]
+
+
+def scenario_alltoall() -> None:
+    for (process_set, ranks, _), dtype, shape in itertools.product(
+        places(), [*INTEGERS, *FLOATS, "bool"], ROWS
+    ):
+        position, members = ranks.index(hvd.rank()), len(ranks)
+        sent = {
+            rank: given(rank, dtype, (sum(splits_of(rank, members)), *shape[1:])) for rank in ranks
+        }
+        parts = [sent[rank].split(splits_of(rank, members))[position] for rank in ranks]
+        splits = splits_of(hvd.rank(), members)
+        for result, received in (
+            hvd.alltoall(sent[hvd.rank()], splits, process_set=process_set),
+            hvd.alltoall_async(sent[hvd.rank()], splits, process_set=process_set).wait(),
+        ):
+            assert same(result, torch.cat(parts)), (dtype, shape, ranks)
+            assert received.tolist() == [len(part) for part in parts]
+        even = {rank: given(rank, dtype, (2 * members, *shape[1:])) for rank in ranks}
+        parts = [even[rank].split(2)[position] for rank in ranks]
+        result = hvd.alltoall(even[hvd.rank()], process_set=process_set)
+        assert same(result, torch.cat(parts)), (dtype, shape, ranks)
+
+
+def scenario_barrier() -> None:
+    for process_set, _, _ in places():
+        hvd.barrier(process_set)
+
+
+def one_apart(shape: tuple[int, ...] = (2,), other: tuple[int, ...] = (3,)) -> Any:
+    """Make a tensor whose shape is another one on the last rank."""
+    return torch.ones(other if hvd.rank() == hvd.size() - 1 else shape)
+
+
+def typed() -> Any:
+    """Make a tensor whose dtype is another one on the last rank."""
+    return torch.ones(2, dtype=torch.int32 if hvd.rank() == hvd.size() - 1 else torch.float32)
+
+
+def last(one: Any, others: Any) -> Any:
+    """Choose by whether this is the last rank."""
+    return one if hvd.rank() == hvd.size() - 1 else others
+
+
+# What the last rank does otherwise than the others, and what the error is about.
+DISAGREEMENTS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "allreduce: dtype": ("dtype", lambda: hvd.allreduce(typed(), name="wrong")),
+    "allreduce: shape": ("shape", lambda: hvd.allreduce(one_apart(), name="wrong")),
+    "allreduce: op": (
+        "reduce op",
+        lambda: hvd.allreduce(torch.ones(2), op=last(hvd.Max, hvd.Sum), name="wrong"),
+    ),
+    "allreduce: number": (
+        "number of tensors",
+        lambda: hvd.grouped_allreduce([torch.ones(2)] * last(3, 2), name="wrong"),
+    ),
+    "allreduce: weight": (
+        "weight",
+        lambda: hvd.allreduce(torch.ones(2), weight=last(None, 1.0), name="wrong"),
+    ),
+    "allgather: dtype": ("dtype", lambda: hvd.allgather(typed(), name="wrong")),
+    "allgather: shape": (
+        "shape",
+        lambda: hvd.allgather(one_apart((1, 2), (1, 3)), name="wrong"),
+    ),
+    "reducescatter: dtype": ("dtype", lambda: hvd.reducescatter(typed(), name="wrong")),
+    "reducescatter: shape": ("shape", lambda: hvd.reducescatter(one_apart(), name="wrong")),
+    "reducescatter: op": (
+        "reduce op",
+        lambda: hvd.reducescatter(torch.ones(2), op=last(hvd.Max, hvd.Sum), name="wrong"),
+    ),
+    "broadcast: dtype": ("dtype", lambda: hvd.broadcast(typed(), 0, name="wrong")),
+    "broadcast: shape": ("shape", lambda: hvd.broadcast(one_apart(), 0, name="wrong")),
+    "broadcast: root": (
+        "root",
+        lambda: hvd.broadcast(torch.ones(2), last(1, 0), name="wrong"),
+    ),
+    "alltoall: dtype": (
+        "dtype",
+        lambda: hvd.alltoall(
+            torch.ones(hvd.size(), dtype=last(torch.int32, torch.float32)), name="wrong"
+        ),
+    ),
+    "alltoall: splits": (
+        "rows",
+        lambda: hvd.alltoall(torch.ones(3), last([9] * hvd.size(), [0] * hvd.size()), name="wrong"),
+    ),
+    "another collective": (
+        "operation",
+        lambda: last(hvd.allgather, hvd.allreduce)(torch.ones(2), name="wrong"),
+    ),
+}
+
+
+def scenario_disagreements_end_in_one_error() -> None:
+    if hvd.size() == 1:
+        return
+    for name, (about, call) in DISAGREEMENTS.items():
+        with pytest.raises((hvd.MismatchError, hvd.ArgumentError), match=about) as caught:
+            call()
+        texts = hvd.allgather_object((type(caught.value).__name__, str(caught.value)))
+        assert len(set(texts)) == 1, (name, texts)
+        assert "wrong" in texts[0][1] and "rank" in texts[0][1], (name, texts)
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="wrong")[0] == hvd.size(), name
+
+
+# What every rank does wrong alike: refused before anything is sent.
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "dtype": lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+    "dtype that cannot be reduced": lambda: hvd.reducescatter(torch.ones(2, dtype=torch.bool)),
+    "shape without rows": lambda: hvd.allgather(torch.tensor(1.0)),
+    "op": lambda: hvd.allreduce(torch.ones(2), op=17),
+    "splits": lambda: hvd.alltoall(torch.ones(2), [0.5] * hvd.size()),
+    "root": lambda: hvd.broadcast(torch.ones(2), hvd.size()),
+    "device": lambda: hvd.allreduce(torch.ones(2, device="meta")),
+    "process set": lambda: hvd.allreduce(torch.ones(2), process_set=hvd.ProcessSet([0])),
+}
+
+
+def scenario_mistakes_are_refused() -> None:
+    for name, call in MISTAKES.items():
+        with pytest.raises(hvd.ArgumentError) as caught:
+            call()
+        texts = hvd.allgather_object(str(caught.value))
+        assert len(set(texts)) == 1, (name, texts)
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size(), name
+
+
+def body(hosts: list[int]) -> dict[str, str]:
+    return run_all(globals(), start=lambda: start(hosts))
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    size, hosts = WORLDS[request.param]
+    return run_world(size, body, hosts or [0] * size, hosts=hosts, timeout=120)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_table(results: list[RankResult], name: str) -> None:
+    check(results, name)
