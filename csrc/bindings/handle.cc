@@ -1,0 +1,125 @@
+#include "bindings/handle.h"
+
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace py = pybind11;
+
+namespace hvdlite {
+namespace {
+
+// Between two looks for Ctrl-C while a thread waits with the GIL released.
+constexpr auto kSignalSlice = std::chrono::milliseconds(100);
+// Between two looks at a device for whose work a thread waits.
+constexpr auto kDeviceInterval = std::chrono::microseconds(50);
+
+// Bytes that were received, as a Python buffer that owns them.
+struct OutputBuffer {
+  Completion::Output output;
+};
+
+}  // namespace
+
+HandleObject::~HandleObject() {
+  if (!keep_.is_none() && !released()) holder_->adopt(entry_, std::move(keep_));
+}
+
+void HandleObject::raise_timeout() const {
+  PyErr_SetString(PyExc_TimeoutError, (describe(entry_->request) + " is still under way").c_str());
+  throw py::error_already_set();
+}
+
+void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream) {
+  const Deadline deadline = timeout ? Deadline::after_seconds(*timeout) : Deadline::never();
+  if (!done()) wait_until_done(deadline);
+  if (entry_->completion->status().ok() && entry_->completion->on_device != nullptr) {
+    wait_for_device(stream, deadline);
+  }
+  if (entry_->completion->status().ok() || released()) keep_ = py::none();
+  raise_if_error(entry_->completion->status());
+}
+
+void HandleObject::wait_until_done(const Deadline& deadline) {
+  Engine& engine = holder_->engine();
+  while (!done()) {
+    if (deadline.passed()) raise_timeout();
+    {
+      const py::gil_scoped_release unlocked;
+      (void)engine.wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
+    }
+    if (!done() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+// Lets the stream wait, or without one this thread. Once the world has ended the device may have
+// been stopped half-way.
+void HandleObject::wait_for_device(std::optional<std::uintptr_t> stream, const Deadline& deadline) {
+  const CudaEvent& end = *entry_->completion->on_device;
+  if (stream) {
+    raise_if_error(end.device().wait(stream_of(*stream), end));
+  }
+  while (!stream && !end.reached()) {
+    if (deadline.passed()) raise_timeout();
+    {
+      const py::gil_scoped_release unlocked;
+      std::this_thread::sleep_for(kDeviceInterval);
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  const Status world = holder_->engine().status();
+  if (!world.ok() && world.code() != StatusCode::kShutdown) raise_status(world);
+}
+
+Completion::Output& HandleObject::output(std::size_t index) {
+  if (!done()) raise_status(Status(StatusCode::kInvalidArgument, "wait() for the handle first"));
+  std::vector<Completion::Output>& outputs = entry_->completion->outputs;
+  if (index >= outputs.size()) {
+    raise_status(Status(StatusCode::kInvalidArgument, "no output " + std::to_string(index)));
+  }
+  return outputs[index];
+}
+
+py::object HandleObject::take_output(std::size_t index) {
+  auto buffer = std::make_unique<OutputBuffer>();
+  buffer->output = std::move(output(index));
+  return py::memoryview(py::cast(std::move(buffer)));
+}
+
+// On the stream that wait() was told: it waits for the result already.
+void HandleObject::copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream) {
+  if (!output(index).device.valid()) {
+    raise_status(Status(StatusCode::kInvalidArgument, "this output is not on a GPU, or was taken"));
+  }
+  raise_if_error(entry_->completion->copy_output(
+      index, reinterpret_cast<void*>(target), stream_of(stream)));  // NOLINT: a number of Python's
+}
+
+std::uintptr_t HandleObject::stream() const {
+  if (!entry_->gpu) return 0;
+  return reinterpret_cast<std::uintptr_t>(  // NOLINT: a handle for Python
+      entry_->gpu->ready->device().stream());
+}
+
+void register_handle(py::module_& module) {
+  py::class_<OutputBuffer>(module, "_Output", py::buffer_protocol())
+      .def_buffer([](OutputBuffer& buffer) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(buffer.output.data.get()),
+                               static_cast<py::ssize_t>(buffer.output.bytes));
+      });
+  py::class_<HandleObject>(module, "Handle", py::is_final())
+      .def("done", &HandleObject::done)
+      .def("wait", &HandleObject::wait, py::arg("timeout") = py::none(),
+           py::arg("stream") = py::none())
+      .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
+      .def_property_readonly("members", &HandleObject::members)
+      .def("take_output", &HandleObject::take_output, py::arg("index") = 0)
+      .def("copy_output", &HandleObject::copy_output, py::arg("index"), py::arg("target"),
+           py::arg("stream"))
+      .def("released", &HandleObject::released)
+      .def_property_readonly("stream", &HandleObject::stream);
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,105 @@
+// What Python holds of an engine: the engine itself, and a handle for each submitted collective.
+//
+// Thread: any that holds the GIL; it is released while a thread waits. Errors are raised as the
+// classes of hvdlite.errors.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "bindings/bindings.h"
+#include "engine/core_table.h"
+#include "engine/engine.h"
+
+namespace hvdlite {
+
+inline CudaStream stream_of(std::uintptr_t handle) {
+  return reinterpret_cast<CudaStream>(handle);  // NOLINT: a handle from Python
+}
+
+class EngineHolder;
+
+// One submitted collective. `keep` must outlive the operation, and may be released under the GIL
+// only: a handle that is dropped early leaves it with the holder.
+class HandleObject {
+ public:
+  HandleObject(std::shared_ptr<EngineHolder> holder, EntryPtr entry, pybind11::object keep,
+               bool blocking)
+      : holder_(std::move(holder)),
+        entry_(std::move(entry)),
+        keep_(std::move(keep)),
+        blocking_(blocking) {}
+  ~HandleObject();
+  HandleObject(const HandleObject&) = delete;
+  HandleObject& operator=(const HandleObject&) = delete;
+
+  bool done() const { return entry_->completion->done(); }
+  bool released() const { return entry_->completion->released(); }
+  void wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream);
+  std::vector<std::int64_t> first_dimensions() const {
+    return entry_->completion->first_dimensions;
+  }
+  int members() const { return entry_->completion->members; }
+  pybind11::object take_output(std::size_t index);
+  void copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream);
+  std::uintptr_t stream() const;
+
+ private:
+  void wait_until_done(const Deadline& deadline);
+  void wait_for_device(std::optional<std::uintptr_t> stream, const Deadline& deadline);
+  [[noreturn]] void raise_timeout() const;
+  Completion::Output& output(std::size_t index);
+
+  std::shared_ptr<EngineHolder> holder_;
+  EntryPtr entry_;
+  pybind11::object keep_;
+  bool blocking_;
+};
+
+// Owns the engine and the objects of operations whose handles were dropped. Under the GIL.
+class EngineHolder {
+ public:
+  explicit EngineHolder(std::unique_ptr<Engine> engine)
+      : engine_(std::move(engine)), core_table_(make_core_table(*engine_)) {}
+  ~EngineHolder() {
+    if (forked()) {
+      // Its threads live in the parent only; joining them here would hang.
+      (void)engine_.release();
+      for (auto& orphan : orphans_) (void)orphan.second.release();
+      return;
+    }
+    const pybind11::gil_scoped_release unlocked;
+    engine_.reset();
+  }
+
+  // Raises in a forked child, where neither threads nor peers exist.
+  Engine& engine() const {
+    raise_if_error(check_not_forked());
+    return *engine_;
+  }
+  std::uintptr_t core_table() const {
+    return reinterpret_cast<std::uintptr_t>(&core_table_);  // NOLINT: an address for Python
+  }
+  void adopt(EntryPtr entry, pybind11::object keep) {
+    orphans_.emplace_back(std::move(entry), std::move(keep));
+  }
+  void release_orphans() {
+    std::erase_if(orphans_,
+                  [](const auto& orphan) { return orphan.first->completion->released(); });
+  }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  const HvdliteCore core_table_;
+  std::vector<std::pair<EntryPtr, pybind11::object>> orphans_;
+};
+
+void register_handle(pybind11::module_& module);
+
+}  // namespace hvdlite
