@@ -120,6 +120,7 @@ class Bucket:
         self._gathered: list[int] = []  # positions of the parameters whose rows are under way
         self._gathering: RowGathering | None = None
         self._reduction: Reduction | None = None
+        self._dense_for_good = False
 
     @property
     def submitted(self) -> bool:
@@ -172,7 +173,7 @@ class Bucket:
         if gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
-            if gradient.layout != torch.strided and self._sparse_as_dense:
+            if gradient.layout != torch.strided and (self._sparse_as_dense or self._dense_for_good):
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
         dense = gradient
@@ -228,6 +229,7 @@ class Bucket:
         known = counts and all(trip.present for trip in trips)
         present = [True] * size if known else (self._flags[:size] > 0).tolist()
         rows = self._rows_of_all(handle.members if reduction.op == ops.Average else 1)
+        self._dense_for_good |= not gathered and all(present) and not any(rows)
         with torch.no_grad():
             for i, trip in enumerate(trips):
                 if not present[i]:
@@ -240,9 +242,14 @@ class Bucket:
                 self._ways.choose(i, rows[i])
 
     def _rows_of_all(self, factor: int) -> list[float]:
-        """Return the numbers of rows that travelled dense; `factor` makes sums of averages."""
-        flags = self._flags[len(self.params) :]
-        return (flags.double() * factor).tolist() if flags.any() else [0.0] * len(self.params)
+        """Return the numbers of rows that travelled dense; `factor` makes sums of averages.
+
+        Once every parameter has had a gradient and none was sparse, the bucket is dense for good,
+        on all ranks alike: to look again and again would make the host wait for a GPU.
+        """
+        if self._dense_for_good:
+            return [0.0] * len(self.params)
+        return (self._flags[len(self.params) :].double() * factor).tolist()
 
     def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
         result = self._compression.decompress(trip.wire, trip.context)

@@ -216,6 +216,21 @@ def scenario_dense_and_sparse_parameters_in_one_bucket() -> None:
         optimizer.step()
 
 
+def scenario_what_was_dense_once_stays_dense() -> None:
+    table = make_table()
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](table.parameters()))
+    table.weight.grad = torch.full_like(table.weight, float(hvd.rank()))
+    optimizer.synchronize()
+    assert_close([table.weight.grad], [torch.full((ROWS, WIDTH), (hvd.size() - 1) / 2)])
+    for step in range(2):
+        optimizer.zero_grad()
+        mean = sum(gradient_of(table, rank, step) for rank in range(hvd.size())) / hvd.size()
+        loss_of(table, words_of(hvd.rank(), step, 3, ROWS)).backward()
+        optimizer.synchronize()
+        assert table.weight.grad.layout == torch.strided
+        assert_close([table.weight.grad], [mean])
+
+
 def scenario_join() -> None:
     table = make_table(200)
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](table.parameters()))
@@ -226,15 +241,16 @@ def scenario_join() -> None:
             optimizer.synchronize()
             active = [r for r in range(hvd.size()) if step <= 2 * ((r + turn) % hvd.size())]
             if step == 0:
-                mean = sum(gradient_at(table, r, step) for r in active) / len(active)
+                mean = sum(gradient_of(table, r, step) for r in active) / len(active)
                 assert_close([table.weight.grad.to_dense()], [mean])
             optimizer.step()
         hvd.broadcast_parameters(table.state_dict(), root_rank=hvd.join())
         assert_same_everywhere(table)
 
 
-def gradient_at(table: nn.Embedding, rank: int, step: int) -> torch.Tensor:
-    (gradient,) = torch.autograd.grad(loss_of(table, words_of(rank, step, 3, 200)), [table.weight])
+def gradient_of(table: nn.Embedding, rank: int, step: int) -> torch.Tensor:
+    words = words_of(rank, step, 3, len(table.weight))
+    (gradient,) = torch.autograd.grad(loss_of(table, words), [table.weight])
     return gradient.to_dense()
 
 
