@@ -21,6 +21,10 @@ using CudaEventHandle = struct CudaEventTag*;
 using CudaModule = struct CudaModuleTag*;
 using CudaFunction = struct CudaFunctionTag*;
 using CudaPointer = std::uint64_t;
+// The driver's form of an address.
+inline CudaPointer address(const void* pointer) {
+  return reinterpret_cast<CudaPointer>(pointer);  // NOLINT
+}
 struct CudaUuid {
   unsigned char bytes[16];
   bool operator==(const CudaUuid&) const = default;

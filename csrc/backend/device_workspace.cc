@@ -26,7 +26,7 @@ Status DeviceWorkspace::reserve_fusion(const std::shared_ptr<const NcclApi>& ncc
         const CudaDevice::Current freeing(*on);
         (void)nccl->memory_free(reinterpret_cast<void*>(address));  // NOLINT: a device address
       };
-      fusion = DeviceMemory(reinterpret_cast<CudaPointer>(memory), bytes, free);
+      fusion = DeviceMemory(address(memory), bytes, free);
       return Status();
     }
   }

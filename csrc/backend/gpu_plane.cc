@@ -96,14 +96,13 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
   return device.record(stream);
 }
 
-Result<int> GpuPlane::ordinal_of(const void* address) {
+Result<int> GpuPlane::ordinal_of(const void* pointer) {
   MutexLock lock(mutex_);
   HVDLITE_RETURN_IF_ERROR(load_cuda());
   int ordinal = 0;
-  const auto number = reinterpret_cast<CudaPointer>(address);  // NOLINT: the driver's form
-  const int error = address == nullptr
+  const int error = pointer == nullptr
                         ? cuda_->context_device(&ordinal)
-                        : cuda_->pointer_attribute(&ordinal, kCudaPointerOrdinal, number);
+                        : cuda_->pointer_attribute(&ordinal, kCudaPointerOrdinal, address(pointer));
   HVDLITE_RETURN_IF_ERROR(cuda_->check(error, "finding the GPU of a tensor"));
   return ordinal;
 }

@@ -47,8 +47,8 @@ class GpuPlane {
   // a stream that is being captured.
   Result<CudaEventPtr> mark(std::uint32_t set, int ordinal, CudaStream stream);
 
-  // The GPU whose memory `address` is; of null, the one whose context is current in this thread.
-  Result<int> ordinal_of(const void* address);
+  // The GPU whose memory `pointer` is; of null, the one whose context is current in this thread.
+  Result<int> ordinal_of(const void* pointer);
   // The data plane of a group; `ordinal` is the one that mark() was told. Every member calls it at
   // the same place in its order of collectives. A status that is not sticky is the same on every
   // member. `part`: members of the process set that have joined are not in the group.

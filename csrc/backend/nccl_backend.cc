@@ -33,10 +33,6 @@ int nccl_op(ReduceOp op) {
 // The type that travels.
 DataType wire_type(DataType dtype) { return dtype == DataType::kInt16 ? DataType::kInt32 : dtype; }
 
-CudaPointer address(const void* pointer) {
-  return reinterpret_cast<CudaPointer>(pointer);  // NOLINT: the driver's form of an address
-}
-
 void* pointer(CudaPointer address) {
   return reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
 }

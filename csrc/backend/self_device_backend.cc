@@ -1,14 +1,6 @@
 #include "backend/self_device_backend.h"
 
 namespace hvdlite {
-namespace {
-
-CudaPointer address(const void* pointer) {
-  return reinterpret_cast<CudaPointer>(pointer);  // NOLINT: the driver's form of an address
-}
-
-}  // namespace
-
 Status SelfDeviceBackend::allreduce(const Group&, DataType dtype, ReduceOp,
                                     std::span<const Piece> pieces, Patience) {
   const CudaDevice::Current current(device());

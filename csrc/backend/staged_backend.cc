@@ -4,14 +4,6 @@
 #include <thread>
 
 namespace hvdlite {
-namespace {
-
-CudaPointer address(const void* pointer) {
-  return reinterpret_cast<CudaPointer>(pointer);  // NOLINT: the driver's form of an address
-}
-
-}  // namespace
-
 Status StagedBackend::wait_for_device(Patience patience) {
   const Result<CudaEventPtr> end = record();
   HVDLITE_RETURN_IF_ERROR(end.status());

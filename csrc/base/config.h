@@ -55,6 +55,8 @@
     "libcuda.so.1 to use; empty leaves it to the system's loader")                                 \
   X(std::int64_t, require_nccl, 0, "", "",                                                         \
     "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
+  X(std::int64_t, tensorflow_gpu, 1, "", "",                                                       \
+    "0 has TensorFlow copy tensors of GPUs to the host, instead of sending them from there")       \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 

@@ -14,9 +14,9 @@ Status Completion::copy_output(std::size_t i, void* target, CudaStream stream) {
   CudaDevice& device = on_device->device();
   if (from.bytes > 0) {
     const CudaDevice::Current current(device);
-    const auto to = reinterpret_cast<CudaPointer>(target);  // NOLINT: the driver's form
-    HVDLITE_RETURN_IF_ERROR(device.check(
-        device.api().copy(to, from.device.address(), from.bytes, stream), "copying a result"));
+    HVDLITE_RETURN_IF_ERROR(
+        device.check(device.api().copy(address(target), from.device.address(), from.bytes, stream),
+                     "copying a result"));
   }
   Result<CudaEventPtr> copied = device.record(stream);
   HVDLITE_RETURN_IF_ERROR(copied.status());

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string_view>
 
+#include "base/config.h"
 #include "tensorflow/attachment.h"
 #include "tensorflow/gpu_stream.h"
 #include "tensorflow/pending.h"
@@ -151,10 +152,16 @@ void register_async(const AsyncOp& op, const char* device,
   }
 }
 
+// A knob that cannot be read is an error of init().
+bool has_kernels_for_gpus() {
+  static const Result<Config> config = Config::from_environment();
+  return config.ok() && config.value().tensorflow_gpu != 0 && can_tell_streams();
+}
+
 template <void (*start)(std::unique_ptr<Pending>)>
 void register_op(const AsyncOp& op) {
   register_async(op, "CPU", &compute<start>);
-  if (can_tell_streams()) register_async(op, "GPU", &compute_on_gpu<start>);
+  if (has_kernels_for_gpus()) register_async(op, "GPU", &compute_on_gpu<start>);
 }
 
 void register_query(const char* device) {
@@ -182,7 +189,7 @@ void register_kernels() {
                                    &create_node<Attributes::kNone, false>,
                                    {"terms", "splits", "received_splits"}});
   register_query("CPU");
-  if (can_tell_streams()) register_query("GPU");
+  if (has_kernels_for_gpus()) register_query("GPU");
 }
 
 }  // namespace hvdlite::tensorflow

@@ -249,7 +249,7 @@ class Bucket:
         """
         if self._dense_for_good:
             return [0.0] * len(self.params)
-        return (self._flags[len(self.params) :].double() * factor).tolist()
+        return list((self._flags[len(self.params) :].double() * factor).tolist())
 
     def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
         result = self._compression.decompress(trip.wire, trip.context)

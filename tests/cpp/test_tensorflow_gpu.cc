@@ -42,7 +42,7 @@ const std::vector<TF_KernelBuilder>& kernels() {
     return attach(&kRouter, nullptr);
   }();
   CHECK(attached);
-  return reinterpret_cast<FakeKernels*>(::dlsym(tensorflow, "fake_tensorflow_kernels"))();
+  return *reinterpret_cast<FakeKernels*>(::dlsym(tensorflow, "fake_tensorflow_kernels"))();
 }
 
 const TF_KernelBuilder& kernel(const std::string& op) {

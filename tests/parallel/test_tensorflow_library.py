@@ -237,6 +237,22 @@ def test_untested_version_is_said() -> None:
     assert "tested with TensorFlow 2.16 to 2.9" in message
 
 
+def devices_of_kernels() -> set[str]:
+    from tensorflow.python.framework import kernels
+
+    from hvdlite.tensorflow import library
+
+    library.raw_ops()
+    found = kernels.get_registered_kernels_for_op("HvdliteAllreduce").kernel
+    return {kernel.device_type for kernel in found}
+
+
+def test_kernels_for_gpus_can_be_left_out() -> None:
+    environment = {**ENVIRONMENT, "HVDLITE_TENSORFLOW_GPU": "0"}
+    (result,) = run_world(1, devices_of_kernels, env=environment, timeout=TIMEOUT)
+    assert result.value == {"CPU"}
+
+
 def test_library_is_small_and_needs_one_library_of_tensorflow() -> None:
     assert LIBRARY.stat().st_size < 100_000
     readelf = shutil.which("readelf")

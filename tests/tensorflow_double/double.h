@@ -41,5 +41,5 @@ struct TF_OpKernelContext {
   std::string failure;     // "": it went well
 };
 
-using FakeKernels = const std::vector<TF_KernelBuilder>&();
+using FakeKernels = const std::vector<TF_KernelBuilder>*();
 extern "C" __attribute__((visibility("default"))) FakeKernels fake_tensorflow_kernels;

@@ -61,18 +61,19 @@ struct Device {
 
 #pragma GCC visibility push(default)
 
-const std::vector<TF_KernelBuilder>& fake_tensorflow_kernels() { return kernels(); }
+const std::vector<TF_KernelBuilder>* fake_tensorflow_kernels() { return &kernels(); }
 
 extern "C" {
 
-// tensorflow::OpKernelContext::eigen_device<Eigen::GpuDevice>()
-const Device& eigen_device(const TF_OpKernelContext* context) asm(
+// tensorflow::OpKernelContext::eigen_device<Eigen::GpuDevice>(), which returns a reference: to its
+// callers the same as a pointer, which C's linkage knows, too.
+const Device* eigen_device(const TF_OpKernelContext* context) asm(
     "_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v");
-const Device& eigen_device(const TF_OpKernelContext* context) {
+const Device* eigen_device(const TF_OpKernelContext* context) {
   thread_local Stream stream;
   thread_local Device device{&stream};
   stream.handle = context->stream;
-  return device;
+  return &device;
 }
 
 TF_Status* TF_NewStatus() { return new TF_Status; }
