@@ -10,8 +10,6 @@ scaled by the number of ranks.
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,12 +21,12 @@ from hvdlite.numbering import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.torch.bucket import plan_buckets
 from hvdlite.torch.ops import grouped_allreduce_async
+from hvdlite.torch.wrapping import Wrapping, own_step, take_step_back, wrap
 
 
-class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
+class DistributedAdasum(Wrapping):
     """What `DistributedOptimizer(..., op=hvd.Adasum)` adds to the class that it is given."""
 
-    _wrapped_class: Any
     _adasum_name: str
     _adasum_names: dict[torch.Tensor, str]
     _adasum_compression: Any
@@ -59,6 +57,7 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients accumulate on this rank until `step`."""
 
+    @own_step
     def step(self, closure: Any = None) -> Any:
         """Step with this rank's gradients, and replace the change by that of all ranks.
 
@@ -76,10 +75,6 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
         with torch.no_grad():
             self._combine(params, before)
         return result
-
-    step.hooked = True  # type: ignore[attr-defined]
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    step._with_counter = True  # type: ignore[attr-defined]
 
     def _combine(
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
@@ -100,36 +95,13 @@ class DistributedAdasum(torch.optim.Optimizer):  # type: ignore[misc]
                 param.copy_(before[param] + delta)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedAdasum:
-        plain = self._wrapped_class.__new__(self._wrapped_class)
-        memo[id(self)] = plain
-        plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        plain = self._plain_copy(memo)
         names = {memo[id(p)]: name for p, name in self._adasum_names.items() if id(p) in memo}
         cap_mb = self._adasum_cap / (1 << 20)
         copied: DistributedAdasum = distribute_adasum(
             plain, names, self._adasum_compression, cap_mb, self._adasum_set
         )
         return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain, (self._wrapped_class,), self.__getstate__()
-
-
-def _plain(wrapped_class: Any) -> torch.optim.Optimizer:
-    return wrapped_class.__new__(wrapped_class)
-
-
-@functools.cache
-def _adasum_class(wrapped_class: Any) -> type[DistributedAdasum]:
-    return type(
-        wrapped_class.__name__,
-        (DistributedAdasum, wrapped_class),
-        {
-            "__doc__": wrapped_class.__doc__,
-            "__module__": wrapped_class.__module__,
-            "__qualname__": wrapped_class.__qualname__,
-            "_wrapped_class": wrapped_class,
-        },
-    )
 
 
 def distribute_adasum(
@@ -148,10 +120,9 @@ def distribute_adasum(
         cap_mb: how many MiB of deltas travel as one request.
         process_set: whose members' deltas are combined; other ranks step for themselves.
     """
-    vars(optimizer).pop("step", None)  # A scheduler's, to see whether it is called.
+    take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))
-    wrapped_class: Any = type(optimizer)
-    optimizer.__class__ = _adasum_class(wrapped_class)
+    wrap(optimizer, DistributedAdasum)
     optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression

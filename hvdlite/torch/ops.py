@@ -80,14 +80,11 @@ def _reduce(
     """Allreduce tensors into new ones, compressed on the way, and wait for them."""
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
-
-    def send(wires: list[torch.Tensor]) -> list[torch.Tensor]:
-        results: list[torch.Tensor] = _start_reducing(
-            wires, names, name, reduction, in_place=False, blocking=True
-        ).wait()
-        return results
-
-    return send_compressed(send, tensors, compression)
+    return send_compressed(
+        lambda wires: _start_reducing(wires, names, name, reduction, False, blocking=True).wait(),
+        tensors,
+        compression,
+    )
 
 
 def allreduce(

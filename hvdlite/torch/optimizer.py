@@ -21,16 +21,15 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce
 from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes
 from hvdlite.torch.submit import Reduction
+from hvdlite.torch.wrapping import Wrapping, own_step, take_step_back, wrap
 
 
-class Distributed(torch.optim.Optimizer):  # type: ignore[misc]
+class Distributed(Wrapping):
     """What `DistributedOptimizer` adds to the class of the optimizer that it is given.
 
-    A deep copy is distributed, too. A pickle holds a plain optimizer of the wrapped class, so that
-    it can be loaded where there is no hvdlite.
+    A deep copy is distributed, too.
     """
 
-    _wrapped_class: Any
     _reducer: GradientReducer
     _skips_synchronize = False
 
@@ -122,6 +121,7 @@ class Distributed(torch.optim.Optimizer):  # type: ignore[misc]
         self._reducer.before_zero_grad()
         super().zero_grad(set_to_none)
 
+    @own_step
     def step(self, closure: Any = None) -> Any:
         """Reduce the gradients if that has not been done, and update the parameters.
 
@@ -145,12 +145,6 @@ class Distributed(torch.optim.Optimizer):  # type: ignore[misc]
         self._reducer.expect_gradients()
         return result
 
-    # Marks that torch leaves on a step that it has wrapped: to run the hooks of a step, which the
-    # wrapped class's own step does, and to see whether schedulers step too early.
-    step.hooked = True  # type: ignore[attr-defined]
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    step._with_counter = True  # type: ignore[attr-defined]
-
     def _evaluate(self, closure: Any) -> Any:
         self._reducer.expect_gradients()
         loss = closure()
@@ -164,35 +158,12 @@ class Distributed(torch.optim.Optimizer):  # type: ignore[misc]
         return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
-        plain = self._wrapped_class.__new__(self._wrapped_class)
-        memo[id(self)] = plain
-        plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        plain = self._plain_copy(memo)
         names = self._reducer.parameter_names.items()
         copied = {memo[id(param)]: name for param, name in names if id(param) in memo}
         settings = self._reducer.settings
         groups = copy.deepcopy(settings.groups, memo)
         return _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain, (self._wrapped_class,), self.__getstate__()
-
-
-def _plain(wrapped_class: Any) -> torch.optim.Optimizer:
-    return wrapped_class.__new__(wrapped_class)
-
-
-@functools.cache
-def _distributed_class(wrapped_class: Any) -> type[Distributed]:
-    return type(
-        wrapped_class.__name__,
-        (Distributed, wrapped_class),
-        {
-            "__doc__": wrapped_class.__doc__,
-            "__module__": wrapped_class.__module__,
-            "__qualname__": wrapped_class.__qualname__,
-            "_wrapped_class": wrapped_class,
-        },
-    )
 
 
 def DistributedOptimizer(
@@ -295,23 +266,13 @@ def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
 
 
 def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Distributed:
-    """Turn an optimizer into a distributed one, in place.
-
-    It stays the same object, so that schedulers that hold it go on as before.
-    """
-    # A scheduler replaced `step` on the object to see whether it is called; ours notes that itself.
-    step = vars(optimizer).pop("step", None)
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise ArgumentError(
-            f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
-            "make it a DistributedOptimizer before that"
-        )
+    """Turn an optimizer into a distributed one, in place."""
+    take_step_back(optimizer)
     number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # which owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)
-    wrapped_class: Any = type(optimizer)
-    optimizer.__class__ = _distributed_class(wrapped_class)
+    wrap(optimizer, Distributed)
     optimizer._reducer = reducer
     distributed: Distributed = optimizer
     return distributed

@@ -215,14 +215,11 @@ def _reducescatter(
 ) -> list[torch.Tensor]:
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
-
-    def send(wires: list[torch.Tensor]) -> list[torch.Tensor]:
-        results: list[torch.Tensor] = _start_scattering(
-            wires, names, name, reduction, blocking=True
-        ).wait()
-        return results
-
-    return send_compressed(send, tensors, compression)
+    return send_compressed(
+        lambda wires: _start_scattering(wires, names, name, reduction, blocking=True).wait(),
+        tensors,
+        compression,
+    )
 
 
 def reducescatter_async(
