@@ -7,12 +7,12 @@ for the same thing, with another name or unit, that one is understood, too.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import hvdlite
+from hvdlite.launch.horovod_flags import add_horovods_flags
 from hvdlite.launch.ssh import SshOptions
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
@@ -76,54 +76,6 @@ _READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count, "lo
 _OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
 
 
-@dataclass(frozen=True)
-class _Needless:
-    """Flags of horovodrun that are accepted and change nothing, and why."""
-
-    flags: Sequence[str]
-    why: str
-    takes_value: bool = False
-
-
-_NEEDLESS = (
-    _Needless(("--gloo", "--mpi"), "there is one data plane for CPUs, and it needs no MPI"),
-    _Needless(("--disable-cache",), "nothing about hosts is remembered"),
-    _Needless(("--cycle-time-ms",), "there are no cycles: a request is negotiated at once", True),
-    _Needless(
-        (
-            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
-            *("--torus-allreduce", "--no-torus-allreduce"),
-        ),
-        "the levels of an all-reduce follow from the hosts",
-    ),
-    _Needless(
-        ("--autotune-gaussian-process-noise",),
-        "the search compares settings pair by pair, without a model of the noise",
-        True,
-    ),
-    _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
-    _Needless(("--mpi-args", "--binding-args"), "there is no MPI", True),
-    _Needless(("--thread-affinity", "--num-nccl-streams"), "the engine chooses by itself", True),
-    _Needless(
-        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
-        "use --prefix-output-with-timestamp",
-    ),
-)
-
-# Flags of horovodrun that cannot be left without effect, and what to do instead.
-_REFUSED: Mapping[str, Sequence[str]] = {
-    "elastic jobs are not supported yet; give the ranks that there are with -np": (
-        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
-        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
-        "--host-discovery-script",
-    ),
-    "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
-        "--jsrun",
-    ),
-}
-
-
 def core_knobs() -> list[dict[str, str]]:
     """List the table of knobs; empty where the core does not load, which --doctor explains."""
     try:
@@ -174,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
     _add_knob_flags(parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"))
-    _add_needless_flags(parser)
+    add_horovods_flags(parser)
     return parser
 
 
@@ -318,58 +270,6 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
                 default=argparse.SUPPRESS,
                 help=f"{own} 0 as horovodrun has it",
             )
-
-
-class _NoteNeedless(argparse.Action):
-    """Note a flag that changes nothing."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
-        options.needless = {**options.needless, flag: self.const}
-
-
-class _Refuse(argparse.Action):
-    """End with the reason why there is no such flag."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: Any,
-        flag: str | None = None,
-    ) -> None:
-        parser.error(f"{flag}: {self.const}")
-
-
-def _add_needless_flags(parser: argparse.ArgumentParser) -> None:
-    """Accept what horovodrun has, so that its users' commands run as they are."""
-    for row in _NEEDLESS:
-        for flag in row.flags:
-            parser.add_argument(
-                flag,
-                action=_NoteNeedless,
-                nargs=None if row.takes_value else 0,
-                const=row.why,
-                dest="needless",
-                default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS,
-            )
-    for why, refused in _REFUSED.items():
-        parser.add_argument(
-            *refused,
-            action=_Refuse,
-            nargs=0,
-            const=why,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-    # What switches a default on that is on already.
-    parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:

@@ -1,0 +1,108 @@
+"""Flags that only horovodrun has: accepted where they need no effect, refused where they do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class _Needless:
+    """Flags of horovodrun that are accepted and change nothing, and why."""
+
+    flags: Sequence[str]
+    why: str
+    takes_value: bool = False
+
+
+_NEEDLESS = (
+    _Needless(("--gloo", "--mpi"), "there is one data plane for CPUs, and it needs no MPI"),
+    _Needless(("--disable-cache",), "nothing about hosts is remembered"),
+    _Needless(("--cycle-time-ms",), "there are no cycles: a request is negotiated at once", True),
+    _Needless(
+        (
+            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+            *("--torus-allreduce", "--no-torus-allreduce"),
+        ),
+        "the levels of an all-reduce follow from the hosts",
+    ),
+    _Needless(
+        ("--autotune-gaussian-process-noise",),
+        "the search compares settings pair by pair, without a model of the noise",
+        True,
+    ),
+    _Needless(("--mpi-threads-disable", "--no-mpi-threads-disable"), "there is no MPI"),
+    _Needless(("--mpi-args", "--binding-args"), "there is no MPI", True),
+    _Needless(("--thread-affinity", "--num-nccl-streams"), "the engine chooses by itself", True),
+    _Needless(
+        ("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp"),
+        "use --prefix-output-with-timestamp",
+    ),
+)
+
+# Flags of horovodrun that cannot be left without effect, and what to do instead.
+_REFUSED: Mapping[str, Sequence[str]] = {
+    "elastic jobs are not supported yet; give the ranks that there are with -np": (
+        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
+        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
+        "--host-discovery-script",
+    ),
+    "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
+        "--jsrun",
+    ),
+}
+
+
+class _NoteNeedless(argparse.Action):
+    """Note a flag that changes nothing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        options.needless = {**options.needless, flag: self.const}
+
+
+class _Refuse(argparse.Action):
+    """End with the reason why there is no such flag."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        parser.error(f"{flag}: {self.const}")
+
+
+def add_horovods_flags(parser: argparse.ArgumentParser) -> None:
+    """Accept what horovodrun has, so that its users' commands run as they are."""
+    for row in _NEEDLESS:
+        for flag in row.flags:
+            parser.add_argument(
+                flag,
+                action=_NoteNeedless,
+                nargs=None if row.takes_value else 0,
+                const=row.why,
+                dest="needless",
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+            )
+    for why, refused in _REFUSED.items():
+        parser.add_argument(
+            *refused,
+            action=_Refuse,
+            nargs=0,
+            const=why,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+    # What switches a default on that is on already.
+    parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)
