@@ -1,9 +1,9 @@
 #include "engine/engine.h"
 
-#include <cmath>
 #include <utility>
 
 #include "base/log.h"
+#include "engine/entry_check.h"
 
 namespace hvdlite {
 namespace {
@@ -12,48 +12,6 @@ constexpr auto kFirstSlice = std::chrono::microseconds(50);
 // Between two looks at work that a GPU has under way: for errors only, nobody waits for them.
 constexpr auto kGpuInterval = std::chrono::milliseconds(20);
 constexpr auto kLongestSlice = std::chrono::milliseconds(2);
-
-Status invalid(const Request& request, const std::string& why) {
-  return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
-}
-
-bool is_floating(DataType dtype) {
-  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
-}
-
-Status check_reduction(const Request& request, const TensorShape& tensor) {
-  if (tensor.dtype == DataType::kBool) {
-    return invalid(request, "bool cannot be reduced; convert it, for example to uint8");
-  }
-  if (request.op == ReduceOp::kAdasum && request.kind == Kind::kReducescatter) {
-    return invalid(request, "Adasum combines whole tensors; use allreduce, and take a part of it");
-  }
-  if (is_floating(tensor.dtype)) return Status();
-  if (request.op == ReduceOp::kAdasum) {
-    return invalid(request, "Adasum takes floating-point tensors");
-  }
-  if (request.weighted) return invalid(request, "a weighted average takes floating-point tensors");
-  if (request.prescale != 1.0 || request.postscale != 1.0) {
-    return invalid(request, "prescale and postscale factors take floating-point tensors");
-  }
-  return Status();
-}
-
-Status check_shape(const Request& request, const TensorShape& tensor) {
-  if (tensor.name.size() > kMaxNameBytes || request.name.size() > kMaxNameBytes) {
-    return invalid(request, "a name has at most 512 bytes");
-  }
-  if (tensor.dims.size() > kMaxDimensions) {
-    return invalid(request, "a tensor has at most 32 dimensions");
-  }
-  const bool scatters = request.kind == Kind::kReducescatter;
-  const bool has_rows =
-      scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall;
-  if (has_rows && tensor.dims.empty()) {
-    return invalid(request, "a tensor without dimensions has no rows; reshape it to [1]");
-  }
-  return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
-}
 
 }  // namespace
 
@@ -82,66 +40,25 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
 
 Engine::~Engine() { shutdown(); }
 
-Status Engine::check(const Entry& entry) const {
-  const Request& request = entry.request;
-  const GroupPtr group = sets_.get(request.process_set);
-  if (group == nullptr) {
-    return invalid(request, "there is no process set " + std::to_string(request.process_set) +
-                                "; it was removed, or never added");
-  }
-  if (group->index_of(rank_) < 0) {
-    return invalid(request,
-                   "rank " + std::to_string(rank_) + " is no member of " + describe(*group));
-  }
-  if (request.kind == Kind::kJoin && request.process_set != 0) {
-    return invalid(request, "a rank joins the world, not a process set");
-  }
-  if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
-    return invalid(request, "the root rank " + std::to_string(request.root) + " is no member of " +
-                                describe(*group));
-  }
-  if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
-    return invalid(request, "prescale and postscale factors are finite numbers");
-  }
-  if (request.weighted && request.op != ReduceOp::kAverage) {
-    return invalid(request, "a weight goes with the average op only");
-  }
-  if (!std::isfinite(entry.weight) || entry.weight < 0) {
-    return invalid(request, "a weight is a finite number, zero or more");
-  }
-  for (const TensorShape& tensor : request.tensors) {
-    HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
-    if (tensor.device == DeviceType::kGpu && !entry.gpu) {
-      return invalid(request, "a GPU tensor comes without its device and stream");
-    }
-  }
-  if (size_ == 1 && request.kind == Kind::kAlltoall) {
-    // With more ranks the coordinator looks, so that all of them hear of it.
-    if (const auto text = describe_bad_splits(rank_, request, {true})) {
-      return Status(StatusCode::kInvalidArgument, *text, rank_);
-    }
-  }
-  return Status();
-}
-
 // Ranks that differ, or cannot be, are the coordinator's to refuse, so that all hear of it.
 Status Engine::check_change(Entry& entry) const {
   Request& request = entry.request;
   if (request.kind == Kind::kRemoveProcessSet) {
     const GroupPtr group = sets_.get(entry.removes);
     if (group == nullptr || group->id == 0) {
-      return invalid(request, group == nullptr ? "there is no such set, or no more"
-                                               : "the world itself stays");
+      return invalid_call(request, group == nullptr ? "there is no such set, or no more"
+                                                    : "the world itself stays");
     }
     request.splits.assign(group->ranks.begin(), group->ranks.end());
   }
   if (size_ > 1) return Status();
   const auto text = describe_bad_ranks(request, size_);
-  return invalid(request, text ? *text : "there is one of these ranks already, the world");
+  return invalid_call(request, text ? *text : "there is one of these ranks already, the world");
 }
 
 Status Engine::enqueue(EntryPtr entry, bool blocking) {
-  HVDLITE_RETURN_IF_ERROR(check(*entry));
+  const GroupPtr group = sets_.get(entry->request.process_set);
+  HVDLITE_RETURN_IF_ERROR(check_entry(*entry, group, rank_, size_));
   if (entry->request.changes_process_sets()) HVDLITE_RETURN_IF_ERROR(check_change(*entry));
   entry->key = entry->request.key();
   if (entry->gpu) {

@@ -72,7 +72,6 @@ class Engine {
   Trace& trace() { return *trace_; }
 
  private:
-  Status check(const Entry& entry) const;
   Status check_change(Entry& entry) const;
   // A world of one.
   Status run_alone(const EntryPtr& entry);

@@ -1,0 +1,97 @@
+#include "engine/entry_check.h"
+
+#include <cmath>
+#include <string>
+
+namespace hvdlite {
+
+Status invalid_call(const Request& request, const std::string& why) {
+  return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
+}
+
+namespace {
+
+bool is_floating(DataType dtype) {
+  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
+}
+
+Status check_reduction(const Request& request, const TensorShape& tensor) {
+  if (tensor.dtype == DataType::kBool) {
+    return invalid_call(request, "bool cannot be reduced; convert it, for example to uint8");
+  }
+  if (request.op == ReduceOp::kAdasum && request.kind == Kind::kReducescatter) {
+    return invalid_call(request,
+                        "Adasum combines whole tensors; use allreduce, and take a part of it");
+  }
+  if (is_floating(tensor.dtype)) return Status();
+  if (request.op == ReduceOp::kAdasum) {
+    return invalid_call(request, "Adasum takes floating-point tensors");
+  }
+  if (request.weighted)
+    return invalid_call(request, "a weighted average takes floating-point tensors");
+  if (request.prescale != 1.0 || request.postscale != 1.0) {
+    return invalid_call(request, "prescale and postscale factors take floating-point tensors");
+  }
+  return Status();
+}
+
+Status check_shape(const Request& request, const TensorShape& tensor) {
+  if (tensor.name.size() > kMaxNameBytes || request.name.size() > kMaxNameBytes) {
+    return invalid_call(request, "a name has at most 512 bytes");
+  }
+  if (tensor.dims.size() > kMaxDimensions) {
+    return invalid_call(request, "a tensor has at most 32 dimensions");
+  }
+  const bool scatters = request.kind == Kind::kReducescatter;
+  const bool has_rows =
+      scatters || request.kind == Kind::kAllgather || request.kind == Kind::kAlltoall;
+  if (has_rows && tensor.dims.empty()) {
+    return invalid_call(request, "a tensor without dimensions has no rows; reshape it to [1]");
+  }
+  return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
+}
+
+}  // namespace
+
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size) {
+  const Request& request = entry.request;
+  if (group == nullptr) {
+    return invalid_call(request, "there is no process set " + std::to_string(request.process_set) +
+                                     "; it was removed, or never added");
+  }
+  if (group->index_of(rank) < 0) {
+    return invalid_call(request,
+                        "rank " + std::to_string(rank) + " is no member of " + describe(*group));
+  }
+  if (request.kind == Kind::kJoin && request.process_set != 0) {
+    return invalid_call(request, "a rank joins the world, not a process set");
+  }
+  if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
+    return invalid_call(request, "the root rank " + std::to_string(request.root) +
+                                     " is no member of " + describe(*group));
+  }
+  if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
+    return invalid_call(request, "prescale and postscale factors are finite numbers");
+  }
+  if (request.weighted && request.op != ReduceOp::kAverage) {
+    return invalid_call(request, "a weight goes with the average op only");
+  }
+  if (!std::isfinite(entry.weight) || entry.weight < 0) {
+    return invalid_call(request, "a weight is a finite number, zero or more");
+  }
+  for (const TensorShape& tensor : request.tensors) {
+    HVDLITE_RETURN_IF_ERROR(check_shape(request, tensor));
+    if (tensor.device == DeviceType::kGpu && !entry.gpu) {
+      return invalid_call(request, "a GPU tensor comes without its device and stream");
+    }
+  }
+  if (size == 1 && request.kind == Kind::kAlltoall) {
+    // With more ranks the coordinator looks, so that all of them hear of it.
+    if (const auto text = describe_bad_splits(rank, request, {true})) {
+      return Status(StatusCode::kInvalidArgument, *text, rank);
+    }
+  }
+  return Status();
+}
+
+}  // namespace hvdlite

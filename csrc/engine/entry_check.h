@@ -1,0 +1,19 @@
+// What a rank refuses by itself, before it tells the others: a call that is wrong whatever they
+// say. Pure.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "engine/entry.h"
+#include "engine/process_set.h"
+
+namespace hvdlite {
+
+// "what the call is: why".
+Status invalid_call(const Request& request, const std::string& why);
+// The error of a call, kInvalidArgument. `group` is its process set, null where there is none of
+// that number; `size` is the world's.
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size);
+
+}  // namespace hvdlite
