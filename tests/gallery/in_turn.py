@@ -2,7 +2,8 @@
 
 import runpy
 import sys
+from pathlib import Path
 
 for script in sys.argv[1:]:
-    print("script", script, flush=True)
+    print("script", Path(script).stem, flush=True)
     runpy.run_path(script, run_name="__main__")

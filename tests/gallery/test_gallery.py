@@ -50,7 +50,7 @@ def losses_in(stdout: str, scripts: Sequence[str]) -> Losses:
     for line in stdout.splitlines():
         prefix, word, *rest = line.split()
         if prefix == "[0]" and word == "script":
-            name = Path(rest[0]).stem
+            (name,) = rest
         elif word == "loss":
             assert prefix == "[0]"
             found.setdefault(name, []).append([float(number) for number in rest])
