@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the Debian packages with which the tests build hosts, networks and a cluster: sshd, nft, tc,
-# ip, Slurm and Open MPI 4. Without them those tests are skipped, and say why.
+# ip, Slurm and Open MPI 4. Without them those tests are skipped, and say why. And ccache, with which
+# CMake compiles nothing twice.
 set -euo pipefail
 
-packages=(iproute2 munge nftables openmpi-bin openssh-client openssh-server slurm-client slurm-wlm
+packages=(ccache iproute2 munge nftables openmpi-bin openssh-client openssh-server slurm-client slurm-wlm
   slurmctld slurmd)
 
 if ! command -v apt-get >/dev/null; then
