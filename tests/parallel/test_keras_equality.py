@@ -10,7 +10,6 @@ import pytest
 
 from harness import RankResult, run_world
 from parallel.keras_worlds import (
-    BACKENDS,
     TIMEOUT,
     environment,
     hvd,
@@ -131,7 +130,10 @@ def body() -> dict[str, Any]:
     return outcomes
 
 
-@pytest.fixture(scope="module", params=[(n, backend) for n in (1, 2, 3) for backend in BACKENDS])
+WORLDS = [(1, "tensorflow"), (2, "torch"), (3, "tensorflow"), (3, "torch")]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=str)
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     ranks, backend = request.param
     return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
