@@ -147,7 +147,10 @@ void Engine::background() {
 void Engine::drain() {
   // Half of the time, so that the other half is left for telling the peers.
   const Deadline deadline = Deadline::after_seconds(config_.shutdown_timeout / 2);
-  while (!ending_.load() && !deadline.passed() && (negotiator_->pending() > 0 || !queue_.empty())) {
+  const auto work_left = [&] {
+    return negotiator_->pending() > 0 || !queue_.empty() || negotiator_->awaited();
+  };
+  while (!ending_.load() && !deadline.passed() && work_left()) {
     if (!run_once()) sleep(deadline, /*background=*/true);
   }
 }

@@ -324,6 +324,14 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   return Status();
 }
 
+bool Negotiator::awaited() const {
+  if (!serves()) return false;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && !left_[rank] && !control_.ended(rank)) return true;
+  }
+  return false;
+}
+
 void Negotiator::warn_stalls() {
   const auto now = Clock::now();
   next_stall_check_ = now + stalls_->interval();

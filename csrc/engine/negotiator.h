@@ -51,6 +51,8 @@ class Negotiator {
   void serve();
   // Whether serve() has anything to do in this world.
   bool serves() const { return coordinator_ && coordinator_->books().size() > 1; }
+  // Rank 0, done with its own work: others may go on in process sets that it is no member of.
+  bool awaited() const;
   // Rank 0: all ranks change to these settings, between the same two rounds.
   void tune(const Tunables& tunables) { coordinator_->tune(tunables); }
   // Why a rank is gone, from what it or others said before; `fallback` when nobody said anything.

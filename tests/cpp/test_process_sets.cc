@@ -269,6 +269,20 @@ TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
   }
 }
 
+TEST(engine_rank_0_stays_until_the_process_sets_of_others_are_done) {
+  Config config = quick_config();
+  config.shutdown_timeout = 40;
+  const auto body = [](int rank, Engine& engine) {
+    const std::uint32_t inner = add_set(engine, {1, 2});
+    for (int step = 0; rank != 0 && step < 20; ++step) {
+      std::this_thread::sleep_for(10ms);
+      std::vector<float> values(10, 1.0f);
+      CHECK_OK(run(engine, sum_in(inner, "x", values)));
+    }
+  };
+  run_world({0, 0, 0}, body, config);
+}
+
 // What was agreed while rank 0 was in a collective still ends when the world ends in there.
 TEST(engine_fails_what_was_agreed_during_a_collective_that_fails) {
   Config config = quick_config();
