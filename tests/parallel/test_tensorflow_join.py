@@ -178,7 +178,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-WORLDS = [[0], [0, 0], [0, 0, 1]]
+WORLDS = [[0, 0], [0, 0, 1]]
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=str)
