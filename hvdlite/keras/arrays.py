@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from hvdlite import _core, basics, ops
-from hvdlite.compression import Compressor, NoneCompressor
+from hvdlite.compression import Compressor, NoneCompressor, send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
@@ -68,11 +68,14 @@ def allreduce(
     op = ops.choose_op(average, op)
     name = name or next_name("allreduce", member_id(process_set))
     if compression is not NoneCompressor:
-        sent, context = compression.compress(keras.ops.convert_to_tensor(value))
-        received = allreduce(
-            sent, name, None, prescale_factor, postscale_factor, op, process_set=process_set
-        )
-        return _array(compression.decompress(keras.ops.convert_to_tensor(received), context))
+
+        def send(wires: list[Any]) -> list[Any]:
+            received = allreduce(
+                wires[0], name, None, prescale_factor, postscale_factor, op, process_set=process_set
+            )
+            return [keras.ops.convert_to_tensor(received)]
+
+        return _array(send_compressed(send, [keras.ops.convert_to_tensor(value)], compression)[0])
     array = _array(value)
     basics.engine().allreduce(
         name, [_spec(name, array, array)], op, prescale_factor, postscale_factor,
