@@ -253,6 +253,33 @@ TEST(engine_gpu_adasum_over_those_that_have_not_joined) {
   });
 }
 
+TEST(engine_gpu_adasum_of_more_tensors_than_a_table_holds) {
+  GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
+    constexpr std::size_t kCount = 5;
+    std::vector<OnDevice> tensors;
+    for (int t = 0; t < 400; ++t) tensors.push_back(gpu.tensor(values_of(rank + t, kCount)));
+    CHECK_OK(gpu.run(engine, adasum_entry(gpu, tensors, kCount)));
+    for (int t = 0; t < 400; ++t) {
+      check_adasum(gpu.read(tensors[static_cast<std::size_t>(t)].data(), kCount), {t, t + 1});
+    }
+  });
+}
+
+TEST(engine_gpu_adasum_goes_tensor_by_tensor_where_one_rank_has_no_fusion_buffer) {
+  set_gpu_option("FAKE_FAIL_ncclMemAlloc", "1", 1);
+  set_gpu_option("FAKE_CUDA_MEMORY", "200000", 1);
+  GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
+    std::vector<OnDevice> tensors;
+    for (int t = 0; t < 3; ++t) tensors.push_back(gpu.tensor(values_of(rank + t, 100)));
+    CHECK_OK(gpu.run(engine, adasum_entry(gpu, tensors, 100)));
+    for (int t = 0; t < 3; ++t) {
+      check_adasum(gpu.read(tensors[static_cast<std::size_t>(t)].data(), 100), {t, t + 1});
+    }
+  });
+  set_gpu_option("FAKE_FAIL_ncclMemAlloc", nullptr, 1);
+  set_gpu_option("FAKE_CUDA_MEMORY", nullptr, 1);
+}
+
 TEST(engine_gpu_adasum_that_one_rank_has_no_memory_for_is_an_error_on_all) {
   set_gpu_option("FAKE_CUDA_MEMORY", "1500000", 1);
   GpuWorld world{{0, 0, 0}};
