@@ -62,15 +62,13 @@ def reduce_sparse_gradients(
     if not gradients:
         return []
     merged = [_merge(one, wire.text) for one, wire in zip(gradients, wires, strict=True)]
+    how = (reduction, compression)
     if not _can_gather(reduction):
-        pairs = [
-            _reduce_dense(one, wire, reduction, compression)
-            for one, wire in zip(merged, wires, strict=True)
-        ]
+        pairs = [_reduce_dense(one, wire, *how) for one, wire in zip(merged, wires, strict=True)]
     else:
         pairs = [
-            _reduce_cheaply(one, rows, wire, reduction, compression)
-            for one, rows, wire in zip(merged, _count(merged, wires), wires, strict=True)
+            _reduce_cheaply(one, counts, wire, *how)
+            for one, counts, wire in zip(merged, _count(merged, wires), wires, strict=True)
         ]
     return [
         tf.IndexedSlices(*pair, dense_shape=one.dense_shape)
@@ -91,14 +89,17 @@ def _merge(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
 
 
 def _count(merged: Sequence[tf.IndexedSlices], wires: Sequence[WireName]) -> list[tf.Tensor]:
-    """Return for each gradient how many rows all ranks have together (int64).
+    """Sum up over all ranks, for each gradient: its rows, from how many on it is dense, and one.
 
-    In a function each number travels as soon as it is there; eagerly all travel together.
+    In a function the numbers travel as soon as they are there; eagerly all travel together.
     """
     totals: list[tf.Tensor] = []
     everything = range(len(merged))
     for part in [everything] if tf.executing_eagerly() else [[i] for i in everything]:
-        numbers = [tf.size(merged[i].indices, tf.int64) for i in part]
+        numbers = [
+            tf.stack([tf.size(merged[i].indices, tf.int64), _dense_from(merged[i]), 1])
+            for i in part
+        ]
         parts = [wires[i].plus("rows") for i in part]
         names = [one.text for one in parts]
         totals += requests.allreduce(numbers, parts[0], names, Reduction(ops.Sum))
@@ -108,29 +109,41 @@ def _count(merged: Sequence[tf.IndexedSlices], wires: Sequence[WireName]) -> lis
 
 def _reduce_cheaply(
     merged: tf.IndexedSlices,
-    rows: tf.Tensor,
+    counts: tf.Tensor,
     wire: WireName,
     reduction: Reduction,
     compression: Any,
 ) -> Any:
-    limit = _dense_from(merged)
-    if limit is None:
+    """Reduce by the way that follows from what `_count` returned, and from nothing else.
+
+    Ranks whose shapes differ by mistake thus come to the same one, and may hear of it.
+    """
+    rows, limits, ranks = tf.unstack(counts)
+
+    def gathered() -> Any:
         return _gather(merged, wire, reduction, compression)
 
     def dense() -> Any:
         with tf.control_dependencies(_say_dense(wire.text, rows)):
             return _reduce_dense(merged, wire, reduction, compression)
 
-    return tf.cond(rows < limit, lambda: _gather(merged, wire, reduction, compression), dense)
+    if not _has_shape(merged):
+        return gathered()
+    return tf.cond(rows * ranks < limits, gathered, dense)
+
+
+def _has_shape(slices: tf.IndexedSlices) -> bool:
+    shape = slices.dense_shape
+    return shape is not None and shape.shape.is_fully_defined()
 
 
 def _dense_from(slices: tf.IndexedSlices) -> Any:
-    """Return the number of rows that is worth sending dense; None if the shape is unknown."""
-    shape = slices.dense_shape
-    if shape is None or not shape.shape.is_fully_defined():
-        return None
-    known = tf.get_static_value(shape)
-    rows, *rest = tf.unstack(tf.cast(shape, tf.int64)) if known is None else map(int, known)
+    """Return the number of rows that is worth sending dense; more than any if it cannot be."""
+    if not _has_shape(slices):
+        return 1 << 40
+    known = tf.get_static_value(slices.dense_shape)
+    shape = tf.unstack(tf.cast(slices.dense_shape, tf.int64)) if known is None else map(int, known)
+    rows, *rest = shape
     row_bytes = math.prod(rest, start=slices.values.dtype.size)
     return sparse_rows.dense_from(row_bytes, rows * row_bytes)
 
@@ -180,6 +193,11 @@ def _reduce_dense(
     merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Reduce as a dense tensor; return those of its rows that are not zero, and their indices."""
+    if merged.dense_shape is None:
+        raise ArgumentError(
+            f"'{wire.text}' is tf.IndexedSlices without a dense_shape, whose rows can be averaged "
+            "or summed; give it one for other operations"
+        )
     rows = merged.dense_shape[0]
     dense = tf.math.unsorted_segment_sum(merged.values, merged.indices, rows)
 

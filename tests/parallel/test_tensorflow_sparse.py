@@ -115,12 +115,8 @@ def scenario_dense_is_said_once(form: Form) -> None:
 
 
 def scenario_tables_of_many_dtypes_and_shapes_beside_dense_ones(form: Form) -> None:
-    shapes = ([50], [9, 2], [300, 2, 3], [4, 1])
-    tables = [
-        tf.Variable(tf.ones(shape, dtype))
-        for shape in shapes
-        for dtype in (tf.float32, tf.float64, tf.bfloat16)
-    ]
+    kinds = (([50], "float32"), ([9, 2], "float64"), ([300, 2, 3], "bfloat16"), ([4, 1], "float32"))
+    tables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in kinds]
     layer = tf.Variable(tf.ones([3]))
     words = tf.constant([hvd.rank(), hvd.rank(), 3], tf.int64)
 
@@ -175,6 +171,42 @@ def scenario_unknown_shapes(form: Form) -> None:
     compiled = form(step)
     for words, tensors in ((tf.range(WORDS), DENSE), (tf.constant([hvd.rank()]), BY_ROWS)):
         assert tensors_sent_by(lambda w=words: compiled(w)) == tensors
+
+
+def scenario_tables_that_differ_are_told_of(form: Form) -> None:
+    """Whichever way each rank would go by itself."""
+
+    def step(words: Any, table: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words))
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, table)
+
+    words = tf.range(19)  # 57 in all
+    odd = tf.Variable(tf.ones([WORDS + 60 * (hvd.rank() == 1), WIDTH]))  # 43 or 83 rows are many
+    with pytest.raises(tf.errors.AbortedError, match="gradients.*shape"):
+        form(lambda: step(words, odd))()
+    huge = tf.Variable(tf.ones([WORDS + 999 * (hvd.rank() == 1), WIDTH]))
+    result = form(lambda: step(words, huge))()
+    assert tf.reduce_sum(result.values) == 19 * WIDTH * hvd.size()
+
+
+def scenario_slices_without_a_shape_stay_rows(form: Form) -> None:
+    table = tf.Variable(tf.ones([2, 2]))
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def total(table: Any) -> Any:
+        rows = tf.constant([0, 1, 1])
+        return tf.reduce_sum(table), lambda up: tf.IndexedSlices(up * tf.ones([3, 2]), rows)
+
+    def step(op: int) -> Any:
+        with tf.GradientTape() as tape:
+            loss = total(table)
+        result = hvd.DistributedGradientTape(tape, op=op).gradient(loss, table)
+        return tf.math.unsorted_segment_sum(result.values, result.indices, 2)
+
+    assert form(lambda: step(hvd.Sum))().numpy().tolist() == [[3.0, 3.0], [6.0, 6.0]]
+    with pytest.raises(hvd.ArgumentError, match="without a dense_shape"):
+        form(lambda: step(hvd.Adasum))()
 
 
 def scenario_explicit_slices_stay_rows(form: Form) -> None:
