@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from hvdlite import basics, uneven
 from hvdlite import ops as neutral
-from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff, requests
@@ -134,13 +133,7 @@ def _allreduce(
     compression: Any,
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
-
-    def send(sent: list[Any]) -> list[tf.Tensor]:
-        results = requests.allreduce(sent, wire, names, reduction)
-        requests.take_turns(wire, results)
-        return results
-
-    return send_compressed(send, checked, compression)
+    return requests.allreduce_compressed(checked, wire, names, reduction, compression)
 
 
 @traced_as_it_is

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvdlite import _core, basics, ops
+from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
@@ -128,6 +129,23 @@ def allreduce(
     if reduction.weight is not None:
         return _allreduce_weighted(tensors, wire, names, reduction)
     return _allreduce(tensors, wire, names, reduction)
+
+
+def allreduce_compressed(
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+) -> list[tf.Tensor]:
+    """Reduce what a compressor makes of checked tensors, which take turns; else as `allreduce`."""
+
+    def send(sent: list[Any]) -> list[tf.Tensor]:
+        results = allreduce(sent, wire, names, reduction)
+        take_turns(wire, results)
+        return results
+
+    return send_compressed(send, tensors, compression)
 
 
 def _allreduce(

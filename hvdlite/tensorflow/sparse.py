@@ -16,7 +16,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import ops, sparse_rows
-from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.tensorflow import requests, xla
 from hvdlite.tensorflow.names import WireName
@@ -200,13 +199,7 @@ def _reduce_dense(
         )
     rows = merged.dense_shape[0]
     dense = tf.math.unsorted_segment_sum(merged.values, merged.indices, rows)
-
-    def send(sent: list[tf.Tensor]) -> list[tf.Tensor]:
-        results = requests.allreduce(sent, wire, [wire.text], reduction)
-        requests.take_turns(wire, results)
-        return results
-
-    (total,) = send_compressed(send, [dense], compression)
+    (total,) = requests.allreduce_compressed([dense], wire, [wire.text], reduction, compression)
     touched = tf.reduce_any(tf.not_equal(total, 0), axis=tf.range(1, tf.rank(total)))
     indices = tf.reshape(tf.where(touched), [-1])
     return tf.gather(total, indices), tf.cast(indices, merged.indices.dtype)
