@@ -13,7 +13,7 @@ DONE := .venv/done
 
 CSRC := $(shell find csrc)
 CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double tests/tensorflow_double)
-CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name pack_ptx.inc)
+CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name '*_ptx.inc')
 
 .PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
         asan bench docs ptx wheel install dev clean
@@ -27,7 +27,7 @@ help:
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
-	@echo 'make ptx               compile the GPU kernels (csrc/backend/pack.cu) and assemble them'
+	@echo 'make ptx               compile the GPU kernels (csrc/backend/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
 	@echo 'make clean             remove what was built; .venv stays'
