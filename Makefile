@@ -43,8 +43,10 @@ test: test-cpp test-python
 test-cpp: build/cpp/hvdlite_tests
 	$<
 
+# What looks at times runs alone.
 test-python: $(DONE)/core $(DONE)/test
-	$(IN_VENV) python -m pytest $(PYTEST_ARGS)
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/gallery
+	$(IN_VENV) python -m pytest tests/launch tests/faults tests/hosts tests/gpu
 
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py
