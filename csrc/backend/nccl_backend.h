@@ -4,12 +4,13 @@
 // fusion buffer, reduced there and unpacked: one kernel launch each way, which scales as well.
 // Where some member has no memory for that buffer, every tensor is reduced where it lies, in one
 // group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
-// pre-multiplied sum. int16, which NCCL lacks, travels as int32.
+// pre-multiplied sum. int16, which NCCL lacks, travels as int32. Adasum: device_adasum.h.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "backend/device_adasum.h"
 #include "backend/device_backend.h"
 #include "backend/device_workspace.h"
 #include "backend/fusion_layout.h"
@@ -41,6 +42,8 @@ class NcclBackend : public DeviceBackend {
                   std::span<const std::size_t> send_bytes, std::span<std::byte> output,
                   std::span<const std::size_t> receive_bytes, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
+  Status prepare_adasum(const Group& group, DataType dtype, std::span<const std::uint64_t> counts,
+                        Patience patience) override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
   void close(Deadline deadline) override;
@@ -80,6 +83,7 @@ class NcclBackend : public DeviceBackend {
   const bool fused_;
   void* registration_ = nullptr;  // of the fusion buffer with the communicator
   std::vector<CopySegment> segments_;
+  DeviceAdasum adasum_;
 };
 
 }  // namespace hvdlite
