@@ -24,6 +24,10 @@
 
 namespace hvdlite {
 
+// What messages call a collective.
+inline constexpr const char* kAllreduce = "an allreduce";
+inline constexpr const char* kReducescatter = "a reducescatter";
+
 // Whether a backend can run here, and if not, why: shown by `hvdlite-run --doctor`.
 struct Viability {
   bool ok = true;

@@ -6,8 +6,6 @@
 namespace hvdlite {
 namespace {
 
-constexpr const char* kAllreduce = "an allreduce";
-constexpr const char* kReducescatter = "a reducescatter";
 constexpr int kBytes = 1;  // ncclUint8
 constexpr int kSum = 0;
 constexpr int kAverage = 4;
