@@ -25,9 +25,7 @@ inline void set_gpu_option(const char* name, const char* value, int device = -1)
   gpu_double<decltype(fake_set_option)>(kCuda, "fake_set_option")(name, device, value);
 }
 
-// Every rank's GPU lives as long as the process: the double counts devices once.
 inline Config gpu_config() {
-  set_gpu_option("FAKE_CUDA_DEVICES", "8");
   Config config = small_config();
   config.collective_timeout = 20;
   config.log_level = "error";

@@ -110,13 +110,6 @@ std::string last_error() {
   return gpu_double<const char*(ncclComm_t)>("libnccl.so.2", "ncclGetLastError")(nullptr);
 }
 
-constexpr int kMostRanks = 4;
-// Before the first call into the double, which looks once.
-const bool devices_set = [] {
-  ::setenv("FAKE_CUDA_DEVICES", std::to_string(kMostRanks).c_str(), 1);
-  return true;
-}();
-
 void expect_nothing_left(const FakeCounters& before) {
   const FakeCounters now = counters();
   CHECK_EQ(now.live_allocations, before.live_allocations);

@@ -378,10 +378,15 @@ def survivor(path: str) -> None:
     basics.init()
     basics.start_timeline(path)
     step(["good"])
+    submitted = Path(f"{path}.submitted")
     if basics.rank() == 1:
+        while not submitted.exists():
+            time.sleep(0.01)
         os._exit(3)
+    bad = start("bad")
+    submitted.touch()
     with pytest.raises(RankFailedError):
-        step(["bad"])
+        bad.wait()
     basics.stop_timeline()
     basics.shutdown()
 
