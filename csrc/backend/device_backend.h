@@ -27,6 +27,8 @@ class DeviceBackend : public Backend {
   }
   // The point after everything that was called so far.
   Result<CudaEventPtr> record() { return device().record(device().stream()); }
+  // This memory is about to be freed; no work is under way.
+  virtual void forget_memory(CudaPointer /*address*/) {}
   // An error that came after a call had returned; looked at while work is under way.
   virtual Status poll() { return Status(); }
   // Ends whatever is under way on the device, with results that nobody may use, and lets go of the
