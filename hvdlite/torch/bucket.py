@@ -81,19 +81,13 @@ class _Trip:
     version: int  # of `gradient` when it left; -1 where the parameter had none
     wire: torch.Tensor  # what is reduced; may be `gradient` itself
     context: Any  # of the compressor
+    target: torch.Tensor  # where the core writes the result; most often `wire`
     rows: int = 0  # of a sparse gradient that travels dense
     place: Place | None = None  # where `grad` is to lie
 
     @property
     def present(self) -> bool:
         return self.version >= 0
-
-    @property
-    def target(self) -> torch.Tensor:
-        """Where the core writes the result."""
-        if self.place is not None and self.place.takes(self.wire):
-            return self.place.memory
-        return self.wire
 
     def untouched(self) -> bool:
         """Say whether nobody replaced or wrote to the gradient since it left."""
@@ -198,7 +192,7 @@ class Bucket:
         if position in by_rows:
             wire = self._ways.rows_of(position)
             version = -1 if gradient is None else gradient._version
-            return _Trip(param, wire if gradient is None else gradient, version, wire, None)
+            return _Trip(param, wire if gradient is None else gradient, version, wire, None, wire)
         if gradient is None and place is not None:
             gradient = place.view.zero_()
         elif gradient is None:
@@ -214,7 +208,9 @@ class Bucket:
         if place is not None:
             dense = place.wire(dense)
         wire, context = self._compression.compress(dense)
-        return _Trip(param, gradient, version, wire.contiguous(), context, rows, place)
+        wire = wire.contiguous()
+        target = place.memory if place is not None and place.takes(wire) else wire
+        return _Trip(param, gradient, version, wire, context, target, rows, place)
 
     def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
         count = len(trips)
@@ -287,10 +283,10 @@ class Bucket:
             result = trip.place.take(result)
         if sparse:
             trip.param.grad = self._ways.to_sparse(position, result)
-        elif not trip.present or trip.place is not None:
-            trip.param.grad = result
-        elif result is not trip.gradient:
+        elif trip.present and trip.place is None and result is not trip.gradient:
             trip.gradient.copy_(result)
+        elif not trip.present or result is not trip.gradient:
+            trip.param.grad = result
 
     def reset(self) -> None:
         """Forget the round."""
