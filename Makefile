@@ -13,7 +13,7 @@ DONE := .venv/done
 
 CSRC := $(shell find csrc)
 CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double tests/tensorflow_double)
-CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name pack_ptx.inc)
+CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name '*_ptx.inc')
 
 .PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
         asan bench docs ptx wheel install dev clean
@@ -27,7 +27,7 @@ help:
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
-	@echo 'make ptx               compile the GPU kernels (csrc/backend/pack.cu) and assemble them'
+	@echo 'make ptx               compile the GPU kernels (csrc/backend/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
 	@echo 'make clean             remove what was built; .venv stays'
@@ -113,13 +113,15 @@ $(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/ptx $(DONE)/dev: $(DONE)/%:
 	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@
 
-# The C++ test program, three ways.
+# The C++ test program, three ways. Sixteen sources are compiled as one, in less than half of the time; the
+# module itself is compiled file by file, which shows that each stands alone.
 
 build/cpp/hvdlite_tests: FLAGS := -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 build/tsan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=thread
 build/asan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=address
 build/%/hvdlite_tests: $(CSRC) $(CPP_TESTS) | $(DONE)/tools
 	$(IN_VENV) cmake -S csrc -B build/$* -G Ninja -DHVDLITE_MODULE=OFF -DHVDLITE_TESTS=ON \
+	  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 \
 	  $(FLAGS) -DCMAKE_MAKE_PROGRAM="$(CURDIR)/.venv/bin/ninja" --log-level=WARNING
 	$(IN_VENV) cmake --build build/$* --parallel $(JOBS)
 	touch $@

@@ -63,6 +63,16 @@ def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
         raise ArgumentError("gradient_predivide_factor is a positive number")
 
 
+def check_passes(passes: int) -> None:
+    """Refuse what is no number of passes per step.
+
+    Raises:
+        ArgumentError: `backward_passes_per_step` is no whole number of at least 1.
+    """
+    if not isinstance(passes, int) or passes < 1:
+        raise ArgumentError("backward_passes_per_step is a whole number of at least 1")
+
+
 def dtype_number(dtype: str) -> int:
     """Return the core's number of an element type.
 

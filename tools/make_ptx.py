@@ -1,11 +1,11 @@
-"""Compile csrc/backend/pack.cu to the PTX text that the core carries, csrc/backend/pack_ptx.inc.
+"""Compile the CUDA sources of csrc/backend to the PTX texts that the core carries, *_ptx.inc.
 
 NVRTC 12.9 does it (the extra `ptx`; it needs no GPU): the last one that targets sm_70. A driver of
 any later device compiles this text on loading. The version in its header is lowered to what the
 drivers of CUDA 11 read, which the instructions used allow.
 
-    python tools/make_ptx.py           # write the file
-    python tools/make_ptx.py --check   # only say whether it is what the source gives
+    python tools/make_ptx.py           # write the files
+    python tools/make_ptx.py --check   # only say whether they are what the sources give
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("csrc/backend/pack.cu", "csrc/backend/kernel_args.h")
-GENERATED = ROOT / "csrc/backend/pack_ptx.inc"
+# By name of the CUDA source: the headers that it includes.
+MODULES = {
+    "pack": ("kernel_args.h",),
+    "adasum": ("adasum_args.h", "kernel_args.h"),
+}
 # 7.0 came with CUDA 11.0, the first whose drivers NCCL 2.18 takes.
 PTX_VERSION = "7.0"
 OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-execution-space")
@@ -28,19 +31,29 @@ OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-
 LITERAL_LINES = 200
 
 HEADER = """\
-// Made by tools/make_ptx.py from pack.cu; do not edit. Pieces of one text, as initialisers.
+// Made by tools/make_ptx.py from {module}.cu; do not edit. Pieces of one text, as initialisers.
 // source: {digest}
 """
 
 
-def source_digest(root: Path = ROOT) -> str:
-    """Hash what the generated file is made from.
+def sources(module: str) -> list[str]:
+    """Name the files that a module is made from, the CUDA source first."""
+    return [f"csrc/backend/{name}" for name in (f"{module}.cu", *MODULES[module])]
+
+
+def generated_file(module: str) -> Path:
+    """Name the file that holds a module's PTX text."""
+    return ROOT / f"csrc/backend/{module}_ptx.inc"
+
+
+def source_digest(module: str, root: Path = ROOT) -> str:
+    """Hash what a generated file is made from.
 
     Returns:
         The SHA-256 of the sources and of what decides how they are compiled, in hexadecimal.
     """
     digest = hashlib.sha256(" ".join((PTX_VERSION, *OPTIONS)).encode())
-    for name in SOURCES:
+    for name in sources(module):
         digest.update((root / name).read_bytes())
     return digest.hexdigest()
 
@@ -70,17 +83,19 @@ def nvrtc_library() -> Path | None:
     return wheel_file("cuda_nvrtc/lib/libnvrtc.so.12")
 
 
-def compile_ptx(library: Path) -> str:
-    """Compile the kernels with NVRTC.
+def compile_ptx(library: Path, module: str) -> str:
+    """Compile the kernels of a module with NVRTC.
 
     Raises:
         RuntimeError: with the compiler's log, when the source has errors.
     """
     nvrtc = ctypes.CDLL(str(library))
     program = ctypes.c_void_p()
-    source = (ROOT / SOURCES[0]).read_bytes()
+    path = ROOT / sources(module)[0]
     options = [option.encode() for option in (*OPTIONS, f"-I{ROOT / 'csrc'}")]
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"pack.cu", 0, None, None)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), path.read_bytes(), path.name.encode(), 0, None, None
+    )
     status = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )
@@ -98,22 +113,23 @@ def _read(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> str:
 
 
 def _lower(ptx: str) -> str:
-    """Set the version that old drivers read; drop comments and empty lines."""
+    """Set the version that old drivers read; drop comments, empty lines, and a hint of PTX 8.3."""
     ptx = re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", ptx)
+    ptx = re.sub(r'(?m)^\s*\.pragma "used_bytes_mask .*";$', "", ptx)
     lines = (re.sub(r"\s*//.*", "", line) for line in ptx.splitlines())
     return "".join(f"{line}\n" for line in lines if line.strip())
 
 
-def generate(ptx: str) -> str:
-    """Wrap a PTX text for the core."""
+def generate(module: str, ptx: str) -> str:
+    """Wrap a module's PTX text for the core."""
     lines = ptx.splitlines(keepends=True)
     pieces = ["".join(lines[i : i + LITERAL_LINES]) for i in range(0, len(lines), LITERAL_LINES)]
     literals = "".join(f'R"ptx({piece})ptx",\n' for piece in pieces)
-    return HEADER.format(digest=source_digest()) + literals
+    return HEADER.format(module=module, digest=source_digest(module)) + literals
 
 
 def main() -> int:
-    """Write or check the generated file; return the exit status."""
+    """Write or check the generated files; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args()
@@ -121,13 +137,16 @@ def main() -> int:
     if library is None:
         print("NVRTC 12.9 is missing: pip install 'hvdlite[ptx]'", file=sys.stderr)
         return 2
-    text = generate(compile_ptx(library))
-    if not options.check:
-        GENERATED.write_text(text)
-    elif text != GENERATED.read_text():
-        print(f"{GENERATED.relative_to(ROOT)} is not what its source gives", file=sys.stderr)
-        return 1
-    return 0
+    status = 0
+    for module in MODULES:
+        text = generate(module, compile_ptx(library, module))
+        path = generated_file(module)
+        if not options.check:
+            path.write_text(text)
+        elif text != path.read_text():
+            print(f"{path.relative_to(ROOT)} is not what its source gives", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@
 
 namespace hvdlite {
 
+// What messages call a collective.
+inline constexpr const char* kAllreduce = "an allreduce";
+inline constexpr const char* kReducescatter = "a reducescatter";
+
 // Whether a backend can run here, and if not, why: shown by `hvdlite-run --doctor`.
 struct Viability {
   bool ok = true;
@@ -46,7 +50,7 @@ class Backend {
   // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
   // is the same bits on every rank and does not depend on how tensors were batched. kAverage
   // divides the sum by the group's size (integers: towards zero). Integer sums wrap around.
-  // kAdasum combines the ranks' pieces one by one as adasum_reduction.h says; in host memory only.
+  // kAdasum combines the ranks' pieces one by one as adasum_reduction.h says.
   virtual Status allreduce(const Group& group, DataType dtype, ReduceOp op,
                            std::span<const Piece> pieces, Patience patience) = 0;
   // Concatenates the ranks' bytes in the order of group.ranks: bytes[i] from group.ranks[i] (equal

@@ -3,9 +3,9 @@
 namespace hvdlite {
 namespace {
 
-constexpr const char* kLibrary = "libcuda.so.1";
+constexpr const char* kCudaLibrary = "libcuda.so.1";
 
-Status unusable(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
+Status no_driver(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
 
 Status bind(CudaApi& api) {
   const auto find = [&](auto& field, const char* symbol) {
@@ -18,21 +18,21 @@ Status bind(CudaApi& api) {
   HVDLITE_CUDA_SYMBOLS(HVDLITE_CUDA_BIND)
 #undef HVDLITE_CUDA_BIND
   if (missing == nullptr) return Status();
-  return unusable(api.path + " lacks " + missing +
+  return no_driver(api.path + " lacks " + missing +
                   ": the NVIDIA driver is older than 450.80 (CUDA 11); update the driver");
 }
 
 Status start(CudaApi& api) {
   if (const int error = api.init(0); error != kCudaSuccess) {
-    return unusable("the NVIDIA driver does not start: " + api.describe(error));
+    return no_driver("the NVIDIA driver does not start: " + api.describe(error));
   }
   if (api.driver_version(&api.version) != kCudaSuccess || api.version < kOldestCudaDriver) {
-    return unusable("the NVIDIA driver speaks CUDA " + cuda_version_text(api.version) + ", but " +
+    return no_driver("the NVIDIA driver speaks CUDA " + cuda_version_text(api.version) + ", but " +
                     cuda_version_text(kOldestCudaDriver) +
                     " or newer is needed; update the driver");
   }
   if (api.device_count(&api.devices) != kCudaSuccess || api.devices < 1) {
-    return unusable("the NVIDIA driver works, but shows no device (CUDA_VISIBLE_DEVICES?)");
+    return no_driver("the NVIDIA driver works, but shows no device (CUDA_VISIBLE_DEVICES?)");
   }
   return Status();
 }
@@ -60,9 +60,9 @@ Status CudaApi::check(int error, const std::string& what) const {
 }
 
 Result<std::shared_ptr<const CudaApi>> CudaApi::load(const std::string& library) {
-  Result<Dylib> opened = Dylib::open(library.empty() ? kLibrary : library);
+  Result<Dylib> opened = Dylib::open(library.empty() ? kCudaLibrary : library);
   if (!opened.ok()) {
-    return unusable("there is no NVIDIA driver here (" + opened.status().message() + ")");
+    return no_driver("there is no NVIDIA driver here (" + opened.status().message() + ")");
   }
   auto api = std::make_shared<CudaApi>();
   api->library = std::move(opened.value());

@@ -25,6 +25,9 @@ using CudaPointer = std::uint64_t;
 inline CudaPointer address(const void* pointer) {
   return reinterpret_cast<CudaPointer>(pointer);  // NOLINT
 }
+inline void* pointer(CudaPointer address) {
+  return reinterpret_cast<void*>(address);  // NOLINT: a device address
+}
 struct CudaUuid {
   unsigned char bytes[16];
   bool operator==(const CudaUuid&) const = default;

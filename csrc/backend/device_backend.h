@@ -29,6 +29,12 @@ class DeviceBackend : public Backend {
   Result<CudaEventPtr> record() { return device().record(device().stream()); }
   // This memory is about to be freed; no work is under way.
   virtual void forget_memory(CudaPointer /*address*/) {}
+  // Gets what an allreduce by Adasum of tensors with these numbers of elements will take. Every
+  // member calls it at the same place; a status that is not sticky is the same on every member.
+  virtual Status prepare_adasum(const Group& /*group*/, DataType /*dtype*/,
+                                std::span<const std::uint64_t> /*counts*/, Patience /*patience*/) {
+    return Status();
+  }
   // An error that came after a call had returned; looked at while work is under way.
   virtual Status poll() { return Status(); }
   // Ends whatever is under way on the device, with results that nobody may use, and lets go of the

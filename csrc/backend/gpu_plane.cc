@@ -170,17 +170,6 @@ Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience 
   return plane.backend.get();
 }
 
-Result<DeviceBackend*> GpuPlane::open_staged(const Group& group, int ordinal) {
-  const Result<DeviceWorkspace*> found = workspace(ordinal);
-  HVDLITE_RETURN_IF_ERROR(found.status());
-  HVDLITE_RETURN_IF_ERROR(pass_through_host(group, "NCCL has no Adasum"));
-  std::unique_ptr<DeviceBackend>& staged = staged_[ordinal];
-  if (staged == nullptr) {
-    staged = std::make_unique<StagedBackend>(*found.value(), host_, fabric_->topology.rank);
-  }
-  return staged.get();
-}
-
 Result<std::unique_ptr<DeviceBackend>> GpuPlane::make(const Group& group,
                                                       DeviceWorkspace& workspace,
                                                       Patience patience) {
@@ -278,16 +267,14 @@ Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(const Group& group,
 Status GpuPlane::fall_back(const Group& group, const std::vector<Candidate>& members) {
   const auto lacking = std::find_if(members.begin(), members.end(),
                                     [](const Candidate& member) { return member.nccl == 0; });
-  return pass_through_host(group, "NCCL cannot be used on rank " + std::to_string(lacking->rank) +
-                                      ": " + std::string(lacking->reason));
-}
-
-Status GpuPlane::pass_through_host(const Group& group, const std::string& why) {
+  const std::string why = "NCCL cannot be used on rank " + std::to_string(lacking->rank) + ": " +
+                          std::string(lacking->reason);
   if (config_.require_nccl != 0) return invalid(why + " (HVDLITE_REQUIRE_NCCL=1)");
-  if (warned_.insert(why).second && fabric_->topology.rank == group.ranks.front()) {
+  if (!warned_ && fabric_->topology.rank == group.ranks.front()) {
     log(LogLevel::kWarning, fabric_->topology.rank,
         "GPU tensors pass through the host, which is slow. " + why);
   }
+  warned_ = true;
   return Status();
 }
 

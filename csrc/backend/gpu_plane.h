@@ -14,7 +14,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -54,9 +53,6 @@ class GpuPlane {
   // member. `part`: members of the process set that have joined are not in the group.
   Result<DeviceBackend*> open(const Group& group, int ordinal, Patience patience,
                               bool part = false);
-  // The way through the host, for what NCCL cannot do: Adasum. Any group; warns once. Errors as of
-  // open().
-  Result<DeviceBackend*> open_staged(const Group& group, int ordinal);
   // Ends the data plane of a process set that is about to go, once its work has ended. Every member
   // calls it at the same place.
   void forget(const Group& group);
@@ -109,8 +105,6 @@ class GpuPlane {
   // Waits until no work is under way.
   void settle(Deadline deadline);
   Status fall_back(const Group& group, const std::vector<Candidate>& members);
-  // Refuses or warns, `why` being the reason for going through the host.
-  Status pass_through_host(const Group& group, const std::string& why);
 
   Backend& host_;
   Fabric* const fabric_;
@@ -128,8 +122,7 @@ class GpuPlane {
   // Of the runner.
   Planes planes_;
   std::deque<UnderWay> under_way_;
-  std::map<int, std::unique_ptr<DeviceBackend>> staged_;  // by device
-  std::set<std::string> warned_;                          // why GPU tensors pass through the host
+  bool warned_ = false;  // that GPU tensors pass through the host
 };
 
 }  // namespace hvdlite

@@ -6,7 +6,6 @@
 namespace hvdlite {
 namespace {
 
-constexpr const char* kAllreduce = "an allreduce";
 constexpr const char* kBarrier = "a barrier";
 
 }  // namespace

@@ -4,11 +4,6 @@
 #include "backend/host_backend.h"
 
 namespace hvdlite {
-namespace {
-
-constexpr const char* kReducescatter = "a reducescatter";
-
-}  // namespace
 
 Status HostBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
                                   const Piece& piece, std::span<const std::uint64_t> counts,

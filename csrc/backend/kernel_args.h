@@ -53,6 +53,22 @@ struct CopyArgs {
 static_assert(sizeof(CopySegment) == 32 && sizeof(CopyArgs) == 4048,
               "one layout for both compilers, below the 4096 bytes that a kernel may take");
 
+constexpr unsigned tiles_of(unsigned long long elements) {
+  return static_cast<unsigned>((elements + kTileElements - 1) / kTileElements);
+}
+
+// The segment that holds `tile`: the last one that does not begin after it. Segments without
+// elements have no tile.
+constexpr unsigned segment_of(const unsigned* first_tile, unsigned segments, unsigned tile) {
+  unsigned low = 0;
+  unsigned high = segments;
+  while (high - low > 1) {
+    const unsigned middle = (low + high) / 2;
+    (first_tile[middle] <= tile ? low : high) = middle;
+  }
+  return low;
+}
+
 constexpr void clear(CopyArgs& args, unsigned long long nonfinite) {
   args.nonfinite = nonfinite;
   args.count = 0;
@@ -62,9 +78,8 @@ constexpr void clear(CopyArgs& args, unsigned long long nonfinite) {
 // False when the table is full: launch, clear, and add again. `count` is at most 2^40.
 constexpr bool add(CopyArgs& args, const CopySegment& segment) {
   if (args.count == kMaxSegments) return false;
-  const unsigned long long tiles = (segment.count + kTileElements - 1) / kTileElements;
   args.segments[args.count] = segment;
-  args.first_tile[args.count + 1] = args.first_tile[args.count] + static_cast<unsigned>(tiles);
+  args.first_tile[args.count + 1] = args.first_tile[args.count] + tiles_of(segment.count);
   ++args.count;
   return true;
 }

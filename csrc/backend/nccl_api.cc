@@ -5,9 +5,9 @@
 namespace hvdlite {
 namespace {
 
-constexpr const char* kLibrary = "libnccl.so.2";
+constexpr const char* kNcclLibrary = "libnccl.so.2";
 
-Status unusable(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
+Status no_nccl(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
 
 struct Found {
   Dylib library;
@@ -17,22 +17,22 @@ struct Found {
 // The first place that has the library decides: silently taking another copy than the one that the
 // user named, or than the framework's, would hide a clash of versions.
 Result<Found> search(const std::string& library, std::span<const std::string> folders) {
-  if (Dylib loaded = Dylib::find_loaded(kLibrary); loaded.valid()) {
+  if (Dylib loaded = Dylib::find_loaded(kNcclLibrary); loaded.valid()) {
     return Found{std::move(loaded), "loaded already by the framework"};
   }
   if (!library.empty()) {
     Result<Dylib> named = Dylib::open(library);
     if (named.ok()) return Found{std::move(named.value()), "named by HVDLITE_NCCL_LIBRARY"};
-    return unusable("HVDLITE_NCCL_LIBRARY=" + library +
+    return no_nccl("HVDLITE_NCCL_LIBRARY=" + library +
                     " cannot be loaded: " + named.status().message());
   }
   for (const std::string& folder : folders) {
-    Result<Dylib> wheel = Dylib::open(folder + "/" + kLibrary);
+    Result<Dylib> wheel = Dylib::open(folder + "/" + kNcclLibrary);
     if (wheel.ok()) return Found{std::move(wheel.value()), "of an nvidia-nccl wheel"};
   }
-  Result<Dylib> system = Dylib::open(kLibrary);
+  Result<Dylib> system = Dylib::open(kNcclLibrary);
   if (system.ok()) return Found{std::move(system.value()), "of the system"};
-  return unusable("there is no NCCL here (" + system.status().message() +
+  return no_nccl("there is no NCCL here (" + system.status().message() +
                   "); pip install nvidia-nccl-cu12 or nvidia-nccl-cu13, as your framework has it, "
                   "or set HVDLITE_NCCL_LIBRARY");
 }
@@ -89,10 +89,10 @@ Result<std::shared_ptr<const NcclApi>> NcclApi::take(Dylib library, std::string 
   api->path = api->library.path();
   const char* missing = bind(*api);
   if (api->get_version == nullptr || api->get_version(&api->version) != NcclResult::kSuccess) {
-    return unusable(api->path + " is no NCCL: it does not tell its version");
+    return no_nccl(api->path + " is no NCCL: it does not tell its version");
   }
   if (api->version < kOldestNccl || missing != nullptr) {
-    return unusable(api->path + " (" + api->origin + ") is NCCL " +
+    return no_nccl(api->path + " (" + api->origin + ") is NCCL " +
                     nccl_version_text(api->version) + ", but 2.18 or newer is needed" +
                     (missing == nullptr ? "" : std::string(": it lacks ") + missing));
   }

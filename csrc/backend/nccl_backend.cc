@@ -6,8 +6,6 @@
 namespace hvdlite {
 namespace {
 
-constexpr const char* kAllreduce = "an allreduce";
-constexpr const char* kReducescatter = "a reducescatter";
 constexpr int kBytes = 1;  // ncclUint8
 constexpr int kSum = 0;
 constexpr int kAverage = 4;
@@ -24,7 +22,7 @@ int nccl_op(ReduceOp op) {
       return 3;
     case ReduceOp::kAverage:
       return kAverage;
-    case ReduceOp::kAdasum:  // goes through the host
+    case ReduceOp::kAdasum:  // made of sums
       break;
   }
   return kSum;
@@ -32,10 +30,6 @@ int nccl_op(ReduceOp op) {
 
 // The type that travels.
 DataType wire_type(DataType dtype) { return dtype == DataType::kInt16 ? DataType::kInt32 : dtype; }
-
-void* pointer(CudaPointer address) {
-  return reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
-}
 
 // Calls each until one fails.
 template <typename Items, typename Call>
@@ -58,7 +52,8 @@ NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceW
       communicator_(std::move(communicator)),
       index_(communicator_->index()),
       size_(communicator_->size()),
-      fused_(fused) {
+      fused_(fused),
+      adasum_(workspace, fused ? workspace.fusion.bytes() : 0) {
   if (!fused_) return;
   // Without it NCCL copies through buffers of its own: slower, not wrong.
   (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());
@@ -68,8 +63,19 @@ NcclBackend::~NcclBackend() { abort(); }
 
 void NcclBackend::close(Deadline deadline) { communicator_->close(deadline); }
 
-Status NcclBackend::allreduce(const Group&, DataType dtype, ReduceOp op,
+Status NcclBackend::prepare_adasum(const Group& group, DataType dtype,
+                                   std::span<const std::uint64_t> counts, Patience patience) {
+  return adasum_.prepare(host_, group, index_, dtype, counts, patience);
+}
+
+Status NcclBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
+  if (op == ReduceOp::kAdasum) {
+    std::vector<std::uint64_t> counts;
+    for (const Piece& piece : pieces) counts.push_back(piece.count);
+    HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, dtype, counts, patience));
+    return adasum_.run(*this, group, index_, dtype, pieces, patience);
+  }
   const auto elements = [](const Piece& piece) { return piece.count > 0; };
   const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
   if (filled == 0) return Status();

@@ -6,12 +6,14 @@
 // nothing is unpacked, and inputs that are outputs are not packed either. Members need not agree on
 // that. Where some member has no memory for that buffer, every tensor is reduced where it lies, in
 // one group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
-// pre-multiplied sum. int16, which NCCL lacks, travels as int32.
+// pre-multiplied sum. int16, which NCCL lacks, travels as int32. Adasum:
+// device_adasum.h.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "backend/device_adasum.h"
 #include "backend/device_backend.h"
 #include "backend/device_workspace.h"
 #include "backend/fusion_layout.h"
@@ -43,6 +45,8 @@ class NcclBackend : public DeviceBackend {
                   std::span<const std::size_t> send_bytes, std::span<std::byte> output,
                   std::span<const std::size_t> receive_bytes, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
+  Status prepare_adasum(const Group& group, DataType dtype, std::span<const std::uint64_t> counts,
+                        Patience patience) override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
   void forget_memory(CudaPointer address) override { communicator_->forget_memory(address); }
@@ -88,6 +92,7 @@ class NcclBackend : public DeviceBackend {
   const int size_;
   const bool fused_;
   std::vector<CopySegment> segments_;
+  DeviceAdasum adasum_;
 };
 
 }  // namespace hvdlite

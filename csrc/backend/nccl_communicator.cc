@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 // Between two looks at what NCCL does in threads of its own, which ring no bell.
 constexpr auto kPollInterval = 500us;
 // NCCL may see that a peer is gone before the fabric does.
-constexpr auto kLastWordsTime = 500ms;
+constexpr auto kGoodbyeTime = 500ms;
 
 bool is_success(NcclResult result) { return result == NcclResult::kSuccess; }
 bool is_accepted(NcclResult result) {
@@ -86,7 +86,7 @@ Status NcclCommunicator::failure(NcclResult result, const std::string& operation
     Status lost;
     const auto found = [&] { return !(lost = lost_member(operation)).ok(); };
     (void)place_.fabric.waiter->wait(
-        found, [] { return Status(); }, Deadline::after(kLastWordsTime));
+        found, [] { return Status(); }, Deadline::after(kGoodbyeTime));
     if (!lost.ok()) return lost;
   }
   const char* last = api_->last_error(comm_);

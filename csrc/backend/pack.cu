@@ -1,6 +1,6 @@
 // The kernels that backend/kernel_args.h describes. tools/make_ptx.py compiles this file alone,
 // with NVRTC; the test double of the driver compiles the same text as C++ and runs it thread by
-// thread (tests/gpu_double/cuda/kernel_bodies.cc), so that its index arithmetic is tested without a
+// thread (tests/gpu_double/cuda/pack_bodies.cc), so that its index arithmetic is tested without a
 // device.
 #include "backend/kernel_args.h"
 
@@ -219,24 +219,12 @@ __device__ inline bool move_tile(const CopySegment& segment, u32 tile) {
   return finite;
 }
 
-// The segment that holds `tile`: the last one that does not begin after it. Segments without
-// elements have no tile.
-__device__ inline u32 segment_of(const CopyArgs& args, u32 tile) {
-  u32 low = 0;
-  u32 high = args.count;
-  while (high - low > 1) {
-    const u32 middle = (low + high) / 2;
-    (args.first_tile[middle] <= tile ? low : high) = middle;
-  }
-  return low;
-}
-
 template <typename Move>
 __device__ inline void move(const CopyArgs& args) {
   const u32 tiles = args.first_tile[args.count];
   bool finite = true;
   for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const u32 index = segment_of(args, tile);
+    const u32 index = segment_of(args.first_tile, args.count, tile);
     finite &= move_tile<Move>(args.segments[index], tile - args.first_tile[index]);
   }
   if (!finite && args.nonfinite != 0) atomicOr(reinterpret_cast<u32*>(args.nonfinite), 1u);

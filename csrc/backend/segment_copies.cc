@@ -36,59 +36,29 @@ std::string kernel_name(DataType source, DataType target, std::span<const CopySe
 }  // namespace
 
 Result<std::unique_ptr<SegmentCopies>> SegmentCopies::load(std::shared_ptr<CudaDevice> device) {
-  std::string text;
-  for (const std::string_view piece : kPtx) text += piece;
-  std::unique_ptr<SegmentCopies> copies(new SegmentCopies(std::move(device)));
-  const CudaDevice& on = *copies->device_;
-  const CudaDevice::Current current(on);
-  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&copies->module_, text.c_str()),
-                                   "loading the kernels that pack gradients"));
-  return copies;
-}
-
-SegmentCopies::~SegmentCopies() {
-  if (module_ == nullptr) return;
-  const CudaDevice::Current current(*device_);
-  (void)device_->api().module_unload(module_);
-}
-
-Result<CudaFunction> SegmentCopies::kernel(const std::string& name) {
-  const auto [at, is_new] = kernels_.try_emplace(name, nullptr);
-  if (is_new) {
-    Status status = device_->check(
-        device_->api().module_function(&at->second, module_, name.c_str()), "finding " + name);
-    if (!status.ok()) {
-      kernels_.erase(at);
-      return status;
-    }
-  }
-  return at->second;
+  Result<std::unique_ptr<KernelModule>> kernels =
+      KernelModule::load(std::move(device), kPtx, "the kernels that pack gradients");
+  HVDLITE_RETURN_IF_ERROR(kernels.status());
+  return std::unique_ptr<SegmentCopies>(new SegmentCopies(std::move(kernels.value())));
 }
 
 Status SegmentCopies::enqueue(DataType source, DataType target,
                               std::span<const CopySegment> segments) {
-  const CudaDevice::Current current(*device_);
-  const Result<CudaFunction> function = kernel(kernel_name(source, target, segments));
-  HVDLITE_RETURN_IF_ERROR(function.status());
+  const std::string name = kernel_name(source, target, segments);
   CopyArgs args;
   clear(args, /*nonfinite=*/0);
   for (const CopySegment& segment : segments) {
     if (add(args, segment)) continue;
-    HVDLITE_RETURN_IF_ERROR(launch(function.value(), args));
+    HVDLITE_RETURN_IF_ERROR(launch(name, args));
     clear(args, /*nonfinite=*/0);
     (void)add(args, segment);
   }
-  return launch(function.value(), args);
+  return launch(name, args);
 }
 
-Status SegmentCopies::launch(CudaFunction function, CopyArgs& args) {
-  const unsigned blocks = launch_blocks(args, device_->processors());
-  if (blocks == 0) return Status();
-  void* parameters[] = {&args};
-  ++launches_;
-  return device_->check(device_->api().launch(function, blocks, 1, 1, kThreadsPerBlock, 1, 1, 0,
-                                              device_->stream(), parameters, nullptr),
-                        "launching a kernel");
+Status SegmentCopies::launch(const std::string& name, CopyArgs& args) {
+  const unsigned blocks = launch_blocks(args, kernels_->device().processors());
+  return blocks == 0 ? Status() : kernels_->launch(name, blocks, &args);
 }
 
 }  // namespace hvdlite

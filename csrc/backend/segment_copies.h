@@ -2,38 +2,31 @@
 // way: one kernel launch for all of them (up to a table's length), see kernel_args.h. Runner only.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
 
-#include "backend/cuda_device.h"
 #include "backend/kernel_args.h"
+#include "backend/kernel_module.h"
 #include "base/dtype.h"
 
 namespace hvdlite {
 
 class SegmentCopies {
  public:
-  // Loads the kernels, which the driver compiles for the device (it keeps the result on disk).
   static Result<std::unique_ptr<SegmentCopies>> load(std::shared_ptr<CudaDevice> device);
-  ~SegmentCopies();
 
   // Gives the segments to the device's communication stream. Types are the same, two floating-point
   // types, or int16 and int32; a scale other than 1 goes with floating-point types.
   Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments);
   // Kernels launched so far.
-  std::uint64_t launches() const { return launches_; }
+  std::uint64_t launches() const { return kernels_->launches(); }
 
  private:
-  explicit SegmentCopies(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
-  Result<CudaFunction> kernel(const std::string& name);
-  Status launch(CudaFunction function, CopyArgs& args);
+  explicit SegmentCopies(std::unique_ptr<KernelModule> kernels) : kernels_(std::move(kernels)) {}
+  Status launch(const std::string& name, CopyArgs& args);
 
-  const std::shared_ptr<CudaDevice> device_;
-  CudaModule module_ = nullptr;
-  std::map<std::string, CudaFunction> kernels_;  // by name, as far as used
-  std::uint64_t launches_ = 0;
+  const std::unique_ptr<KernelModule> kernels_;
 };
 
 }  // namespace hvdlite

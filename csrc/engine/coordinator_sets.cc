@@ -13,7 +13,7 @@ bool same(const std::vector<int>& ranks, const std::vector<std::int64_t>& others
   return std::equal(ranks.begin(), ranks.end(), others.begin(), others.end());
 }
 
-std::string text_of(const std::vector<std::int64_t>& ranks) {
+std::string listed(const std::vector<std::int64_t>& ranks) {
   return describe(Group{0, {ranks.begin(), ranks.end()}, 0, 0});
 }
 
@@ -28,7 +28,7 @@ Coordinator::Book* Coordinator::find_book(const std::vector<std::int64_t>& ranks
 }
 
 std::optional<std::string> Coordinator::describe_bad_change(const Request& request) {
-  const std::string subject = std::string(name_of(request.kind)) + " of " + text_of(request.splits);
+  const std::string subject = std::string(name_of(request.kind)) + " of " + listed(request.splits);
   const Book* book = find_book(request.splits);
   if (request.kind == Kind::kRemoveProcessSet) {
     if (book != nullptr && book->group.id != 0) return std::nullopt;

@@ -10,12 +10,6 @@ bool counts(const Request& request) {
   return request.kind == Kind::kAllreduce && request.process_set == 0;
 }
 
-std::uint64_t bytes_of(const Request& request) {
-  std::uint64_t bytes = 0;
-  for (const TensorShape& tensor : request.tensors) bytes += tensor.bytes();
-  return bytes;
-}
-
 bool on_host(const Request& request) {
   return std::any_of(request.tensors.begin(), request.tensors.end(),
                      [](const auto& tensor) { return tensor.device == DeviceType::kHost; });
@@ -24,7 +18,7 @@ bool on_host(const Request& request) {
 // What comes again with every step.
 std::string mark_of(const Request& request) {
   if (!request.name.starts_with('#')) return request.name;
-  return "#" + std::to_string(bytes_of(request));
+  return "#" + std::to_string(request.bytes());
 }
 
 }  // namespace
@@ -40,7 +34,7 @@ std::optional<Sample> StepSampler::add(const std::vector<Agreed>& round, TimePoi
     const Request& request = agreed.entry->request;
     if (!counts(request)) continue;
     seen_.insert(mark_of(request));
-    bytes_ += bytes_of(request);
+    bytes_ += request.bytes();
     sample_.host = sample_.host || on_host(request);
   }
   return sample;

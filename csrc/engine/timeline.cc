@@ -8,12 +8,6 @@ namespace {
 
 constexpr std::size_t kLongestLabel = 4096;
 
-std::uint64_t bytes_of(const Request& request) {
-  std::uint64_t bytes = 0;
-  for (const TensorShape& tensor : request.tensors) bytes += tensor.bytes();
-  return bytes;
-}
-
 // A literal.
 const char* label_of(Kind kind) { return name_of(kind).data(); }
 
@@ -40,7 +34,7 @@ void Timeline::write_taken(const std::vector<EntryPtr>& entries) const {
     const TraceTime since = entry->submitted_at > 0 ? entry->submitted_at : now;
     const std::uint64_t id = id_of(*entry);
     trace_.open(TaskGroup::kTensors, id, label_of(request), since, label_of(request.kind),
-                bytes_of(request));
+                request.bytes());
     trace_.phase(TaskGroup::kTensors, id, "queue", since);
     trace_.phase(TaskGroup::kTensors, id, "negotiate", now);
   }
@@ -58,7 +52,7 @@ void Timeline::write_arrived(std::uint64_t number, const Request& request, int r
                              bool first) const {
   if (first) {
     trace_.open(TaskGroup::kNegotiations, number, label_of(request), trace_now(),
-                label_of(request.kind), bytes_of(request));
+                label_of(request.kind), request.bytes());
   }
   trace_.mark(TaskGroup::kNegotiations, number, "rank", rank);
 }

@@ -9,7 +9,7 @@
 namespace hvdlite {
 namespace {
 
-constexpr int kRank = 0;
+constexpr int kSearchingRank = 0;
 
 // JSON has no number for what is not finite; rates and ratios always are.
 std::string number(double value) {
@@ -27,7 +27,7 @@ TuningLog::TuningLog(const std::string& path) {
   errno = 0;
   file_.open(path, std::ios::trunc);
   if (file_.is_open()) return;
-  log(LogLevel::kWarning, kRank,
+  log(LogLevel::kWarning, kSearchingRank,
       "autotune goes on without a log: it cannot write " + path + " (" + std::strerror(errno) +
           ")");
 }

@@ -13,7 +13,7 @@
 namespace hvdlite {
 namespace {
 
-using Kind = TraceRecord::Kind;
+using Mark = TraceRecord::Kind;
 
 constexpr TraceTime kBusy = std::numeric_limits<TraceTime>::max();
 constexpr std::size_t kFlushBytes = 1 << 20;
@@ -83,18 +83,18 @@ void EventFile::write(const TraceRecord& record, const std::string& text) {
   ++written_;
   latest_ = std::max({latest_, record.time, record.end});
   switch (record.kind) {
-    case Kind::kOpen:
+    case Mark::kOpen:
       return open(record, text);
-    case Kind::kPhase:
+    case Mark::kPhase:
       return phase(record);
-    case Kind::kMark:
+    case Mark::kMark:
       return mark(record);
-    case Kind::kClose:
+    case Mark::kClose:
       return close(record, text);
-    case Kind::kBegin:
-    case Kind::kEnd:
-    case Kind::kSpan:
-    case Kind::kInstant:
+    case Mark::kBegin:
+    case Mark::kEnd:
+    case Mark::kSpan:
+    case Mark::kInstant:
       return on_row(record, text);
   }
 }
@@ -188,17 +188,17 @@ EventFile::Row& EventFile::row(const char* name) {
 void EventFile::on_row(const TraceRecord& record, const std::string& name) {
   Row& row = this->row(record.label);
   const auto line = [&](char type) { event(type, process_, row.thread, record.time); };
-  if (record.kind == Kind::kEnd) {
+  if (record.kind == Mark::kEnd) {
     if (row.depth == 0) return;  // it began before the timeline
     --row.depth;
     line('E');
     return end_line();
   }
-  if (record.kind == Kind::kSpan) {
+  if (record.kind == Mark::kSpan) {
     line('X');
     lines_ += ",\"dur\":";
     append_microseconds(lines_, record.end - record.time);
-  } else if (record.kind == Kind::kBegin) {
+  } else if (record.kind == Mark::kBegin) {
     ++row.depth;
     line('B');
   } else {
@@ -212,7 +212,7 @@ void EventFile::on_row(const TraceRecord& record, const std::string& name) {
 
 void EventFile::end_everything(std::string_view why) {
   while (!tasks_.empty()) {
-    TraceRecord record{Kind::kClose, tasks_.begin()->first.first};
+    TraceRecord record{Mark::kClose, tasks_.begin()->first.first};
     record.id = tasks_.begin()->first.second;
     record.time = latest_;
     close(record, why);
@@ -240,9 +240,9 @@ void EventFile::name_field(std::string_view name) {
 
 void EventFile::arguments(const TraceRecord& record, std::string_view parts) {
   std::string fields;
-  if (record.kind == Kind::kOpen) fields += ",\"kind\":\"" + std::string(record.label) + "\"";
+  if (record.kind == Mark::kOpen) fields += ",\"kind\":\"" + std::string(record.label) + "\"";
   if (record.number >= 0) {
-    fields += record.kind == Kind::kInstant ? ",\"responses\":" : ",\"batch\":";
+    fields += record.kind == Mark::kInstant ? ",\"responses\":" : ",\"batch\":";
     fields += std::to_string(record.number);
   }
   if (record.bytes > 0) fields += ",\"bytes\":" + std::to_string(record.bytes);

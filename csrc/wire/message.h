@@ -88,6 +88,11 @@ struct Request {
   bool changes_process_sets() const {
     return kind == Kind::kAddProcessSet || kind == Kind::kRemoveProcessSet;
   }
+  std::uint64_t bytes() const {
+    std::uint64_t bytes = 0;
+    for (const TensorShape& tensor : tensors) bytes += tensor.bytes();
+    return bytes;
+  }
   // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
   std::string key() const { return std::to_string(process_set) + ":" + name; }
   // Members may give different numbers of rows.

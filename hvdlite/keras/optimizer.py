@@ -112,7 +112,7 @@ def DistributedOptimizer(
         device_sparse: ignored.
         compression: what happens to gradients on the way, see `Compression`.
         sparse_as_dense: makes sparse gradients (of embeddings, on TensorFlow) dense; without it
-            all ranks' rows are gathered.
+            they stay sparse, and all ranks' rows are gathered where that moves less.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
@@ -199,8 +199,7 @@ def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> Non
     if any(is_distributed(part) for part in parts):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     ops.check_gradient_op(op, predivide_factor)
-    if not isinstance(passes, int) or passes < 1:
-        raise ArgumentError("backward_passes_per_step is a whole number of at least 1")
+    ops.check_passes(passes)
     for part in parts:
         steps = getattr(part, "gradient_accumulation_steps", None)
         if steps:

@@ -13,7 +13,13 @@ import tensorflow as tf
 
 from hvdlite import ops
 from hvdlite.tensorflow.names import WireName
-from hvdlite.tensorflow.requests import allreduce_with, check_differentiable, query, query_set
+from hvdlite.tensorflow.requests import (
+    allreduce_with,
+    check_differentiable,
+    query,
+    query_set,
+    take_turns,
+)
 from hvdlite.tensorflow.row_requests import allgather_with, alltoall_with
 
 
@@ -26,7 +32,9 @@ def _reduce(operation: Any, gradients: tuple[Any, ...], op: int) -> list[tf.Tens
     wire = _wire_of(operation).derived("gradient")
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
     names = [f"{wire.text}.{index}" for index in range(len(dense))]
-    return allreduce_with(operation.inputs[-1], dense, wire, names, op)
+    results = allreduce_with(operation.inputs[-1], dense, wire, names, op)
+    take_turns(wire, results)
+    return results
 
 
 @tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
@@ -66,6 +74,7 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
     names = [f"{back.text}.{index}" for index in range(len(gradients))]
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
     results = allgather_with(last, scaled, back, names)
+    take_turns(back, results)
     for result, tensor in zip(results, operation.inputs, strict=False):
         result.set_shape(tensor.shape)
     return [*results, None]
@@ -76,6 +85,7 @@ def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
     """Send the gradients of the rows back to where the rows came from."""
     wire = _wire_of(operation).derived("gradient")
     back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], wire)
+    take_turns(wire, [back])
     back.set_shape(operation.inputs[0].shape)
     return [back, None, None]
 

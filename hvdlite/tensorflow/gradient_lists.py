@@ -15,8 +15,8 @@ import tensorflow as tf
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import requests, xla
 from hvdlite.tensorflow.names import WireName, set_number
-from hvdlite.tensorflow.ops import allreduce_slices
 from hvdlite.tensorflow.requests import Reduction, check
+from hvdlite.tensorflow.sparse import reduce_sparse_gradients
 
 
 def reduce_gradients(
@@ -49,14 +49,16 @@ def reduce_gradients(
         if gradient is None:
             continue
         if isinstance(gradient, tf.IndexedSlices):
-            if not sparse_as_dense:
-                results[i] = allreduce_slices(
-                    gradient, WireName(names[i], process_set=number), reduction, compression
-                )
+            if not (sparse_as_dense or xla.in_xla_context()):
                 continue
             gradient = tf.convert_to_tensor(gradient)
         gradient = check(gradient, names[i], reducible=True)
         results[i], contexts[i] = compression.compress(gradient)
+    sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
+    wires = [WireName(names[i], process_set=number) for i in sparse]
+    rows = reduce_sparse_gradients([results[i] for i in sparse], wires, reduction, compression)
+    for i, gradient in zip(sparse, rows, strict=True):
+        results[i] = gradient
     for positions, name in _parts(names, contexts, groups):
         tensors = [results[i] for i in positions]
         part = [names[i] for i in positions]

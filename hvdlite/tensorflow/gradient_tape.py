@@ -94,7 +94,8 @@ def DistributedGradientTape(
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
         compression: what happens to gradients on the way, see `Compression`.
-        sparse_as_dense: makes tf.IndexedSlices dense; without it their rows are gathered.
+        sparse_as_dense: makes tf.IndexedSlices dense; without it they stay so, except in XLA, and
+            travel as rows or dense, whichever moves less.
         op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.

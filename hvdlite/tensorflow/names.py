@@ -90,7 +90,13 @@ def _count(graph: Any, name: str, process_set: int) -> int:
 
 
 def outermost_graph() -> Any:
-    """Return the function at the top: branches, loops and inner functions share its counts."""
+    """Return the function at the top: branches, loops and inner functions share its counts.
+
+    In a graph of TensorFlow 1 it is that graph: its branches have names that differ between ranks.
+    """
+    if in_session_graph():
+        with tf.init_scope():
+            return tf.compat.v1.get_default_graph()
     graph = tf.compat.v1.get_default_graph()
     while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
         graph = graph.outer_graph

@@ -17,11 +17,11 @@ from hvdlite import ops as neutral
 from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.tensorflow import autodiff, requests, xla
+from hvdlite.tensorflow import autodiff, requests
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.names import WireName, wire_name
 from hvdlite.tensorflow.requests import Reduction, check
-from hvdlite.tensorflow.row_requests import allgather, allgather_sizes
+from hvdlite.tensorflow.sparse import allreduce_slices
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
 __all__ = [
@@ -141,46 +141,6 @@ def _allreduce(
         return results
 
     return send_compressed(send, checked, compression)
-
-
-def allreduce_slices(
-    slices: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
-) -> tf.IndexedSlices:
-    """Gather the rows and the indices of all ranks; adding up equal indices is up to the reader.
-
-    Those of this rank are added up before they are sent.
-    """
-    if reduction.op not in (neutral.Average, neutral.Sum):
-        raise ArgumentError(
-            f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
-            "use sparse_as_dense=True for other operations"
-        )
-    if xla.in_xla_context():
-        raise ArgumentError(
-            f"'{wire.text}' is tf.IndexedSlices, whose rows XLA cannot gather; "
-            "use sparse_as_dense=True, or jit_compile=False"
-        )
-    values = check(slices.values, wire.text)
-    indices, places = tf.unique(tf.convert_to_tensor(slices.indices))
-    values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
-    factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
-    if reduction.weight is not None:
-        weight = tf.cast(reduction.weight, tf.float64)
-        part = wire.plus("weight")
-        (total,) = requests.allreduce([weight], part, [part.text], Reduction(neutral.Sum))
-        requests.take_turns(part, [total])
-        factor *= tf.math.divide_no_nan(weight, total)
-    sent, context = compression.compress(values * tf.cast(factor, values.dtype))
-    values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
-    (gathered,) = allgather([sent], values_wire, [values_wire.text])
-    # One index more than there are, so that the sizes tell who takes part, even with no rows.
-    ends = tf.constant([-1], indices.dtype)
-    indices, sizes = allgather_sizes(tf.concat([indices, ends], axis=0), indices_wire)
-    indices = tf.boolean_mask(indices, indices >= 0)
-    result = compression.decompress(gathered, context)
-    if reduction.op == neutral.Average and reduction.weight is None:
-        result /= tf.cast(tf.math.count_nonzero(sizes), result.dtype)
-    return tf.IndexedSlices(result, indices, dense_shape=slices.dense_shape)
 
 
 @traced_as_it_is

@@ -9,6 +9,7 @@ import tensorflow as tf
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow.accumulation import Passes
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.source_gradients import Groups, SourceGradients, source_gradients
 from hvdlite.tensorflow.tracing import traced_as_it_is
@@ -18,27 +19,52 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """Reduces what an optimizer of TensorFlow 1 computes; all else is that optimizer's."""
 
     def __init__(
-        self, optimizer: Any, name: str | None, use_locking: bool, gradients: SourceGradients
+        self,
+        optimizer: Any,
+        name: str | None,
+        use_locking: bool,
+        gradients: SourceGradients,
+        passes: Passes | None,
     ) -> None:
         super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
         self._optimizer = optimizer
         self._gradients = gradients
+        self._passes = passes
 
     @traced_as_it_is
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Compute the gradients of this rank, and reduce them over all ranks."""
+        """Compute the gradients of this rank, and reduce them over all ranks.
+
+        With several passes per step: add them up, and reduce the sums in the last pass.
+        """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         sources = [source for _, source in pairs]
-        reduced = self._gradients.reduce([gradient for gradient, _ in pairs], sources)
+        gradients = [gradient for gradient, _ in pairs]
+
+        def reduce(gradients: list[Any]) -> list[Any]:
+            return self._gradients.reduce(gradients, sources)
+
+        if self._passes is None:
+            reduced = reduce(gradients)
+        else:
+            reduced = self._passes.add(gradients, sources, reduce)
         return list(zip(reduced, sources, strict=True))
 
     def register_local_var(self, variable: Any) -> None:
         """Keep a variable this rank's own: its gradient is not reduced. All ranks do the same."""
         self._gradients.local.append(variable)
 
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Update the variables."""
-        return self._optimizer.apply_gradients(*args, **kwargs)
+    @traced_as_it_is
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Update the variables; with several passes per step, in the last of them."""
+        pairs = list(grads_and_vars)
+
+        def apply() -> Any:
+            return self._optimizer.apply_gradients(pairs, *args, **kwargs)
+
+        if self._passes is None:
+            return apply()
+        return self._passes.then([gradient for gradient, _ in pairs], apply)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the optimizer keeps for a variable."""
@@ -83,7 +109,7 @@ def DistributedOptimizer(
         device_sparse: likewise.
         compression: as all that follows, for `hvdlite.keras.DistributedOptimizer`.
         sparse_as_dense: likewise.
-        backward_passes_per_step: likewise, but 1 in TensorFlow 1.
+        backward_passes_per_step: likewise; in TensorFlow 1 `global_step` counts updates.
         op: likewise.
         gradient_predivide_factor: likewise.
         average_aggregated_gradients: likewise.
@@ -109,13 +135,13 @@ def DistributedOptimizer(
     if isinstance(optimizer, _DistributedOptimizer):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        _check_passes(backward_passes_per_step)
+        passes = _passes(backward_passes_per_step, average_aggregated_gradients)
         how = (compression, sparse_as_dense, op, gradient_predivide_factor)
         parts = num_groups if groups is None else groups
         gradients = source_gradients(
             *how, parts, process_set, scale_local_gradients, weight=None, name=name
         )
-        return _DistributedOptimizer(optimizer, name, use_locking, gradients)
+        return _DistributedOptimizer(optimizer, name, use_locking, gradients, passes)
     from hvdlite import keras
 
     return keras.DistributedOptimizer(
@@ -134,9 +160,6 @@ def DistributedOptimizer(
     )
 
 
-def _check_passes(passes: int) -> None:
-    if passes != 1:
-        raise ArgumentError(
-            f"backward_passes_per_step={passes} needs an optimizer of Keras; those of "
-            "tf.compat.v1.train send gradients in every step"
-        )
+def _passes(passes: int, average: bool) -> Passes | None:
+    ops.check_passes(passes)
+    return None if passes == 1 else Passes(passes, average)

@@ -15,7 +15,7 @@ from hvdlite import _core, basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
-from hvdlite.tensorflow import xla
+from hvdlite.tensorflow import loops, xla
 from hvdlite.tensorflow.library import raw_ops
 from hvdlite.tensorflow.names import WireName, in_session_graph, is_nested, terms
 from hvdlite.tensorflow.turns import turn
@@ -91,10 +91,15 @@ def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
     It has the same names each time, and two operations of one name cannot be in flight together.
     TensorFlow runs what touches one variable in the order of the program: so each time ends with a
     write to the variable of that name and set, when all of `results` are there. Calls that XLA
-    compiles do so by themselves. In a graph of TensorFlow 1 the variable would have to be
-    initialised by the user's session: a loop there has to keep `parallel_iterations=1`.
+    compiles do so by themselves. In a graph of TensorFlow 1 see `loops`.
+
+    Raises:
+        ArgumentError: in such a graph, iterations may overlap.
     """
-    if not is_nested() or xla.in_xla_context() or in_session_graph():
+    if in_session_graph():
+        loops.order_iterations(wire.text, results)
+        return
+    if not is_nested() or xla.in_xla_context():
         return
     with tf.control_dependencies(results):
         handle = turn(f"{wire.text}@{wire.process_set}")

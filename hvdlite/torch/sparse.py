@@ -10,13 +10,12 @@ step everything travels dense, with the numbers of rows beside it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from hvdlite import numbering, ops
+from hvdlite import numbering, ops, sparse_rows
 from hvdlite.compression import NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
@@ -24,9 +23,6 @@ from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import Received, Reduction, start_allgather, take_received
 from hvdlite.torch.tensors import check, spec
-
-_log = logging.getLogger(__name__)
-_INDEX_BYTES = 8
 
 
 class SparseHandle(Handle):
@@ -187,7 +183,7 @@ class SparseWays:
         self._restarts = numbering.restarts()
         self.by_rows: set[int] = set()  # positions
         self._dimensions = [1] * len(params)  # sparse ones, as far as this rank saw
-        self._said = False
+        self._said: set[int] = set()  # positions
 
     def begin(self) -> set[int]:
         """Return the positions of this cycle's parameters that send rows."""
@@ -233,18 +229,11 @@ class SparseWays:
         if rows <= 0:
             return
         param = self._params[position]
-        entries = param.shape[self._dimensions[position] :].numel()
-        if rows * (entries * param.element_size() + _INDEX_BYTES) < (
-            param.numel() * param.element_size()
-        ):
+        row_bytes = param.shape[self._dimensions[position] :].numel() * param.element_size()
+        if rows < sparse_rows.dense_from(row_bytes, param.numel() * param.element_size()):
             self.by_rows.add(position)
             return
         self.by_rows.discard(position)
-        if not self._said:
-            self._said = True
-            _log.info(
-                "the sparse gradients of %s have so many rows (%d on all ranks) that sending them "
-                "dense is cheaper, which is done while that is so",
-                self._names[position],
-                int(rows),
-            )
+        if position not in self._said:
+            self._said.add(position)
+            sparse_rows.say_dense(self._names[position], int(rows))

@@ -1,6 +1,7 @@
 // Worlds of whole engines, several to a process: each rank is an engine with a caller's thread.
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -56,6 +57,23 @@ inline EntryPtr allreduce_entry(const std::string& name, std::vector<float>& val
   entry->inputs = {values.data()};
   entry->outputs = {values.data()};
   return entry;
+}
+
+// Rows of `width` elements each; the result is the engine's own memory.
+inline EntryPtr rows_entry(Kind kind, const std::string& name, std::vector<float>& values,
+                           std::int64_t width = 1) {
+  EntryPtr entry = allreduce_entry(name, values);
+  entry->request.kind = kind;
+  entry->request.tensors[0].dims = {static_cast<std::int64_t>(values.size()) / width, width};
+  entry->outputs = {nullptr};
+  return entry;
+}
+
+inline std::vector<float> output_of(const EntryPtr& entry, std::size_t index = 0) {
+  const Completion::Output& output = entry->completion->outputs.at(index);
+  std::vector<float> values(output.bytes / sizeof(float));
+  if (output.bytes > 0) std::memcpy(values.data(), output.data.get(), output.bytes);
+  return values;
 }
 
 inline Status finish(Engine& engine, const EntryPtr& entry, bool blocking = false) {

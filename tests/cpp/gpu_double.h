@@ -27,4 +27,10 @@ Function* gpu_double(const char* library, const char* name) {
   return reinterpret_cast<Function*>(function);
 }
 
+// Calls a function of libcuda, as its status.
+template <typename... Arguments>
+int cuda(const char* name, Arguments... arguments) {
+  return gpu_double<int(Arguments...)>("libcuda.so.1", name)(arguments...);
+}
+
 }  // namespace hvdlite::testing

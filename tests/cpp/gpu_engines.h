@@ -104,4 +104,29 @@ struct GpuWorld {
   }
 };
 
+inline bool contains(const Status& status, const std::string& text) {
+  if (status.message().find(text) != std::string::npos) return true;
+  std::fprintf(stderr, "'%s' is not in: %s\n", text.c_str(), status.message().c_str());
+  return false;
+}
+
+// An allreduce of host memory: the world is usable.
+inline void check_usable(Engine& engine) {
+  std::vector<float> values(3, 1.0F);
+  CHECK_OK(run(engine, allreduce_entry("usable", values)));
+  CHECK_EQ(values[2], static_cast<float>(engine.size()));
+}
+
+// One entry of several tensors.
+inline EntryPtr grouped(const Framework& gpu, const std::vector<OnDevice>& tensors,
+                        std::size_t count) {
+  EntryPtr entry = gpu.entry("group", tensors[0], count);
+  for (std::size_t i = 1; i < tensors.size(); ++i) {
+    entry->request.tensors.push_back(entry->request.tensors[0]);
+    entry->inputs.push_back(tensors[i].data());
+    entry->outputs.push_back(tensors[i].data());
+  }
+  return entry;
+}
+
 }  // namespace hvdlite::testing

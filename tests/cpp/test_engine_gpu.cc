@@ -7,34 +7,11 @@ using namespace std::chrono_literals;
 
 namespace {
 
-bool contains(const Status& status, const std::string& text) {
-  if (status.message().find(text) != std::string::npos) return true;
-  std::fprintf(stderr, "'%s' is not in: %s\n", text.c_str(), status.message().c_str());
-  return false;
-}
-
-// An allreduce of host memory: the world is usable.
-void check_usable(Engine& engine) {
-  std::vector<float> values(3, 1.0F);
-  CHECK_OK(run(engine, allreduce_entry("usable", values)));
-  CHECK_EQ(values[2], static_cast<float>(engine.size()));
-}
-
 // A batch of GPU tensors, checked.
 void check_sum(Engine& engine, Framework& gpu, std::size_t count = 1000) {
   const OnDevice tensor = gpu.tensor(std::vector<float>(count, 2.0F));
   CHECK_OK(gpu.run(engine, gpu.entry("sum", tensor, count)));
   CHECK_EQ(gpu.read(tensor.data(), count).back(), 2.0F * static_cast<float>(engine.size()));
-}
-
-EntryPtr grouped(Framework& gpu, const std::vector<OnDevice>& tensors, std::size_t count) {
-  EntryPtr entry = gpu.entry("group", tensors[0], count);
-  for (std::size_t i = 1; i < tensors.size(); ++i) {
-    entry->request.tensors.push_back(entry->request.tensors[0]);
-    entry->inputs.push_back(tensors[i].data());
-    entry->outputs.push_back(tensors[i].data());
-  }
-  return entry;
 }
 
 }  // namespace
@@ -135,39 +112,6 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
       check_usable(engine);
     }
     CHECK(gpu_counters().live_communicators <= 3);
-  });
-}
-
-TEST(engine_gpu_adasum_has_the_bits_of_the_host) {
-  GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
-    std::vector<float> values(300);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(rank) * 13) % 31) - 15.0F;
-    }
-    const OnDevice tensor = gpu.tensor(values);
-    hold(gpu.producer, true);
-    EntryPtr entry = gpu.entry("on a GPU", tensor, values.size(), ReduceOp::kAdasum);
-    std::thread release([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      hold(gpu.producer, false);
-    });
-    CHECK_OK(gpu.run(engine, entry));
-    release.join();
-    CHECK_OK(run(engine, allreduce_entry("on the host", values, ReduceOp::kAdasum)));
-    CHECK(gpu.read(tensor.data(), values.size()) == values);
-    check_sum(engine, gpu);
-  });
-}
-
-TEST(engine_gpu_refuses_adasum_where_nccl_is_required) {
-  GpuWorld world;
-  world.config.require_nccl = 1;
-  world.run([](int, Engine& engine, Framework& gpu) {
-    const OnDevice tensor = gpu.tensor({1.0F});
-    const Status status = gpu.run(engine, gpu.entry("x", tensor, 1, ReduceOp::kAdasum));
-    CHECK_STATUS(status, StatusCode::kInvalidArgument);
-    CHECK(contains(status, "allreduce 'x': NCCL has no Adasum (HVDLITE_REQUIRE_NCCL=1)"));
-    check_sum(engine, gpu);
   });
 }
 

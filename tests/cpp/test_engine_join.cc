@@ -1,6 +1,5 @@
 // Whole engines whose ranks join at different times.
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "backend/self_backend.h"
@@ -12,7 +11,7 @@ using namespace hvdlite::testing;
 
 namespace {
 
-const std::vector<Hosts> kWorlds = {{0, 0}, {0, 1}, {0, 0, 0}, {0, 0, 1}, {0, 1, 1, 0}};
+const std::vector<Hosts> kJoinWorlds = {{0, 0}, {0, 1}, {0, 0, 0}, {0, 0, 1}, {0, 1, 1, 0}};
 
 EntryPtr join_entry() {
   auto entry = std::make_shared<Entry>();
@@ -25,20 +24,6 @@ int join(Engine& engine) {
   const EntryPtr entry = join_entry();
   CHECK_OK(run(engine, entry));
   return static_cast<int>(entry->completion->first_dimensions.at(0));
-}
-
-EntryPtr rows_entry(Kind kind, const std::string& name, std::vector<float>& values) {
-  EntryPtr entry = allreduce_entry(name, values);
-  entry->request.kind = kind;
-  entry->outputs = {nullptr};
-  return entry;
-}
-
-std::vector<float> output_of(const EntryPtr& entry) {
-  const Completion::Output& output = entry->completion->outputs.at(0);
-  std::vector<float> values(output.bytes / sizeof(float));
-  if (output.bytes > 0) std::memcpy(values.data(), output.data.get(), output.bytes);
-  return values;
 }
 
 // How many steps a rank has in a round: another rank is the last one in each.
@@ -55,7 +40,7 @@ std::vector<int> active_in(int step, int size, int round) {
 }  // namespace
 
 TEST(engine_reduces_over_those_that_have_not_joined) {
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kJoinWorlds) {
     run_world(hosts, [](int rank, Engine& engine) {
       const int size = engine.size();
       for (int round = 0; round < 2 * size; ++round) {
@@ -110,7 +95,7 @@ TEST(engine_gives_the_last_rank_to_join) {
 }
 
 TEST(engine_moves_rows_between_those_that_have_not_joined) {
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kJoinWorlds) {
     run_world(hosts, [](int rank, Engine& engine) {
       const int size = engine.size();
       for (int round = 0; round < size; ++round) {

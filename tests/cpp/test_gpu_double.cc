@@ -18,10 +18,6 @@ namespace {
 
 // Functions by the name that a caller of the real library would ask for.
 template <typename... Arguments>
-int cuda(const char* name, Arguments... arguments) {
-  return gpu_double<int(Arguments...)>("libcuda.so.1", name)(arguments...);
-}
-template <typename... Arguments>
 int nccl(const char* name, Arguments... arguments) {
   return gpu_double<int(Arguments...)>("libnccl.so.2", name)(arguments...);
 }

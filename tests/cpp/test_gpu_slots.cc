@@ -260,8 +260,9 @@ TEST(gpu_slots_may_outlive_their_engine) {
   std::vector<std::unique_ptr<Framework>> frameworks;
   for (int i = 0; i < 2; ++i) frameworks.push_back(std::make_unique<Framework>(i));
   Mutex mutex;
-  GpuWorld{}.run([&](int rank, Engine& engine, Framework& gpu) {
-    Bucket bucket(engine, *frameworks[static_cast<std::size_t>(rank)], {100, 33});
+  GpuWorld{}.run([&](int rank, Engine& engine, Framework&) {
+    Framework& gpu = *frameworks[static_cast<std::size_t>(rank)];
+    Bucket bucket(engine, gpu, {100, 33});
     const std::vector<OnDevice> gradients = bucket.gradients(2.0F);
     CHECK_OK(gpu.run(engine, bucket.entry(&gradients)));
     bucket.expect(4.0F);

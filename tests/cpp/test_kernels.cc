@@ -21,11 +21,6 @@ using namespace hvdlite::testing;
 
 namespace {
 
-template <typename... Arguments>
-int cuda(const char* name, Arguments... arguments) {
-  return gpu_double<int(Arguments...)>("libcuda.so.1", name)(arguments...);
-}
-
 std::string the_ptx() {
   constexpr const char* kPieces[] = {
 #include "backend/pack_ptx.inc"

@@ -1,35 +1,16 @@
 // The pure parts of the engine: coordinator, response cache, fusion plan, stall monitor.
 #include "check.h"
+#include "coordinators.h"
 #include "engine/coordinator.h"
 #include "engine/fusion_plan.h"
 #include "engine/process_set.h"
 #include "engine/stall_monitor.h"
 
 using namespace hvdlite;
+using namespace hvdlite::testing;
 using namespace std::chrono_literals;
 
 namespace {
-
-Request allreduce_of(const std::string& name, std::int64_t count, std::uint32_t set = 0) {
-  Request request;
-  request.name = name;
-  request.process_set = set;
-  request.tensors = {{name, DataType::kFloat32, {count}}};
-  return request;
-}
-
-Group world_of(int size) {
-  ProcessSets sets(size);
-  return *sets.get(0);
-}
-
-Coordinator make_coordinator(int size, std::size_t cache = 100) {
-  Coordinator coordinator(size, cache);
-  coordinator.add_set(world_of(size));
-  return coordinator;
-}
-
-const Coordinator::TimePoint kStart{};
 
 Agreed agreed(const Request& request) {
   auto entry = std::make_shared<Entry>();

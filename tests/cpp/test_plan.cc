@@ -20,8 +20,8 @@ struct Visit {
 };
 
 // Pieces of the given lengths over memory that is never touched.
-struct Batch {
-  explicit Batch(const std::vector<std::size_t>& counts) {
+struct UntouchedPieces {
+  explicit UntouchedPieces(const std::vector<std::size_t>& counts) {
     for (const std::size_t count : counts) pieces.push_back({&memory, &memory, count});
     list.assign(pieces, DataType::kFloat32);
   }
@@ -95,7 +95,7 @@ TEST(plan_chunks_cover_more_than_a_32_bit_count) {
 }
 
 TEST(plan_piece_list_visits_the_parts_of_a_range) {
-  const Batch batch({3, 0, 5, 2});
+  const UntouchedPieces batch({3, 0, 5, 2});
   CHECK_EQ(batch.list.elements(), std::uint64_t{10});
   CHECK(batch.visits({0, 10}) == std::vector<Visit>{{0, 0, 0, 3}, {2, 0, 3, 5}, {3, 0, 8, 2}});
   CHECK(batch.visits({2, 9}) == std::vector<Visit>{{0, 8, 0, 1}, {2, 0, 1, 5}, {3, 0, 6, 1}});
@@ -104,15 +104,15 @@ TEST(plan_piece_list_visits_the_parts_of_a_range) {
 }
 
 TEST(plan_piece_list_of_empty_pieces_has_nothing_to_visit) {
-  const Batch empty({0, 0});
+  const UntouchedPieces empty({0, 0});
   CHECK_EQ(empty.list.elements(), std::uint64_t{0});
   CHECK(empty.visits({0, 0}).empty());
-  const Batch trailing({0, 4, 0});
+  const UntouchedPieces trailing({0, 4, 0});
   CHECK(trailing.visits({0, 4}) == std::vector<Visit>{{1, 0, 0, 4}});
 }
 
 TEST(plan_piece_list_counts_beyond_32_bits) {
-  Batch batch({std::size_t{1} << 33, 7});
+  UntouchedPieces batch({std::size_t{1} << 33, 7});
   CHECK_EQ(batch.list.elements(), (std::uint64_t{1} << 33) + 7);
   const std::uint64_t border = std::uint64_t{1} << 33;
   CHECK(batch.visits({border - 2, border + 3}) ==
@@ -120,7 +120,7 @@ TEST(plan_piece_list_counts_beyond_32_bits) {
 }
 
 TEST(plan_piece_list_knows_whether_a_piece_is_prescaled) {
-  Batch batch({1, 1});
+  UntouchedPieces batch({1, 1});
   CHECK(!batch.list.prescaled());
   batch.pieces[1].prescale = 0.5;
   batch.list.assign(batch.pieces, DataType::kFloat32);

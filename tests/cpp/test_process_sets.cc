@@ -4,6 +4,7 @@
 
 #include "backend/self_backend.h"
 #include "check.h"
+#include "coordinators.h"
 #include "engine/coordinator.h"
 #include "engine/process_set.h"
 #include "engine/stall_monitor.h"
@@ -14,14 +15,6 @@ using namespace hvdlite::testing;
 using namespace std::chrono_literals;
 
 namespace {
-
-const Coordinator::TimePoint kStart{};
-
-Coordinator make_coordinator(int size, std::size_t cache = 100) {
-  Coordinator coordinator(size, cache);
-  coordinator.add_set(*ProcessSets(size).get(0));
-  return coordinator;
-}
 
 Request change(Kind kind, const std::string& name, const std::vector<std::int64_t>& ranks) {
   Request request;
@@ -37,14 +30,6 @@ Request adding(const std::vector<std::int64_t>& ranks, const std::string& name =
 
 Request removing(const std::vector<std::int64_t>& ranks, const std::string& name = "#change.1") {
   return change(Kind::kRemoveProcessSet, name, ranks);
-}
-
-Request allreduce_of(const std::string& name, std::uint32_t set) {
-  Request request;
-  request.name = name;
-  request.process_set = set;
-  request.tensors = {{name, DataType::kFloat32, {4}}};
-  return request;
 }
 
 // Every rank wants it: the one response.
@@ -124,7 +109,7 @@ TEST(coordinator_frees_the_cache_of_a_removed_process_set) {
   Coordinator coordinator = make_coordinator(2, /*cache=*/1);
   for (std::uint32_t set = 1; set < 5; ++set) {
     CHECK_OK(decide(coordinator, 2, adding({0})).error);
-    CHECK_OK(coordinator.submit(0, allreduce_of("x", set), kStart));
+    CHECK_OK(coordinator.submit(0, allreduce_of("x", 4, set), kStart));
     CHECK_EQ(coordinator.take_responses().at(0).cache_id, 0u);
     CHECK_OK(decide(coordinator, 2, removing({0})).error);
   }
@@ -134,9 +119,9 @@ TEST(coordinator_fails_a_removal_where_a_member_waits_for_the_remover) {
   for (const bool waits_first : {true, false}) {
     Coordinator coordinator = make_coordinator(3);
     CHECK_OK(decide(coordinator, 3, adding({0, 1})).error);
-    if (waits_first) CHECK_OK(coordinator.submit(1, allreduce_of("x", 1), kStart));
+    if (waits_first) CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 1), kStart));
     CHECK_OK(coordinator.submit(0, removing({0, 1}), kStart));
-    if (!waits_first) CHECK_OK(coordinator.submit(1, allreduce_of("x", 1), kStart));
+    if (!waits_first) CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 1), kStart));
     const auto responses = coordinator.take_responses();
     CHECK_EQ(responses.size(), std::size_t{2});
     for (const Response& response : responses) {
@@ -325,7 +310,7 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   CHECK_OK(coordinator.submit(0, adding({0, 1}), kStart));
   (void)monitor.check(kStart + 11s);
   CHECK(coordinator.take_responses().empty());  // the others are late, no more
-  CHECK_OK(coordinator.submit(2, allreduce_of("x", 0), kStart + 12s));
+  CHECK_OK(coordinator.submit(2, allreduce_of("x", 4, 0), kStart + 12s));
   (void)monitor.check(kStart + 12s);
   const auto responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});

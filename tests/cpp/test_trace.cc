@@ -15,7 +15,7 @@ using namespace hvdlite::testing;
 
 namespace {
 
-using Kind = TraceRecord::Kind;
+using What = TraceRecord::Kind;
 
 int count(const std::string& text, const std::string& part) {
   int found = 0;
@@ -23,7 +23,7 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-TraceRecord task(Kind kind, std::uint64_t id, TraceTime time) {
+TraceRecord task(What kind, std::uint64_t id, TraceTime time) {
   TraceRecord record{kind};
   record.id = id;
   record.time = time;
@@ -82,12 +82,12 @@ TEST(trace_tasks_share_a_lane_one_after_the_other) {
   const ScratchFile file;
   TraceRing ring(64);
   EventFile events(file.writer(), /*rank=*/2, ring.dropped());
-  ring.push(task(Kind::kOpen, 1, 10), "a");
-  ring.push(task(Kind::kOpen, 2, 20), "b");  // beside a
-  ring.push(task(Kind::kClose, 1, 30), "");
-  ring.push(task(Kind::kOpen, 3, 30), "c");  // where a was
-  ring.push(task(Kind::kClose, 3, 50), "");
-  ring.push(task(Kind::kOpen, 4, 40), "d");  // began before c ended, though it is told later
+  ring.push(task(What::kOpen, 1, 10), "a");
+  ring.push(task(What::kOpen, 2, 20), "b");  // beside a
+  ring.push(task(What::kClose, 1, 30), "");
+  ring.push(task(What::kOpen, 3, 30), "c");  // where a was
+  ring.push(task(What::kClose, 3, 50), "");
+  ring.push(task(What::kOpen, 4, 40), "d");  // began before c ended, though it is told later
   events.take(ring);
   const std::string text = file.text();
   CHECK_EQ(count(text, "\"tid\":100,\"name\":\"a\""), 1);
@@ -101,13 +101,13 @@ TEST(trace_file_says_what_was_dropped_and_ends_what_was_open) {
   const ScratchFile file;
   TraceRing ring(8);
   EventFile events(file.writer(), 0, ring.dropped());
-  ring.push(task(Kind::kOpen, 1, 10), "first");
-  while (ring.push(task(Kind::kPhase, 1, 20), "")) continue;
-  ring.push(task(Kind::kClose, 1, 30), "");
+  ring.push(task(What::kOpen, 1, 10), "first");
+  while (ring.push(task(What::kPhase, 1, 20), "")) continue;
+  ring.push(task(What::kClose, 1, 30), "");
   events.take(ring);
   CHECK_EQ(count(file.text(), "\"2 events dropped\""), 1);
   CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
-  ring.push(task(Kind::kPhase, 1, 40), "");  // of a task that is no more
+  ring.push(task(What::kPhase, 1, 40), "");  // of a task that is no more
   events.take(ring);
   events.finish();
   CHECK_EQ(count(file.text(), "\"dropped\":2}}\n]\n"), 1);
@@ -118,7 +118,7 @@ TEST(trace_escapes_names) {
   const ScratchFile file;
   TraceRing ring(64);
   EventFile events(file.writer(), 0, 0);
-  TraceRecord record = task(Kind::kOpen, 1, 10);
+  TraceRecord record = task(What::kOpen, 1, 10);
   ring.push(record, std::string_view("a\"b\\c\n\0d \"e\"", 12));
   events.take(ring);
   CHECK_EQ(count(file.text(), R"("name":"a\"b\\c\u000a")"), 1);

@@ -17,6 +17,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from parallel.scenarios import run_all
+from parallel.test_torch_adasum import TOLERANCE, adasum, array_of, close
 
 REDUCED = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -208,6 +209,44 @@ def scenario_host_and_device_in_one_operation(device: torch.device) -> None:
     results = hvd.grouped_allreduce([mine(place, 7) for place in places], op=hvd.Sum)
     for place, result in zip(places, results, strict=True):
         assert is_all(result, total(), place)
+
+
+def scenario_adasum(device: torch.device) -> None:
+    shapes = [(7,), (), (3, 0), (40, 50), (300_001,)]
+    for dtype, tolerance in TOLERANCE.items():
+        given = [
+            torch.from_numpy(array_of(hvd.rank(), shape, seed)).to(device, dtype)
+            for seed, shape in enumerate(shapes)
+        ]
+        given.append(mine(device, 5, dtype=dtype) * int(hvd.rank() == 0))  # zero on the others
+        kept = [tensor.clone() for tensor in given]
+        results = hvd.grouped_allreduce(given, op=hvd.Adasum, postscale_factor=2.0)
+        again = hvd.grouped_allreduce(given, op=hvd.Adasum, postscale_factor=2.0)
+        assert is_all(results[-1], 2, device)
+        for seed, (shape, result) in enumerate(zip(shapes, results[:-1], strict=True)):
+            wanted = 2 * adasum([array_of(rank, shape, seed) for rank in range(hvd.size())])
+            assert result.device.type == device.type and close(result.cpu(), wanted, 2 * tolerance)
+            for bits in (again[seed], hvd.broadcast(result, 0)):
+                assert torch.equal(result, bits), (dtype, shape)
+        assert all(torch.equal(*pair) for pair in zip(given, kept, strict=True))
+
+
+def scenario_adasum_of_a_tensor_beyond_the_fusion_buffer(device: torch.device) -> None:
+    with stream(device):
+        values = torch.ones(20_000_000, device=device)
+        delay(device)
+        values.mul_(hvd.rank() + 1)
+        hvd.allreduce_(values, op=hvd.Adasum)
+        assert is_all(values, total() / hvd.size(), device)
+
+
+def scenario_adasum_while_others_have_joined(device: torch.device) -> None:
+    for step in range(hvd.rank() + 1):
+        tensor = torch.from_numpy(array_of(hvd.rank(), (600,), step)).to(device)
+        wanted = adasum([array_of(rank, (600,), step) for rank in range(step, hvd.size())])
+        result = hvd.allreduce(tensor, op=hvd.Adasum, name="who is left")
+        assert close(result.cpu(), wanted, 1e-12)
+    hvd.join()
 
 
 def scenario_process_sets(device: torch.device) -> None:

@@ -65,7 +65,7 @@ def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def _digest() -> str:
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    core = [_CSRC / "backend" / "pack.cu", _CSRC / "backend" / "kernel_args.h"]
+    core = [*_CSRC.glob("backend/*.cu"), *_CSRC.glob("backend/*_args.h")]
     for path in sorted([*_HERE.rglob("*.cc"), *_HERE.rglob("*.h"), *_CSRC.glob("base/*.h"), *core]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -72,16 +72,16 @@ def scenario_frozen_layer() -> None:
     assert not np.array_equal(before[2], weights_of(model)[2])
 
 
-def fit_embedding(**arguments: Any) -> None:
+def fit_embedding(words: int = 8, jit_compile: bool = False, **arguments: Any) -> None:
     keras.utils.set_random_seed(11)
-    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(8, 2)]
+    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(words, 2)]
     model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
     alone = keras.models.clone_model(model)
     alone.set_weights(model.get_weights())
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), **arguments)
-    model.compile(optimizer=optimizer, loss="mse")
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
     alone.compile(optimizer=keras.optimizers.SGD(0.5), loss="mse")
-    tokens = np.random.default_rng(0).integers(0, 8, (12 * hvd.size(), 3))
+    tokens = np.random.default_rng(0).integers(0, words, (12 * hvd.size(), 3))
     targets = np.random.default_rng(1).normal(size=(len(tokens), 1)).astype("float32")
     count = tensors_sent_by(
         lambda: model.fit(mine(tokens), mine(targets), batch_size=4, shuffle=False, verbose=0)
@@ -95,7 +95,10 @@ def fit_embedding(**arguments: Any) -> None:
 
 
 def scenario_embedding() -> None:
-    fit_embedding()
+    for words in (8, 800):  # on TensorFlow dense, and by rows
+        fit_embedding(words)
+    if on_tensorflow():
+        fit_embedding(800, jit_compile=True)  # dense, since XLA gathers nothing
 
 
 def scenario_embedding_made_dense() -> None:

@@ -358,15 +358,7 @@ def scenario_gradient_through_xla() -> None:
 
 
 def scenario_what_xla_cannot_says_what_to_do() -> None:
-    table = tf.Variable(tf.ones([6, 2]))
-
-    def sparse() -> Any:
-        with hvd.DistributedGradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, [0, 1]))
-        return tape.gradient(loss, table)
-
     for function in (
-        sparse,
         lambda: hvd.allgather(tf.ones([2])),
         lambda: hvd.broadcast(tf.ones([2]), 0),
         lambda: hvd.allreduce(tf.ones([2]), weight=1.0),

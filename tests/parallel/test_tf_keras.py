@@ -70,10 +70,10 @@ def scenario_compiled_legacy() -> None:
     fit_on_all_ranks_and_alone(legacy_adam, jit_compile=True)
 
 
-def train_embedding(make: Callable[[], Any], **arguments: Any) -> None:
+def train_embedding(make: Callable[[], Any], words: int = 6, **arguments: Any) -> None:
     def model() -> Any:
         k2.utils.set_random_seed(5)
-        return k2.Sequential([k2.layers.Embedding(6, 2, input_length=1), k2.layers.Flatten()])
+        return k2.Sequential([k2.layers.Embedding(words, 2, input_length=1), k2.layers.Flatten()])
 
     ours, alone = model(), model()
     ours.compile(optimizer=hvd.DistributedOptimizer(make(), **arguments), loss="mse")
@@ -88,7 +88,8 @@ def train_embedding(make: Callable[[], Any], **arguments: Any) -> None:
 
 
 def scenario_rows_of_an_embedding() -> None:
-    train_embedding(sgd)
+    for words in (6, 600):  # dense, and by rows
+        train_embedding(sgd, words)
 
 
 def scenario_rows_of_an_embedding_made_dense() -> None:
@@ -96,7 +97,7 @@ def scenario_rows_of_an_embedding_made_dense() -> None:
 
 
 def scenario_rows_of_an_embedding_legacy() -> None:
-    train_embedding(legacy_sgd)
+    train_embedding(legacy_sgd, words=600)
 
 
 def scenario_a_loop_of_your_own() -> None:

@@ -168,7 +168,7 @@ def scenario_many_rows_travel_dense_and_that_is_said_once() -> None:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("hvdlite.torch.sparse")
+    logger = logging.getLogger("hvdlite.sparse_rows")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     train("sgd", 4, 3, 200, None, lambda *_: False)

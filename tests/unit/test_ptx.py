@@ -6,6 +6,7 @@ The first test needs nothing. The others need the extra `ptx`: `make ptx` instal
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,24 +35,35 @@ def _ptxas() -> Path | None:
     return library if library is None else Path(library)
 
 
-def test_generated_file_is_of_this_source() -> None:
-    generated = make_ptx.GENERATED.read_text()
-    assert make_ptx.recorded_digest(generated) == make_ptx.source_digest(), "run make ptx"
-    assert make_ptx.generate(make_ptx.ptx_of(generated)) == generated
+@pytest.mark.parametrize("module", make_ptx.MODULES)
+def test_generated_file_is_of_this_source(module: str) -> None:
+    generated = make_ptx.generated_file(module).read_text()
+    assert make_ptx.recorded_digest(generated) == make_ptx.source_digest(module), "run make ptx"
+    assert make_ptx.generate(module, make_ptx.ptx_of(generated)) == generated
 
 
-def test_a_change_of_the_source_is_noticed(tmp_path: Path) -> None:
-    for name in make_ptx.SOURCES:
+@pytest.mark.parametrize("module", make_ptx.MODULES)
+def test_a_module_names_every_header_that_it_includes(module: str) -> None:
+    named = make_ptx.sources(module)
+    for name in named:
+        included = re.findall(r'(?m)^#include "(.*)"$', (ROOT / name).read_text())
+        assert {f"csrc/{header}" for header in included} <= set(named), name
+
+
+@pytest.mark.parametrize("module", make_ptx.MODULES)
+def test_a_change_of_the_source_is_noticed(module: str, tmp_path: Path) -> None:
+    for name in make_ptx.sources(module):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    assert make_ptx.source_digest(tmp_path) == make_ptx.source_digest()
-    with open(tmp_path / make_ptx.SOURCES[-1], "a") as file:
+    before = make_ptx.source_digest(module)
+    assert make_ptx.source_digest(module, tmp_path) == before
+    with open(tmp_path / make_ptx.sources(module)[-1], "a") as file:
         file.write("\n")
-    assert make_ptx.source_digest(tmp_path) != make_ptx.source_digest()
+    assert make_ptx.source_digest(module, tmp_path) != before
 
 
 @pytest.mark.skipif(make_ptx.nvrtc_library() is None, reason="NVRTC is not installed (make ptx)")
-def test_compiler_gives_the_generated_file() -> None:
+def test_compiler_gives_the_generated_files() -> None:
     tool = [sys.executable, str(ROOT / "tools" / "make_ptx.py"), "--check"]
     result = subprocess.run(tool, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -59,12 +71,16 @@ def test_compiler_gives_the_generated_file() -> None:
 
 @pytest.mark.skipif(_ptxas() is None, reason="ptxas is not installed (make ptx)")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_assembler_takes_it(architecture: int, tmp_path: Path) -> None:
-    source = tmp_path / "pack.ptx"
-    source.write_text(make_ptx.ptx_of(make_ptx.GENERATED.read_text()))
+@pytest.mark.parametrize("module", make_ptx.MODULES)
+def test_assembler_takes_it(module: str, architecture: int, tmp_path: Path) -> None:
+    source = tmp_path / f"{module}.ptx"
+    source.write_text(make_ptx.ptx_of(make_ptx.generated_file(module).read_text()))
     command = [str(_ptxas()), f"-arch=sm_{architecture}", "--verbose", str(source)]
     result = subprocess.run(
-        [*command, "-o", str(tmp_path / "pack.cubin")], capture_output=True, text=True, check=False
+        [*command, "-o", str(tmp_path / "module.cubin")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     functions = result.stderr.count("bytes stack frame")

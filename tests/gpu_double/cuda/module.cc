@@ -22,7 +22,7 @@ struct Kernel {
 
 struct Kernels {
   hvdlite::Mutex mutex;
-  std::map<std::string, Kernel> by_name HVDLITE_GUARDED_BY(mutex) = pack_kernels<Kernel>();
+  std::map<std::string, Kernel> by_name HVDLITE_GUARDED_BY(mutex) = core_kernels<Kernel>();
 
   Kernel find(const std::string& name) {
     hvdlite::MutexLock lock(mutex);

@@ -1,26 +1,14 @@
-// Compiles the CUDA source as C++ and runs it one thread after the other: its kernels have no
+// Compiles csrc/backend/pack.cu as C++ and runs it one thread after the other: its kernels have no
 // barriers, so the order does not matter.
-#include "cuda/kernel_bodies.h"
-
 #include <bit>
 
 #include "base/half.h"
+#include "cuda/builtins.h"
 #include "cuda/cuda_abi.h"
-
-// What CUDA has built in, as far as pack.cu uses it.
-struct Index {
-  unsigned x;
-};
-static thread_local Index threadIdx;
-static thread_local Index blockIdx;
-static thread_local Index blockDim;
-static thread_local Index gridDim;
-#define __device__
-#define __global__
-#define __grid_constant__
-static void atomicOr(unsigned* word, unsigned bits) { *word |= bits; }
-
+#include "cuda/kernel_bodies.h"
+// clang-format off: after what it needs.
 #include "backend/pack.cu"
+// clang-format on
 
 namespace fakegpu {
 namespace {

@@ -1,0 +1,123 @@
+"""Gradients of several passes, summed on this rank: for the optimizers of TensorFlow 1.
+
+Those of Keras have `hvdlite.keras.accumulation`. These may run in a graph whose variables a script
+initialises and saves by collection: the variables here are in none, and need no initialiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+class Passes:
+    """The sums of the gradients of some variables, and how many passes are in them.
+
+    It works eagerly, in functions, and in a graph of TensorFlow 1.
+    """
+
+    def __init__(self, passes: int, average: bool) -> None:
+        """Begin with none.
+
+        Args:
+            passes: how many make an update.
+            average: whether an update gets the mean of its passes instead of their sum.
+        """
+        self._passes = passes
+        self._scale = 1.0 / passes if average else 1.0
+        self._count: Any = None
+        self._sums: dict[Any, Any] = {}  # by variable
+
+    def add(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        reduce: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        """Add the gradients of one pass.
+
+        Args:
+            gradients: of this rank; None is no gradient.
+            variables: whose gradients they are.
+            reduce: is called after the last pass of an update (in a graph it is traced once) with
+                what has accumulated, dense, and None where there is no gradient.
+
+        Returns:
+            What `reduce` returned; after the passes before the last, this rank's sums so far.
+        """
+        if self._count is None:
+            self._count = _variable("hvdlite_passes", [], tf.int32)
+        count = _read(self._count)
+        totals = [
+            None if gradient is None else self._add(gradient, variable, count)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        present = [i for i, total in enumerate(totals) if total is not None]
+        with tf.control_dependencies([totals[i] for i in present]):
+            count = tf.identity(self._count.assign((count + 1) % self._passes))
+
+        def update() -> list[Any]:
+            scaled = [
+                None if one is None else one * tf.cast(self._scale, one.dtype) for one in totals
+            ]
+            reduced = reduce(scaled)
+            return [tf.identity(reduced[i]) for i in present]
+
+        def wait() -> list[Any]:
+            return [tf.identity(totals[i]) for i in present]
+
+        results: list[Any] = [None] * len(totals)
+        for i, result in zip(present, tf.cond(tf.equal(count, 0), update, wait), strict=True):
+            results[i] = result
+        return results
+
+    def then(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
+        """Call `apply` if what `add` returned has been reduced; in a graph, return an operation.
+
+        Args:
+            gradients: what `add` returned, or what was made of it.
+            apply: updates the variables; in a graph it returns an operation.
+        """
+        if self._count is None:
+            return apply()
+        with tf.control_dependencies([one for one in gradients if one is not None]):
+            complete = tf.equal(_read(self._count), 0)
+        if tf.executing_eagerly():
+            return apply() if complete else None
+
+        def apply_in_graph() -> tf.Tensor:
+            with tf.control_dependencies([apply()]):
+                return tf.constant(True)
+
+        return tf.cond(complete, apply_in_graph, lambda: tf.constant(False)).op
+
+    def _add(self, gradient: Any, variable: Any, count: tf.Tensor) -> tf.Tensor:
+        """Return the new sum, which is kept by then; the first pass overwrites the last update."""
+        gradient = tf.convert_to_tensor(gradient)
+        key = variable.ref()
+        if key not in self._sums:
+            self._sums[key] = _variable("hvdlite_sum", variable.shape, gradient.dtype)
+        kept = self._sums[key]
+        total = tf.cond(tf.equal(count, 0), lambda: tf.identity(gradient), lambda: kept + gradient)
+        return tf.identity(kept.assign(total))
+
+
+def _variable(name: str, shape: Any, dtype: tf.DType) -> Any:
+    with tf.init_scope():
+        return tf.compat.v1.Variable(
+            lambda: tf.zeros(shape, dtype),
+            trainable=False,
+            collections=[],
+            name=name,
+            use_resource=True,
+        )
+
+
+def _read(variable: Any) -> tf.Tensor:
+    """Return its value; zero in a session that has never written it."""
+    is_written = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+    return tf.cond(
+        is_written, variable.read_value, lambda: tf.zeros(variable.shape, variable.dtype)
+    )

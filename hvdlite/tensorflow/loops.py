@@ -1,0 +1,64 @@
+"""Loops in a graph of TensorFlow 1: their iterations must not overlap.
+
+An operation in a loop has the same name each time. TensorFlow starts an iteration as soon as there
+is what it needs, ten of them at a time unless told otherwise, so that two ranks may start them in
+different orders and add up what does not belong together. Functions know how to prevent that
+(`requests.take_turns`), by a variable; in a graph of TensorFlow 1 nobody would initialise it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.errors import ArgumentError
+
+
+def order_iterations(name: str, results: Sequence[tf.Tensor]) -> None:
+    """Make an iteration of the loop around these results wait for those of the one before.
+
+    Args:
+        name: of the operation.
+        results: what came of it.
+
+    Raises:
+        ArgumentError: that cannot be done from here; the message says what can.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    _refuse_parallel_iterations(name, graph)
+    if any(_is_body(outer) for outer in _outer_graphs(graph)):
+        raise ArgumentError(
+            f"'{name}' is in a branch, a function or a loop in the body of a tf.while_loop of "
+            "TensorFlow 1, where ranks could mix up the iterations; call it in the body itself, or "
+            "run the loop in a tf.function"
+        )
+    if _is_body(graph):
+        graph.control_outputs.extend(result.op for result in results)
+
+
+def _is_body(graph: Any) -> bool:
+    # Private to TensorFlow, and there in 2.16 to 2.21; nothing public tells.
+    from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+
+    return isinstance(graph, WhileBodyFuncGraph)
+
+
+def _outer_graphs(graph: Any) -> Iterator[Any]:
+    while (graph := getattr(graph, "outer_graph", None)) is not None:
+        yield graph
+
+
+def _refuse_parallel_iterations(name: str, graph: Any) -> None:
+    """Refuse loops of control flow v1 around the operation, unless they take one at a time."""
+    loop = graph._get_control_flow_context()
+    while loop is not None:
+        at_once = loop.parallel_iterations if loop.IsWhileContext() else 1
+        if at_once != 1:
+            raise ArgumentError(
+                f"'{name}' is in a loop of control flow v1 that may run {at_once} iterations at a "
+                "time, where ranks could mix them up; give tf.while_loop parallel_iterations=1, "
+                "or call tf.compat.v1.enable_control_flow_v2()"
+            )
+        loop = loop.outer_context
