@@ -5,11 +5,13 @@
     python benchmarks/gpu_step.py --np 2 --device cpu --small
 
 Two models: a ResNet of 50 layers (25.6 M parameters in 161 tensors) and a small transformer (200
-tensors). Three copies of each train in turns of a few steps in the same processes: `bare` does not
-communicate. `host_ms` is how long a step keeps the host, `step_ms` what it takes until the device
-is done, both medians on the slowest rank; `kernels` is what one step launches. `pack_us` is what
-the core's kernels take to move all gradients once, as tensors of one grouped allreduce, and
-`copy_us` what the device's own copy takes for as many bytes. On CPUs these three are null.
+tensors). Copies of each train in turns of a few steps in the same processes: `bare` does not
+communicate; `views` is hvdlite with gradient_as_bucket_view=True, and so is `kept`, which also
+leaves the gradients in place (zero_grad(set_to_none=False)). `host_ms` is how long a step keeps the
+host, `step_ms` what it takes until the device is done, both medians on the slowest rank; `kernels`
+is what one step launches. `pack_us` is what the core's kernels take to move all gradients once, as
+tensors of one grouped allreduce, and `copy_us` what the device's own copy takes for as many bytes.
+On CPUs these three are null.
 
 Two ranks on a machine with one GPU share it: NCCL then runs over sockets, so `step_ms` of two ranks
 says little, and what the host does, kernels and copies, as much as ever.
@@ -30,7 +32,7 @@ import torch
 import torch.distributed as gloo
 from gloo_ranks import join_gloo, slowest
 from gpu_models import MODELS, SMALL, Batch
-from step import Contestant
+from step import Contestant, with_views
 from torch import nn
 from torch.autograd import DeviceType
 from workers import add_common_arguments, print_row, run_ranks
@@ -96,7 +98,7 @@ def share_gpu(rank: int) -> None:
 def make_contestants(
     make_model: Callable[[], nn.Module], device: torch.device
 ) -> dict[str, Contestant]:
-    """Build the three copies, with equal parameters on all ranks."""
+    """Build the copies, with equal parameters on all ranks."""
     import hvdlite.torch as hvd
 
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -111,6 +113,7 @@ def make_contestants(
         "bare": Contestant(bare, sgd(bare), lambda: None),
         "hvdlite": Contestant(ours, distributed, lambda: None),
         "ddp": Contestant(theirs, sgd(theirs), lambda: None),
+        **with_views(lambda: make_model().to(device), sgd),
     }
 
 

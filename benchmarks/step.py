@@ -7,6 +7,8 @@ Two models: an MLP of 25 M parameters in 10 tensors (bandwidth) and a transforme
 thread per rank: `compute` has a bare barrier where the others communicate, `hvdlite` uses
 hvd.DistributedOptimizer, `ddp` torch's DistributedDataParallel over gloo. Figures are medians over
 all steps on the slowest rank, in milliseconds; an overhead is what a step takes beyond `compute`.
+With --views there are two more: `views` has gradient_as_bucket_view=True, and so has `kept`, which
+also leaves the gradients in place (zero_grad(set_to_none=False)).
 """
 
 from __future__ import annotations
@@ -80,12 +82,13 @@ class Contestant:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     before_step: Callable[[], object]
+    set_to_none: bool = True
 
     def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         """Train one step; return its time in milliseconds."""
         inputs, labels = batch
         begin = time.perf_counter_ns()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
         nn.functional.cross_entropy(self.model(inputs), labels).backward()
         self.before_step()
         self.optimizer.step()
@@ -102,9 +105,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
+    parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
     arguments = parser.parse_args()
     if not arguments.worker:
-        passed_on = ["--quick"] * arguments.quick
+        passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
         if arguments.model:
             passed_on += ["--model", arguments.model]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
@@ -121,7 +125,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
     join_gloo(arguments.store, hvd.rank(), hvd.size())
     for name in [arguments.model] if arguments.model else MODELS:
         make_model, make_batch = MODELS[name]
-        contestants = make_contestants(make_model)
+        contestants = make_contestants(make_model, arguments.views)
         turns = measure(contestants, make_batch, arguments.quick)
         row = row_of(name, contestants["compute"].model, turns)
         if hvd.rank() == 0:
@@ -131,8 +135,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
     hvd.shutdown()
 
 
-def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
-    """Build the three copies, with equal parameters on all ranks."""
+def make_contestants(make_model: Callable[[], nn.Module], views: bool) -> dict[str, Contestant]:
+    """Build the copies, with equal parameters on all ranks."""
     import hvdlite.torch as hvd
 
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -143,11 +147,29 @@ def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestan
     theirs = nn.parallel.DistributedDataParallel(make_model())
     hvd.broadcast_parameters(ours.state_dict(), root_rank=0)
     distributed = hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters())
-    return {
+    contestants = {
         "compute": Contestant(alone, sgd(alone), hvd.barrier),
         "hvdlite": Contestant(ours, distributed, lambda: None),
         "ddp": Contestant(theirs, sgd(theirs), lambda: None),
     }
+    return contestants | (with_views(make_model, sgd) if views else {})
+
+
+def with_views(
+    make_model: Callable[[], nn.Module], sgd: Callable[[nn.Module], torch.optim.Optimizer]
+) -> dict[str, Contestant]:
+    """Build the copies whose gradients are views of buckets."""
+    import hvdlite.torch as hvd
+
+    contestants = {}
+    for name, set_to_none in (("views", True), ("kept", False)):
+        model = make_model()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        distributed = hvd.DistributedOptimizer(
+            sgd(model), model.named_parameters(), gradient_as_bucket_view=True
+        )
+        contestants[name] = Contestant(model, distributed, lambda: None, set_to_none)
+    return contestants
 
 
 def measure(
@@ -186,7 +208,7 @@ def row_of(name: str, model: nn.Module, turns: dict[str, list[list[float]]]) -> 
         medians[contestant] = slowest([statistics.median(every_step)])[0]
         row[f"{contestant}_ms"] = round(medians[contestant], 2)
         row[f"{contestant}_range_ms"] = [round(min(by_turn), 2), round(max(by_turn), 2)]
-    for contestant in ("hvdlite", "ddp"):
+    for contestant in [name for name in medians if name != "compute"]:
         row[f"{contestant}_overhead_ms"] = round(medians[contestant] - medians["compute"], 2)
     return row
 

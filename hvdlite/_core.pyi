@@ -53,6 +53,18 @@ class Tensor:
         """Number of the GPU whose memory it is; -1 for host memory."""
 
 @final
+class Slot:
+    """Memory on a GPU that stays from step to step; see `Engine.allocate_slot`.
+
+    The last reference to it must go when no work that uses the memory will be submitted any more;
+    then it blocks (GIL released) until the device has ended all that was.
+    """
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as bytes, for frameworks that make a tensor of it and hold the slot."""
+
+@final
 class Handle:
     """One submitted collective. It keeps `keep` alive until the core is done with the memory."""
 
@@ -242,6 +254,16 @@ class Engine:
         """Submit the removal of a set, which takes nothing more; every rank of the world does.
 
         It is an error while some rank has joined.
+        """
+
+    def allocate_slot(self, gpu: int, bytes: int) -> Slot:
+        """Allocate memory on a GPU in which outputs of collectives are to lie.
+
+        Where the outputs of a batch lie there one behind the other, each at the next multiple of 16
+        bytes, the batch is reduced in place, and NCCL knows the memory if it can.
+
+        Raises:
+            hvdlite.errors.OutOfMemoryError: there is no room on the GPU.
         """
 
     def abort(self, reason: str) -> None:

@@ -57,6 +57,7 @@ inline constexpr int kOldestCudaDriver = 11000;
   X(context_current, "cuCtxGetCurrent", (CudaContext * context))                                   \
   X(context_make_current, "cuCtxSetCurrent", (CudaContext context))                                \
   X(context_device, "cuCtxGetDevice", (int* device))                                               \
+  X(context_synchronize, "cuCtxSynchronize", ())                                                   \
   X(priority_range, "cuCtxGetStreamPriorityRange", (int* least, int* greatest))                    \
   X(memory_allocate, "cuMemAlloc_v2", (CudaPointer * memory, std::size_t bytes))                   \
   X(memory_free, "cuMemFree_v2", (CudaPointer memory))                                             \

@@ -94,6 +94,11 @@ Status CudaDevice::wait(CudaStream stream, const CudaEvent& event) const {
   return check(api_->stream_wait(stream, event.handle(), 0), "waiting for an event");
 }
 
+void CudaDevice::settle() const {
+  const Current current(*this);
+  (void)api_->context_synchronize();
+}
+
 Result<DeviceMemory> CudaDevice::allocate(std::size_t bytes) {
   const Current current(*this);
   CudaPointer address = 0;

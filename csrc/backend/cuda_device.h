@@ -108,6 +108,8 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   Result<CudaEventPtr> record(CudaStream stream, CudaEvent::Use use = CudaEvent::Use::kOrder);
   // Lets later work of `stream` (of any device) wait for the event. Does not wait itself.
   Status wait(CudaStream stream, const CudaEvent& event) const;
+  // Blocks until everything that any stream was given so far has ended, well or not.
+  void settle() const;
   // kOutOfMemory names the size.
   Result<DeviceMemory> allocate(std::size_t bytes);
   // OK, or the driver's error with `what` and this device.

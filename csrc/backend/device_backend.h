@@ -27,6 +27,8 @@ class DeviceBackend : public Backend {
   }
   // The point after everything that was called so far.
   Result<CudaEventPtr> record() { return device().record(device().stream()); }
+  // This memory is about to be freed; no work is under way.
+  virtual void forget_memory(CudaPointer /*address*/) {}
   // Gets what an allreduce by Adasum of tensors with these numbers of elements will take. Every
   // member calls it at the same place; a status that is not sticky is the same on every member.
   virtual Status prepare_adasum(const Group& /*group*/, DataType /*dtype*/,

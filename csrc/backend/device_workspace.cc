@@ -19,27 +19,16 @@ Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<c
   HVDLITE_RETURN_IF_ERROR(copies.status());
   workspace->copies = std::move(copies.value());
   workspace->pool = std::make_shared<DeviceMemoryPool>(workspace->device);
+  workspace->slots = std::make_shared<DeviceSlots>(workspace->device);
   return workspace;
 }
 
 Status DeviceWorkspace::reserve_fusion(const std::shared_ptr<const NcclApi>& nccl,
                                        std::size_t bytes) {
   if (fusion.valid()) return Status();
-  if (nccl->can_register()) {
-    const CudaDevice::Current current(*device);
-    void* memory = nullptr;
-    if (nccl->memory_allocate(&memory, bytes) == NcclResult::kSuccess && memory != nullptr) {
-      const auto free = [nccl, on = device](CudaPointer address) {
-        const CudaDevice::Current freeing(*on);
-        (void)nccl->memory_free(reinterpret_cast<void*>(address));  // NOLINT: a device address
-      };
-      fusion = DeviceMemory(address(memory), bytes, free);
-      return Status();
-    }
-  }
-  Result<DeviceMemory> plain = device->allocate(bytes);
-  HVDLITE_RETURN_IF_ERROR(plain.status());
-  fusion = std::move(plain.value());
+  Result<DeviceMemory> memory = allocate_for_nccl(device, nccl, bytes);
+  HVDLITE_RETURN_IF_ERROR(memory.status());
+  fusion = std::move(memory.value());
   return Status();
 }
 

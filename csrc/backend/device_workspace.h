@@ -1,12 +1,13 @@
 // What all data planes of one device share: the device, its kernels, the fusion buffer, memory that
-// Adasum takes beside it, and memory for gathered results. One stream orders their use. Runner
-// only, except the pool.
+// Adasum takes beside it, slots, and memory for gathered results. One stream orders their use.
+// Runner only, except the pool, and the slots where they say so.
 #pragma once
 
 #include <memory>
 
 #include "backend/cuda_device.h"
 #include "backend/device_memory_pool.h"
+#include "backend/device_slots.h"
 #include "backend/nccl_api.h"
 #include "backend/segment_copies.h"
 
@@ -16,6 +17,7 @@ struct DeviceWorkspace {
   std::shared_ptr<CudaDevice> device;
   std::unique_ptr<SegmentCopies> copies;
   std::shared_ptr<DeviceMemoryPool> pool;
+  std::shared_ptr<DeviceSlots> slots;
   DeviceMemory fusion;                   // not valid() until reserve_fusion()
   std::unique_ptr<KernelModule> adasum;  // null until reserve_adasum()
   DeviceMemory adasum_scratch;           // not valid() until it is needed

@@ -1,4 +1,5 @@
-// Where the tensors of a batch lie in a fusion buffer: pure arithmetic, the same on every rank.
+// Where the tensors of a batch lie in a fusion buffer, or in a slot: pure arithmetic, the same on
+// every rank.
 //
 // Every tensor begins at a multiple of 16 bytes, so that copies move 16 bytes at a time; what lies
 // between is reduced like the rest and means nothing. What does not fit into the buffer continues
@@ -15,6 +16,8 @@
 
 namespace hvdlite {
 
+inline constexpr std::uint64_t kFusionAlign = 16;
+
 struct FusedPart {
   std::size_t piece = 0;     // index
   std::uint64_t begin = 0;   // of the piece's elements, the first one here
@@ -29,11 +32,11 @@ struct FusedRound {
 // `element_bytes` in the buffer (at most 8); `capacity` is at least 16.
 inline std::vector<FusedRound> lay_out(std::span<const Piece> pieces, std::size_t element_bytes,
                                        std::uint64_t capacity) {
-  constexpr std::uint64_t kAlign = 16;
   std::vector<FusedRound> rounds(1);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     for (std::uint64_t begin = 0; begin < pieces[i].count;) {
-      const std::uint64_t offset = (rounds.back().bytes + kAlign - 1) / kAlign * kAlign;
+      const std::uint64_t offset =
+          (rounds.back().bytes + kFusionAlign - 1) / kFusionAlign * kFusionAlign;
       if (offset + element_bytes > capacity) {
         rounds.emplace_back();
         continue;

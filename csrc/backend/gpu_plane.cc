@@ -57,6 +57,18 @@ Status GpuPlane::load_cuda() {
   return Status();
 }
 
+Result<std::shared_ptr<const NcclApi>> GpuPlane::nccl() {
+  MutexLock lock(nccl_mutex_);
+  if (nccl_ == nullptr) {
+    Result<std::shared_ptr<const NcclApi>> loaded = libraries_.nccl();
+    HVDLITE_RETURN_IF_ERROR(loaded.status());
+    nccl_ = std::move(loaded.value());
+    log(LogLevel::kInfo, fabric_->topology.rank,
+        "NCCL " + nccl_version_text(nccl_->version) + " of " + nccl_->path + ", " + nccl_->origin);
+  }
+  return nccl_;
+}
+
 Result<DeviceWorkspace*> GpuPlane::workspace(int ordinal) {
   MutexLock lock(mutex_);
   HVDLITE_RETURN_IF_ERROR(load_cuda());
@@ -118,8 +130,36 @@ std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
   return found.ok() ? found.value()->pool : nullptr;
 }
 
+Result<DeviceSlots::Holder> GpuPlane::allocate_slot(int ordinal, std::size_t bytes) {
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  HVDLITE_RETURN_IF_ERROR(found.status());
+  std::shared_ptr<const NcclApi> by;
+  if (fabric_ != nullptr) {
+    if (Result<std::shared_ptr<const NcclApi>> loaded = nccl(); loaded.ok()) by = loaded.value();
+  }
+  return found.value()->slots->allocate(by, bytes);
+}
+
+void GpuPlane::free_slots() {
+  if (busy()) return;
+  std::vector<DeviceMemory> ended;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [ordinal, workspace] : workspaces_) {
+      if (!workspace->slots->any_ended()) continue;
+      for (DeviceMemory& memory : workspace->slots->take_ended()) {
+        ended.push_back(std::move(memory));
+      }
+    }
+  }
+  for (const DeviceMemory& memory : ended) {
+    for (const auto& [key, plane] : planes_) plane.backend->forget_memory(memory.address());
+  }
+}
+
 Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience,
                                       bool part) {
+  free_slots();
   const Planes::key_type key{group.id, group.ranks};
   if (const auto at = planes_.find(key); at != planes_.end()) return at->second.backend.get();
   const Result<DeviceWorkspace*> found = workspace(ordinal);
@@ -151,18 +191,13 @@ GpuPlane::Candidate GpuPlane::present(DeviceWorkspace& workspace) {
   Candidate own;
   own.rank = fabric_->topology.rank;
   own.uuid = workspace.device->uuid();
-  if (nccl_ == nullptr) {
-    Result<std::shared_ptr<const NcclApi>> loaded = libraries_.nccl();
-    if (!loaded.ok()) {
-      std::strncpy(own.reason, loaded.status().message().c_str(), sizeof(own.reason) - 1);
-      return own;
-    }
-    nccl_ = std::move(loaded.value());
-    log(LogLevel::kInfo, own.rank,
-        "NCCL " + nccl_version_text(nccl_->version) + " of " + nccl_->path + ", " + nccl_->origin);
+  const Result<std::shared_ptr<const NcclApi>> loaded = nccl();
+  if (!loaded.ok()) {
+    std::strncpy(own.reason, loaded.status().message().c_str(), sizeof(own.reason) - 1);
+    return own;
   }
-  own.nccl = nccl_->version;
-  const Status reserved = workspace.reserve_fusion(nccl_, fusion_bytes(config_));
+  own.nccl = loaded.value()->version;
+  const Status reserved = workspace.reserve_fusion(loaded.value(), fusion_bytes(config_));
   own.fused = reserved.ok() ? 1 : 0;
   if (!reserved.ok()) {
     log(LogLevel::kWarning, own.rank,
@@ -209,15 +244,18 @@ Result<std::unique_ptr<DeviceBackend>> GpuPlane::make_nccl(const Group& group,
     NcclUniqueId id{};
     NcclResult result = NcclResult::kSuccess;
   } start;
+  const Result<std::shared_ptr<const NcclApi>> loaded = nccl();  // present() has done so before
+  HVDLITE_RETURN_IF_ERROR(loaded.status());
+  const std::shared_ptr<const NcclApi>& api = loaded.value();
   const int root = group.ranks.front();
-  if (fabric_->topology.rank == root) start.result = nccl_->get_unique_id(&start.id);
+  if (fabric_->topology.rank == root) start.result = api->get_unique_id(&start.id);
   HVDLITE_RETURN_IF_ERROR(host_.broadcast(group, root, bytes_of(start), bytes_of(start), patience));
   if (start.result != NcclResult::kSuccess) {
     return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
-                   nccl_->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
+                   api->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
   }
   Result<std::unique_ptr<NcclCommunicator>> joined =
-      NcclCommunicator::join(nccl_, workspace.device, {group, *fabric_}, start.id, patience);
+      NcclCommunicator::join(api, workspace.device, {group, *fabric_}, start.id, patience);
   if (!joined.ok()) {
     const Status why = joined.status();
     return Status(why.code(), why.message() + shared, why.failed_rank());
@@ -247,7 +285,10 @@ void GpuPlane::track(CudaEventPtr end) {
 
 Status GpuPlane::poll() {
   while (!under_way_.empty() && under_way_.front().end->reached()) under_way_.pop_front();
-  if (under_way_.empty()) return Status();
+  if (under_way_.empty()) {
+    free_slots();
+    return Status();
+  }
   for (const auto& [key, plane] : planes_) HVDLITE_RETURN_IF_ERROR(plane.backend->poll());
   if (!under_way_.front().deadline.passed()) return Status();
   return Status(StatusCode::kTimeout,

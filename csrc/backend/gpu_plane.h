@@ -7,7 +7,7 @@
 // Nobody outside of the set takes part. NCCL needs every rank of a communicator; so while members
 // have joined, the others have one of their own, until all have joined.
 //
-// Threads: mark(), ordinal_of() and the pools from any; everything else is the runner's.
+// Threads: mark(), ordinal_of(), slots and the pools from any; everything else is the runner's.
 #pragma once
 
 #include <deque>
@@ -61,6 +61,8 @@ class GpuPlane {
   // Memory for a result. Of a device that mark() has seen.
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
+  // Memory that gradients stay in, see device_slots.h.
+  Result<DeviceSlots::Holder> allocate_slot(int ordinal, std::size_t bytes);
 
   // Looks after work that ends at `end`.
   void track(CudaEventPtr end);
@@ -86,6 +88,7 @@ class GpuPlane {
   struct Candidate;  // what members tell each other
 
   Status load_cuda() HVDLITE_REQUIRES(mutex_);
+  Result<std::shared_ptr<const NcclApi>> nccl();
   Result<DeviceWorkspace*> workspace(int ordinal);
   Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
                                               Patience patience);
@@ -97,6 +100,8 @@ class GpuPlane {
                                                    Patience patience);
   // Ends those that `ends` chooses.
   void end_planes(const std::function<bool(const Planes::value_type&)>& ends);
+  // Frees the slots that have ended, if no work is under way: freeing memory waits for the device.
+  void free_slots();
   // Waits until no work is under way.
   void settle(Deadline deadline);
   Status fall_back(const Group& group, const std::vector<Candidate>& members);
@@ -111,8 +116,10 @@ class GpuPlane {
   std::map<int, std::unique_ptr<DeviceWorkspace>> workspaces_ HVDLITE_GUARDED_BY(mutex_);
   std::map<std::uint32_t, int> device_of_ HVDLITE_GUARDED_BY(mutex_);  // by process set
 
+  Mutex nccl_mutex_;
+  std::shared_ptr<const NcclApi> nccl_ HVDLITE_GUARDED_BY(nccl_mutex_);
+
   // Of the runner.
-  std::shared_ptr<const NcclApi> nccl_;
   Planes planes_;
   std::deque<UnderWay> under_way_;
   bool warned_ = false;  // that GPU tensors pass through the host

@@ -54,22 +54,14 @@ NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceW
       size_(communicator_->size()),
       fused_(fused),
       adasum_(workspace, fused ? workspace.fusion.bytes() : 0) {
-  if (!fused_ || !nccl().can_register()) return;
+  if (!fused_) return;
   // Without it NCCL copies through buffers of its own: slower, not wrong.
-  const CudaDevice::Current current(device());
-  (void)nccl().comm_register(communicator_->get(), pointer(workspace_.fusion.address()),
-                             workspace_.fusion.bytes(), &registration_);
+  (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());
 }
 
 NcclBackend::~NcclBackend() { abort(); }
 
-void NcclBackend::close(Deadline deadline) {
-  if (registration_ != nullptr && communicator_->get() != nullptr) {
-    const CudaDevice::Current current(device());
-    (void)nccl().comm_deregister(communicator_->get(), std::exchange(registration_, nullptr));
-  }
-  communicator_->close(deadline);
-}
+void NcclBackend::close(Deadline deadline) { communicator_->close(deadline); }
 
 Status NcclBackend::prepare_adasum(const Group& group, DataType dtype,
                                    std::span<const std::uint64_t> counts, Patience patience) {
@@ -90,6 +82,11 @@ Status NcclBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
   if (fused_ && (filled > 1 || wire_type(dtype) != dtype)) {
     return reduce_fused(dtype, op, pieces, patience);
   }
+  if (filled == 1) {
+    const Piece& piece = *std::find_if(pieces.begin(), pieces.end(), elements);
+    const Result<bool> reduced = reduce_in_slot(dtype, op, piece, patience);
+    if (!reduced.ok() || reduced.value()) return reduced.status();
+  }
   return reduce_in_place(dtype, op, pieces, patience);
 }
 
@@ -105,40 +102,72 @@ Status NcclBackend::reduce_fused(DataType dtype, ReduceOp op, std::span<const Pi
 Status NcclBackend::reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                                  const FusedRound& round, Patience patience) {
   const DataType wire = wire_type(dtype);
-  void* buffer = pointer(workspace_.fusion.address());
-  HVDLITE_RETURN_IF_ERROR(pack(dtype, pieces, round));
+  const CudaPointer slot = slot_of(dtype, pieces, round);
+  const CudaPointer buffer = slot != 0 ? slot : workspace_.fusion.address();
+  HVDLITE_RETURN_IF_ERROR(pack(dtype, pieces, round, buffer));
   HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
-    return nccl().allreduce(buffer, buffer, round.bytes / size_of(wire), nccl_dtype(wire),
-                            nccl_op(op), communicator_->get(), stream());
+    return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(wire),
+                            nccl_dtype(wire), nccl_op(op), communicator_->get(), stream());
   }));
-  return unpack(dtype, pieces, round);
+  return unpack(dtype, pieces, round, buffer);
 }
 
-Status NcclBackend::pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round) {
+Result<bool> NcclBackend::reduce_in_slot(DataType dtype, ReduceOp op, const Piece& piece,
+                                         Patience patience) {
+  // Other members may have no slot: all call the same op once.
+  if (piece.prescale != 1.0 || piece.own_scale) return false;
+  const FusedRound whole{{{0, 0, piece.count, 0}}, piece.count * size_of(dtype)};
+  if (slot_of(dtype, {&piece, 1}, whole) == 0) return false;
+  HVDLITE_RETURN_IF_ERROR(reduce_round(dtype, op, {&piece, 1}, whole, patience));
+  return true;
+}
+
+CudaPointer NcclBackend::slot_of(DataType dtype, std::span<const Piece> pieces,
+                                 const FusedRound& round) {
+  const auto output_of = [&](const FusedPart& part) {
+    return address(pieces[part.piece].output) + part.begin * size_of(dtype);
+  };
+  const CudaPointer begin = output_of(round.parts.front());
+  if (wire_type(dtype) != dtype || begin % kFusionAlign != 0) return 0;
+  const DeviceSlots::Slot slot = workspace_.slots->find(begin);
+  if (begin + round.bytes > slot.address + slot.bytes) return 0;
+  const bool as_laid_out =
+      std::all_of(round.parts.begin(), round.parts.end(),
+                  [&](const FusedPart& part) { return output_of(part) == begin + part.offset; });
+  return as_laid_out && communicator_->know_memory(slot.address, slot.bytes) ? begin : 0;
+}
+
+Status NcclBackend::pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+                         CudaPointer buffer) {
   const CudaDevice::Current current(device());
   const DataType wire = wire_type(dtype);
   segments_.clear();
   for (const FusedPart& part : round.parts) {
     const Piece& piece = pieces[part.piece];
-    const CudaPointer place = workspace_.fusion.address() + part.offset;
+    const CudaPointer place = buffer + part.offset;
     if (piece.input == nullptr) {
       HVDLITE_RETURN_IF_ERROR(device().check(
           device().api().fill(place, 0, part.count * size_of(wire), stream()), "filling memory"));
       continue;
     }
     const CudaPointer from = address(piece.input) + part.begin * size_of(dtype);
-    segments_.push_back({from, place, part.count, piece.prescale});
+    if (from != place || piece.prescale != 1.0) {
+      segments_.push_back({from, place, part.count, piece.prescale});
+    }
   }
   return workspace_.copies->enqueue(dtype, wire, segments_);
 }
 
-Status NcclBackend::unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round) {
+Status NcclBackend::unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+                           CudaPointer buffer) {
   segments_.clear();
   for (const FusedPart& part : round.parts) {
     const Piece& piece = pieces[part.piece];
     const CudaPointer to = address(piece.output) + part.begin * size_of(dtype);
-    segments_.push_back(
-        {workspace_.fusion.address() + part.offset, to, part.count, piece.postscale});
+    const CudaPointer from = buffer + part.offset;
+    if (from != to || piece.postscale != 1.0) {
+      segments_.push_back({from, to, part.count, piece.postscale});
+    }
   }
   return workspace_.copies->enqueue(wire_type(dtype), dtype, segments_);
 }

@@ -2,9 +2,12 @@
 //
 // An all-reduce of one tensor runs where the tensor lies. Several are packed into the device's
 // fusion buffer, reduced there and unpacked: one kernel launch each way, which scales as well.
-// Where some member has no memory for that buffer, every tensor is reduced where it lies, in one
-// group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
-// pre-multiplied sum. int16, which NCCL lacks, travels as int32. Adasum: device_adasum.h.
+// Where their outputs lie in a slot as they would in the fusion buffer, the slot takes its place:
+// nothing is unpacked, and inputs that are outputs are not packed either. Members need not agree on
+// that. Where some member has no memory for that buffer, every tensor is reduced where it lies, in
+// one group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
+// pre-multiplied sum. int16, which NCCL lacks, travels as int32. Adasum:
+// device_adasum.h.
 #pragma once
 
 #include <memory>
@@ -46,6 +49,7 @@ class NcclBackend : public DeviceBackend {
                         Patience patience) override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
+  void forget_memory(CudaPointer address) override { communicator_->forget_memory(address); }
   void close(Deadline deadline) override;
 
  private:
@@ -62,8 +66,14 @@ class NcclBackend : public DeviceBackend {
                       Patience patience);
   Status reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                       const FusedRound& round, Patience patience);
-  Status pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
-  Status unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
+  // Where in a slot the round's outputs lie as laid out; 0: they do not.
+  CudaPointer slot_of(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
+  Status pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+              CudaPointer buffer);
+  Status unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+                CudaPointer buffer);
+  // A single piece that needs no op of its own, in its slot. False: it is in none.
+  Result<bool> reduce_in_slot(DataType dtype, ReduceOp op, const Piece& piece, Patience patience);
   Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                          Patience patience);
   // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
@@ -81,7 +91,6 @@ class NcclBackend : public DeviceBackend {
   const int index_;  // of this rank in the group
   const int size_;
   const bool fused_;
-  void* registration_ = nullptr;  // of the fusion buffer with the communicator
   std::vector<CopySegment> segments_;
   DeviceAdasum adasum_;
 };

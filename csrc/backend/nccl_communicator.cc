@@ -110,6 +110,30 @@ Status NcclCommunicator::lost_member(const std::string& operation) const {
   return Status();
 }
 
+bool NcclCommunicator::know_memory(CudaPointer address, std::size_t bytes) {
+  if (!api_->can_register()) return true;
+  const auto [at, is_new] = registrations_.try_emplace(address);
+  if (is_new) {
+    const CudaDevice::Current current(*device_);
+    void* registration = nullptr;
+    void* memory = reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
+    if (is_success(api_->comm_register(comm_, memory, bytes, &registration))) {
+      at->second = registration;
+    }
+  }
+  return at->second.has_value();
+}
+
+void NcclCommunicator::forget_memory(CudaPointer address) {
+  const auto at = registrations_.find(address);
+  if (at == registrations_.end()) return;
+  if (comm_ != nullptr && at->second.value_or(nullptr) != nullptr) {
+    const CudaDevice::Current current(*device_);
+    (void)api_->comm_deregister(comm_, *at->second);
+  }
+  registrations_.erase(at);
+}
+
 Status NcclCommunicator::poll() {
   NcclResult result = NcclResult::kSuccess;
   const NcclResult asked = api_->comm_async_error(comm_, &result);
@@ -125,6 +149,7 @@ void NcclCommunicator::abort() {
 
 void NcclCommunicator::close(Deadline deadline) {
   if (comm_ == nullptr) return;
+  while (!registrations_.empty()) forget_memory(registrations_.begin()->first);
   const CudaDevice::Current current(*device_);
   NcclResult result = api_->comm_finalize(comm_);
   while (result == NcclResult::kInProgress && !deadline.passed()) {

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "backend/cuda_device.h"
 #include "backend/nccl_api.h"
@@ -45,6 +47,11 @@ class NcclCommunicator {
   Result<int> make_scaled_sum(DataType dtype, double factor);
   void destroy_op(int op) { (void)api_->op_destroy(op, comm_); }
 
+  // Registers memory with NCCL, once, until forget_memory() or the end, whichever is first. False:
+  // NCCL has refused it; what it cannot register at all it takes as it is.
+  bool know_memory(CudaPointer address, std::size_t bytes);
+  void forget_memory(CudaPointer address);
+
   // An error that came after enqueue() had returned.
   Status poll();
   // Ends what runs on the device, and the communicator. Idempotent.
@@ -65,6 +72,8 @@ class NcclCommunicator {
   const std::shared_ptr<CudaDevice> device_;
   const Place place_;
   NcclComm comm_ = nullptr;
+  // Of known memory, by address. Null: without a registration, because NCCL is set not to make one.
+  std::map<CudaPointer, std::optional<void*>> registrations_;
 };
 
 }  // namespace hvdlite

@@ -10,6 +10,7 @@
 #include "backend/self_backend.h"
 #include "base/log.h"
 #include "bindings/handle.h"
+#include "bindings/slot.h"
 #include "os/fd.h"
 #include "transport/fabric.h"
 
@@ -244,6 +245,17 @@ HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint3
   return submit(self, std::move(entry), py::none(), /*blocking=*/true);
 }
 
+std::unique_ptr<SlotObject> allocate_slot(const HolderPtr& self, int gpu, std::size_t bytes) {
+  Engine& engine = self->engine();
+  const py::gil_scoped_release unlocked;
+  Result<DeviceSlots::Holder> slot = engine.allocate_slot(gpu, bytes);
+  if (!slot.ok()) {
+    const py::gil_scoped_acquire locked;
+    raise_status(slot.status());
+  }
+  return std::make_unique<SlotObject>(std::move(slot.value()));
+}
+
 }  // namespace
 
 void register_engine(py::module_& module) {
@@ -253,6 +265,7 @@ void register_engine(py::module_& module) {
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
+  register_slot(module);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;
@@ -278,6 +291,7 @@ void register_engine(py::module_& module) {
       .def("join", &join, blocking)
       .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
       .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
+      .def("allocate_slot", &allocate_slot, py::arg("gpu"), py::arg("bytes"))
       .def("abort", &abort, py::arg("reason"))
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)

@@ -9,7 +9,7 @@ travel in the next round: as rows, by an operation beside this one, or dense (se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from hvdlite import ops
 from hvdlite.errors import HvdliteError
+from hvdlite.torch.slot import BucketPlaces, Place, flags_dtype
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, spec
@@ -80,7 +81,9 @@ class _Trip:
     version: int  # of `gradient` when it left; -1 where the parameter had none
     wire: torch.Tensor  # what is reduced; may be `gradient` itself
     context: Any  # of the compressor
+    target: torch.Tensor  # where the core writes the result; most often `wire`
     rows: int = 0  # of a sparse gradient that travels dense
+    place: Place | None = None  # where `grad` is to lie
 
     @property
     def present(self) -> bool:
@@ -106,13 +109,26 @@ class Bucket:
         names: Sequence[str],
         compression: Any,
         sparse_as_dense: bool,
+        places: Callable[[], BucketPlaces] | None = None,
     ) -> None:
+        """Make it.
+
+        Args:
+            name: identifies its operations on all ranks.
+            params: whose gradients it takes.
+            names: of the parameters.
+            compression: what happens to gradients on the way.
+            sparse_as_dense: whether sparse gradients become dense.
+            places: gives where reduced gradients lie; without, each lies where its gradient lay.
+        """
         self.params = list(params)
         self.missing = len(self.params)  # parameters whose gradient is not ready; the owner counts
         self._name = f"{name}[{names[0][:100]}..{names[-1][:100]}]"
         self._names = list(names)
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
+        self._find_places = places
+        self._places: BucketPlaces | None = None  # of this round
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
         self._handle: Submission | None = None
@@ -134,17 +150,21 @@ class Bucket:
             HvdliteError: a gradient cannot be sent; nothing was.
         """
         by_rows = self._ways.begin()
+        if self._find_places is not None:
+            places = self._find_places()
+            if places is not self._places:
+                self._places, self._flags = places, places.flags
         with torch.no_grad():
             trips = [self._leave(position, by_rows) for position in range(len(self.params))]
             flags = self._write_flags(trips)
         dense = [
-            (name, trip.wire)
+            (name, trip.wire, trip.target)
             for position, (name, trip) in enumerate(zip(self._names, trips, strict=True))
             if position not in by_rows
         ]
-        specs = [spec(name, wire, wire) for name, wire in dense]
+        specs = [spec(name, wire, target) for name, wire, target in dense]
         specs.append(spec(f"{self._name}.flags", flags, flags))
-        keep = ([wire for _, wire in dense], flags)
+        keep = ([wire for _, wire, _ in dense], [target for _, _, target in dense], flags)
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
         self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
@@ -166,11 +186,16 @@ class Bucket:
     def _leave(self, position: int, by_rows: set[int]) -> _Trip:
         param, name = self.params[position], self._names[position]
         gradient, version, rows = param.grad, -1, 0
+        place = None if self._places is None else self._places.gradients[position]
+        if place is not None and not place.suits(param):
+            place = None
         if position in by_rows:
             wire = self._ways.rows_of(position)
             version = -1 if gradient is None else gradient._version
-            return _Trip(param, wire if gradient is None else gradient, version, wire, None)
-        if gradient is None:
+            return _Trip(param, wire if gradient is None else gradient, version, wire, None, wire)
+        if gradient is None and place is not None:
+            gradient = place.view.zero_()
+        elif gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
             if gradient.layout != torch.strided and (self._sparse_as_dense or self._dense_for_good):
@@ -180,16 +205,17 @@ class Bucket:
         if is_sparse(gradient):
             dense, rows = self._ways.to_dense(position, gradient)
         check(dense, name)
+        if place is not None:
+            dense = place.wire(dense)
         wire, context = self._compression.compress(dense)
-        return _Trip(param, gradient, version, wire.contiguous(), context, rows)
+        wire = wire.contiguous()
+        target = place.memory if place is not None and place.takes(wire) else wire
+        return _Trip(param, gradient, version, wire, context, target, rows, place)
 
     def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
         count = len(trips)
         wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
-        # The dtype of the gradients lets the flags ride in their batch; float16 is too narrow for
-        # the share of a rank with a small weight.
-        narrow = wire == torch.float16 or not wire.is_floating_point
-        dtype = torch.float32 if narrow else wire
+        dtype = flags_dtype(wire)
         flags, device = self._flags, trips[0].wire.device
         if (flags.numel(), flags.dtype, flags.device) != (2 * count, dtype, device):
             flags = self._flags = torch.empty(2 * count, dtype=dtype, device=device)
@@ -252,13 +278,15 @@ class Bucket:
         return list((self._flags[len(self.params) :].double() * factor).tolist())
 
     def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
-        result = self._compression.decompress(trip.wire, trip.context)
+        result = self._compression.decompress(trip.target, trip.context)
+        if trip.place is not None:
+            result = trip.place.take(result)
         if sparse:
             trip.param.grad = self._ways.to_sparse(position, result)
-        elif not trip.present:
-            trip.param.grad = result
-        elif result is not trip.gradient:
+        elif trip.present and trip.place is None and result is not trip.gradient:
             trip.gradient.copy_(result)
+        elif not trip.present or result is not trip.gradient:
+            trip.param.grad = result
 
     def reset(self) -> None:
         """Forget the round."""

@@ -180,6 +180,7 @@ def DistributedOptimizer(
     *,
     bucket_cap_mb: float = 4.0,
     weight: Weight = None,
+    gradient_as_bucket_view: bool = False,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
@@ -207,6 +208,9 @@ def DistributedOptimizer(
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
             and the core sends those together that are ready together.
         weight: what this rank counts in the average, see `Distributed.weight`.
+        gradient_as_bucket_view: keeps reduced gradients in memory of their own, as in torch's
+            DistributedDataParallel: after a reduction each `grad` is a view of it, which the next
+            one overwrites. On GPUs that saves copies, see docs/gpu.md.
 
     Returns:
         The optimizer, which has become an instance of a subclass of its class of the same name,
@@ -224,10 +228,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     reduction = _reduction(op, gradient_predivide_factor, process_set)
-    if bucket_cap_mb <= 0:
-        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
-    if weight is not None:
-        _check_weight(op)
+    _check_options(op, bucket_cap_mb, weight, gradient_as_bucket_view)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         adasum: Distributed = distribute_adasum(
@@ -242,6 +243,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
+        bucket_view=gradient_as_bucket_view,
     )
     return _distribute(optimizer, names, settings)
 
@@ -276,6 +278,18 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     optimizer._reducer = reducer
     distributed: Distributed = optimizer
     return distributed
+
+
+def _check_options(op: int, bucket_cap_mb: float, weight: Weight, bucket_view: bool) -> None:
+    if bucket_cap_mb <= 0:
+        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
+    if weight is not None:
+        _check_weight(op)
+    if bucket_view and op == ops.Adasum:
+        raise ArgumentError(
+            "gradient_as_bucket_view goes with op=hvd.Average or hvd.Sum: with hvd.Adasum changes "
+            "of the parameters travel, not gradients"
+        )
 
 
 def _check_weight(op: int) -> None:

@@ -9,6 +9,7 @@ has had its passes, from inside of backward, so that communication overlaps with
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 
 from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
 from hvdlite.torch.bucket import Bucket, follow_groups, plan_buckets, split_evenly
+from hvdlite.torch.slot import Slots
 from hvdlite.torch.submit import Reduction
 
 Weight = float | Callable[[], float] | None
@@ -35,6 +37,7 @@ class Settings:
     sparse_as_dense: bool
     cap_bytes: int
     weight: Weight
+    bucket_view: bool = False  # gradient_as_bucket_view
 
 
 class GradientReducer:
@@ -248,6 +251,8 @@ class GradientReducer:
             if param not in self._hooks:
                 self._watch(param)
         self._layout = params
+        formed = self._form_buckets(params)
+        slots = Slots(formed) if self.settings.bucket_view else None
         self._buckets = [
             Bucket(
                 f"{self._name}.{number}",
@@ -255,8 +260,9 @@ class GradientReducer:
                 [self._names[param] for param in bucket],
                 self.settings.compression,
                 self.settings.sparse_as_dense,
+                None if slots is None else functools.partial(slots.of, number),
             )
-            for number, bucket in enumerate(self._form_buckets(params))
+            for number, bucket in enumerate(formed)
         ]
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
 

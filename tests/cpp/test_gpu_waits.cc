@@ -81,6 +81,36 @@ bool reduce_behind_a_held_producer(int rank, Engine& engine, Framework& gpu) {
   return result == std::vector<float>(kCount, 0.0F);
 }
 
+// A slot that its producer, an optimizer, still reads when new gradients are packed into it. False
+// when rank 0 finds the new ones.
+bool reduce_into_a_slot_that_is_read_late(int rank, Engine& engine, Framework& gpu) {
+  constexpr std::size_t kBytes = kCount * sizeof(float);
+  const DeviceSlots::Holder slot = OnDevice::must(engine.allocate_slot(gpu.ordinal, 2 * kBytes));
+  const OnDevice tensor = gpu.tensor(std::vector<float>(kCount, 5.0F));
+  const EntryPtr entry = gpu.entry("slot", tensor, kCount);
+  entry->request.tensors.push_back(entry->request.tensors[0]);
+  entry->inputs.push_back(tensor.data());
+  entry->outputs = {reinterpret_cast<void*>(slot->address),
+                    reinterpret_cast<void*>(slot->address + kBytes)};
+  const CudaDevice::Current current(*gpu.device);
+  std::vector<float> values(kCount, 1.0F);
+  CHECK_EQ(gpu.device->api().copy_to_device(slot->address, values.data(), kBytes, gpu.producer), 0);
+  CHECK_EQ(gpu.device->api().stream_synchronize(gpu.producer), 0);
+  if (rank == 0) hold(gpu.producer, true);
+  CHECK_EQ(gpu.device->api().copy_to_host(values.data(), slot->address, kBytes, gpu.producer), 0);
+  CHECK_OK(run(engine, entry));
+  CHECK_OK(
+      entry->completion->on_device->device().wait(gpu.consumer, *entry->completion->on_device));
+  const OnDevice sum(*gpu.device, gpu.consumer, kBytes);
+  CHECK_EQ(gpu.device->api().copy(device_address(sum.data()), slot->address, kBytes, gpu.consumer),
+           0);
+  std::this_thread::sleep_for(50ms);  // for whoever does not wait
+  if (rank == 0) hold(gpu.producer, false);
+  CHECK_EQ(gpu.device->api().stream_synchronize(gpu.producer), 0);
+  const std::vector<float> result = gpu.read(sum.data(), kCount);
+  return values == std::vector<float>(kCount, 1.0F) && result == std::vector<float>(kCount, 10.0F);
+}
+
 EntryPtr gather(Engine& engine, Framework& gpu, float value) {
   const OnDevice tensor = gpu.tensor(std::vector<float>(kCount, value));
   const EntryPtr entry = gpu.entry("gather", tensor, kCount);
@@ -160,6 +190,10 @@ TEST(gpu_waits_for_the_producer_and_the_consumer_for_us) {
   // The wait of the communication stream, and the consumer's.
   expect_every_wait_is_needed(&reduce_behind_a_held_producer<ReduceOp::kSum>, {0, 1});
   expect_every_wait_is_needed(&reduce_behind_a_held_producer<ReduceOp::kAdasum>, {0, 1});
+}
+
+TEST(gpu_waits_for_whoever_reads_a_slot_and_is_waited_for_by_who_reads_it_next) {
+  expect_every_wait_is_needed(&reduce_into_a_slot_that_is_read_late, {0, 1});
 }
 
 TEST(gpu_waits_for_the_last_reader_of_a_result_before_its_memory_is_used_again) {

@@ -277,12 +277,14 @@ def make_model(device: torch.device) -> nn.Module:
     return nn.Sequential(*layers).to(device, torch.float64)
 
 
-def train(model: nn.Module, optimizer: Any, part: slice, device: torch.device) -> list[Any]:
+def train(
+    model: nn.Module, optimizer: Any, part: slice, device: torch.device, set_to_none: bool = True
+) -> list[Any]:
     for step in range(10):
         generator = torch.Generator().manual_seed(step)
         inputs = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
         targets = torch.stack([inputs.sum(1).sin(), inputs.prod(1)], dim=1)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=set_to_none)
         loss = nn.functional.mse_loss(model(inputs[part].to(device)), targets[part].to(device))
         loss.backward()
         optimizer.step()
@@ -306,6 +308,27 @@ def scenario_training_equals_one_process(device: torch.device) -> None:
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         for one, other in zip(train(model, optimizer, part, device), whole, strict=True):
             assert torch.allclose(one, other, rtol=0, atol=tolerance), (one - other).abs().max()
+
+
+def scenario_gradients_are_views_of_buckets(device: torch.device) -> None:
+    part = slice(hvd.rank() * BATCH // hvd.size(), (hvd.rank() + 1) * BATCH // hvd.size())
+    alone = make_model(device)
+    whole = train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), slice(None), device)
+    for set_to_none in (True, False):
+        model = make_model(device)
+        adam = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = hvd.DistributedOptimizer(
+            adam, model.named_parameters(), bucket_cap_mb=0.0005, gradient_as_bucket_view=True
+        )
+        ours = train(model, optimizer, part, device, set_to_none)
+        for one, other in zip(ours, whole, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-10), (one - other).abs().max()
+        views = [param.grad for param in model.parameters()]
+        assert len({view.untyped_storage().data_ptr() for view in views}) == 1
+        train(model, optimizer, part, device, set_to_none)
+        assert all(p.grad is view for p, view in zip(model.parameters(), views, strict=True))
+        del optimizer, model, views  # the device is done with them, or is waited for
+    assert is_all(hvd.allreduce(mine(device, 1000), op=hvd.Sum), total(), device)
 
 
 def scenario_batch_norm_of_all_ranks(device: torch.device) -> None:

@@ -18,6 +18,9 @@ struct FakeCounters {
   std::int64_t live_contexts;  // primary contexts retained and not yet released
   std::int64_t live_communicators;
   std::int64_t live_registrations;   // of buffers with communicators, and windows
+  std::int64_t registrations;        // made so far
+  std::int64_t registration_faults;  // the same memory twice with one communicator; memory freed,
+                                     // or a communicator destroyed, before they were ended
   std::int64_t live_reduce_ops;      // ncclRedOpCreatePreMulSum
   std::int64_t kernel_launches;      // cuLaunchKernel
   std::int64_t collective_launches;  // launches that NCCL would make: one for each group

@@ -69,7 +69,7 @@ def test_gpu_step_runs_without_a_gpu() -> None:
     rows = rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
     assert [row["model"] for row in rows] == ["resnet50", "transformer"]
     for row in rows:
-        for contestant in ("bare", "hvdlite", "ddp"):
+        for contestant in ("bare", "hvdlite", "ddp", "views", "kept"):
             assert row[f"{contestant}_host_ms"] > 0 and row[f"{contestant}_step_ms"] > 0
             assert row[f"{contestant}_kernels"] is None
 

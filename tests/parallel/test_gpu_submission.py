@@ -150,6 +150,37 @@ def test_without_a_stream_the_caller_waits_for_the_device() -> None:
         assert result.value == (True, [2.0] * 10)
 
 
+def reduce_in_a_slot() -> tuple[list[float], list[float], int]:
+    from hvdlite import _core, basics
+
+    basics.init()
+    gpu = Gpu(basics.rank())
+    slot = basics.engine().allocate_slot(gpu.ordinal, 4 * 12)
+    interface = slot.__cuda_array_interface__
+    begin, read_only = interface.pop("data")
+    assert not read_only
+    assert interface == {"shape": (48,), "typestr": "|u1", "strides": None, "version": 3}
+    inputs = [gpu.tensor([1.0] * 5), gpu.tensor([2.0] * 4)]
+    outputs = [begin, begin + 32]
+    results = []
+    for sources in (inputs, outputs):
+        specs = [
+            _core.Tensor("x", FLOAT32, [count], source, output, gpu.ordinal)
+            for count, source, output in zip((5, 4), sources, outputs, strict=True)
+        ]
+        handle = basics.engine().allreduce("x", specs, SUM, keep=slot, stream=gpu.stream)
+        handle.wait(timeout=60, stream=gpu.stream)
+        results.append(gpu.read(begin, 5) + gpu.read(begin + 32, 4))
+    del handle, slot  # waits for the device, not for ever
+    basics.shutdown()
+    return *results, begin % 16
+
+
+def test_outputs_in_a_slot_are_reduced_there() -> None:
+    for result in run_world(2, reduce_in_a_slot, env=_environment()):
+        assert result.value == ([2.0] * 5 + [4.0] * 4, [4.0] * 5 + [8.0] * 4, 0)
+
+
 class Kept:
     """Says when nobody keeps it any more."""
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "nccl/group.h"
+#include "nccl/registration.h"
 
 extern "C" int cuDriverGetVersion(int* version);
 
@@ -42,6 +43,7 @@ ncclResult_t end(void* handle, bool abort) {
   if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
   if (abort) communicator->abort();
   communicator->wait_for_work();
+  end_registrations(handle, abort);
   FAKE_NCCL_COUNT(*communicator, live_communicators, -1);
   FAKE_NCCL_COUNT(*communicator, live_reduce_ops, -communicator->live_reduce_ops());
   communicator->leave();

@@ -1,37 +1,81 @@
 #include "nccl/registration.h"
 
+#include <map>
+#include <memory>
+
 namespace fakegpu {
 namespace {
 
 struct Registration {
+  void* communicator = nullptr;
   int device = 0;
+  const void* buffer = nullptr;
 };
 
-Handles<Registration>& registrations() {
-  static auto* all = new Handles<Registration>;
+struct Registrations {
+  hvdlite::Mutex mutex;
+  std::map<void*, std::unique_ptr<Registration>> all HVDLITE_GUARDED_BY(mutex);
+};
+
+Registrations& registrations() {
+  static auto* all = new Registrations;
   return *all;
 }
+
+void count_fault(int device) { fake_count(device, offsetof(FakeCounters, registration_faults), 1); }
 
 }  // namespace
 
 ncclResult_t register_buffer(void* handle, void* buffer, std::size_t bytes, void** out) {
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
   if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
-  if (fake_resolve(communicator->device, buffer, bytes) == nullptr) {
+  const int device = communicator->device;
+  if (const int failure = fake_take_failure("ncclCommRegister", device)) {
+    return fail(static_cast<ncclResult_t>(failure), "injected failure of ncclCommRegister");
+  }
+  if (fake_resolve(device, buffer, bytes) == nullptr) {
     return fail(ncclInvalidArgument, "the buffer is not the device's memory");
   }
-  *out = registrations().add(std::make_shared<Registration>(Registration{communicator->device}));
+  auto made = std::make_unique<Registration>(Registration{handle, device, buffer});
+  hvdlite::MutexLock lock(registrations().mutex);
+  for (const auto& [key, other] : registrations().all) {
+    if (other->communicator == handle && other->buffer == buffer) count_fault(device);
+  }
+  *out = made.get();
+  registrations().all[*out] = std::move(made);
   FAKE_NCCL_COUNT(*communicator, live_registrations, 1);
+  FAKE_NCCL_COUNT(*communicator, registrations, 1);
   return ncclSuccess;
 }
 
 ncclResult_t deregister_buffer(void* handle, void* registration) {
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
-  if (communicator == nullptr || registrations().remove(registration) == nullptr) {
+  hvdlite::MutexLock lock(registrations().mutex);
+  const auto at = registrations().all.find(registration);
+  if (communicator == nullptr || at == registrations().all.end() ||
+      at->second->communicator != handle) {
     return fail(ncclInvalidArgument, "no such registration");
   }
+  registrations().all.erase(at);
   FAKE_NCCL_COUNT(*communicator, live_registrations, -1);
   return ncclSuccess;
+}
+
+void end_registrations(void* communicator, bool abort) {
+  hvdlite::MutexLock lock(registrations().mutex);
+  std::erase_if(registrations().all, [&](const auto& at) {
+    if (at.second->communicator != communicator) return false;
+    if (!abort) count_fault(at.second->device);
+    fake_count(at.second->device, offsetof(FakeCounters, live_registrations), -1);
+    return true;
+  });
+}
+
+void note_freed(const void* memory) {
+  hvdlite::MutexLock lock(registrations().mutex);
+  for (const auto& [key, registration] : registrations().all) {
+    if (registration->buffer == memory) count_fault(registration->device);
+  }
 }
 
 }  // namespace fakegpu

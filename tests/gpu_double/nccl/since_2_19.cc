@@ -20,6 +20,7 @@ FAKE_API ncclResult_t ncclMemAlloc(void** out, std::size_t bytes) {
 }
 
 FAKE_API ncclResult_t ncclMemFree(void* address) {
+  note_freed(address);
   const int error = cuMemFree_v2(reinterpret_cast<unsigned long long>(address));
   return error == 0 ? ncclSuccess
                     : fail(ncclUnhandledCudaError, "Cuda failure " + std::to_string(error));
