@@ -30,8 +30,10 @@ int nccl_op(ReduceOp op) {
   return kSum;
 }
 
-// The type that travels.
-DataType wire_type(DataType dtype) { return dtype == DataType::kInt16 ? DataType::kInt32 : dtype; }
+// What NCCL reduces: it lacks 16-bit integers.
+ElementTypes widened(ElementTypes types) {
+  return types.wire == DataType::kInt16 ? ElementTypes(types.memory, DataType::kInt32) : types;
+}
 
 void* pointer(CudaPointer address) {
   return reinterpret_cast<void*>(address);  // NOLINT: NCCL's form of an address
@@ -76,65 +78,66 @@ void NcclBackend::close(Deadline deadline) {
   communicator_->close(deadline);
 }
 
-Status NcclBackend::allreduce(const Group&, DataType dtype, ReduceOp op,
+Status NcclBackend::allreduce(const Group&, ElementTypes asked, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
   const auto elements = [](const Piece& piece) { return piece.count > 0; };
   const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
   if (filled == 0) return Status();
-  if (fused_ && (filled > 1 || wire_type(dtype) != dtype)) {
-    return reduce_fused(dtype, op, pieces, patience);
-  }
-  return reduce_in_place(dtype, op, pieces, patience);
+  const ElementTypes types = widened(asked);
+  if (fused_ && (filled > 1 || types.cast())) return reduce_fused(types, op, pieces, patience);
+  // Without a buffer to cast into, tensors travel as they are.
+  return reduce_in_place(types.memory, op, pieces, patience);
 }
 
-Status NcclBackend::reduce_fused(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                                  Patience patience) {
-  const auto rounds = lay_out(pieces, size_of(wire_type(dtype)), workspace_.fusion.bytes());
+  const auto rounds = lay_out(pieces, size_of(types.wire), workspace_.fusion.bytes());
   for (const FusedRound& round : rounds) {
-    HVDLITE_RETURN_IF_ERROR(reduce_round(dtype, op, pieces, round, patience));
+    HVDLITE_RETURN_IF_ERROR(reduce_round(types, op, pieces, round, patience));
   }
   return Status();
 }
 
-Status NcclBackend::reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                                  const FusedRound& round, Patience patience) {
-  const DataType wire = wire_type(dtype);
   void* buffer = pointer(workspace_.fusion.address());
-  HVDLITE_RETURN_IF_ERROR(pack(dtype, pieces, round));
+  HVDLITE_RETURN_IF_ERROR(pack(types, pieces, round));
   HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
-    return nccl().allreduce(buffer, buffer, round.bytes / size_of(wire), nccl_dtype(wire),
-                            nccl_op(op), communicator_->get(), stream());
+    return nccl().allreduce(buffer, buffer, round.bytes / size_of(types.wire),
+                            nccl_dtype(types.wire), nccl_op(op), communicator_->get(), stream());
   }));
-  return unpack(dtype, pieces, round);
+  return unpack(types, pieces, round);
 }
 
-Status NcclBackend::pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round) {
+Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces,
+                         const FusedRound& round) {
   const CudaDevice::Current current(device());
-  const DataType wire = wire_type(dtype);
   segments_.clear();
   for (const FusedPart& part : round.parts) {
     const Piece& piece = pieces[part.piece];
     const CudaPointer place = workspace_.fusion.address() + part.offset;
     if (piece.input == nullptr) {
-      HVDLITE_RETURN_IF_ERROR(device().check(
-          device().api().fill(place, 0, part.count * size_of(wire), stream()), "filling memory"));
+      HVDLITE_RETURN_IF_ERROR(
+          device().check(device().api().fill(place, 0, part.count * size_of(types.wire), stream()),
+                         "filling memory"));
       continue;
     }
-    const CudaPointer from = address(piece.input) + part.begin * size_of(dtype);
+    const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
     segments_.push_back({from, place, part.count, piece.prescale});
   }
-  return workspace_.copies->enqueue(dtype, wire, segments_);
+  return workspace_.copies->enqueue(types.memory, types.wire, segments_);
 }
 
-Status NcclBackend::unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round) {
+Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
+                           const FusedRound& round) {
   segments_.clear();
   for (const FusedPart& part : round.parts) {
     const Piece& piece = pieces[part.piece];
-    const CudaPointer to = address(piece.output) + part.begin * size_of(dtype);
+    const CudaPointer to = address(piece.output) + part.begin * size_of(types.memory);
     segments_.push_back(
         {workspace_.fusion.address() + part.offset, to, part.count, piece.postscale});
   }
-  return workspace_.copies->enqueue(wire_type(dtype), dtype, segments_);
+  return workspace_.copies->enqueue(types.wire, types.memory, segments_);
 }
 
 Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
@@ -246,7 +249,7 @@ Status NcclBackend::broadcast(const Group& group, int root, std::span<const std:
 Status NcclBackend::reducescatter(const Group&, DataType dtype, ReduceOp op, const Piece& piece,
                                   std::span<const std::uint64_t> counts, Patience patience) {
   if (piece.count == 0) return Status();
-  const DataType wire = wire_type(dtype);
+  const DataType wire = widened(dtype).wire;
   if (wire == dtype && piece.prescale == 1.0) {
     HVDLITE_RETURN_IF_ERROR(scatter(wire, op, piece.input, piece.output, counts, patience));
     const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};

@@ -28,8 +28,8 @@ class NcclBackend : public DeviceBackend {
   std::string_view name() const override { return "nccl"; }
   Viability viable() const override { return {}; }
   CudaDevice& device() const override { return *workspace_.device; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;
@@ -55,12 +55,12 @@ class NcclBackend : public DeviceBackend {
     bool own_op;  // to be destroyed
   };
 
-  Status reduce_fused(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+  Status reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       Patience patience);
-  Status reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+  Status reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       const FusedRound& round, Patience patience);
-  Status pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
-  Status unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
+  Status pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round);
+  Status unpack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round);
   Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                          Patience patience);
   // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.

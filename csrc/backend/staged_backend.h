@@ -17,8 +17,8 @@ class StagedBackend : public DeviceBackend {
   std::string_view name() const override { return "GPU through the host"; }
   Viability viable() const override { return {}; }
   CudaDevice& device() const override { return *workspace_.device; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;

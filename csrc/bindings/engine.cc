@@ -134,10 +134,12 @@ HandlePtr join(const HolderPtr& self, bool blocking) {
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
-                                            std::uintptr_t output, int gpu) {
-  if (!is_valid_dtype(dtype)) {
+                                            std::uintptr_t output, int gpu,
+                                            std::optional<int> wire) {
+  for (const int number : {dtype, wire.value_or(dtype)}) {
+    if (is_valid_dtype(number)) continue;
     raise_status(
-        Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(dtype) + " is unknown"));
+        Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(number) + " is unknown"));
   }
   for (const std::int64_t dim : shape) {
     if (dim < 0) raise_status(Status(StatusCode::kInvalidArgument, "a dimension is negative"));
@@ -148,6 +150,7 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
   tensor->gpu = gpu;
   if (gpu >= 0) tensor->shape.device = DeviceType::kGpu;
+  tensor->shape.wire = static_cast<DataType>(wire.value_or(dtype));
   return tensor;
 }
 
@@ -249,7 +252,7 @@ HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint3
 void register_engine(py::module_& module) {
   py::class_<TensorArgument>(module, "Tensor", py::is_final())
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
-           py::arg("input"), py::arg("output"), py::arg("gpu") = -1)
+           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none())
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);

@@ -226,7 +226,7 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
   }
   const ReduceOp op = batch.weighted ? ReduceOp::kSum : batch.op;
   Backend& plane = batch.device == DeviceType::kHost ? backend_ : *gpu_;
-  return plane.allreduce(group, batch.dtype, op, pieces_, patience());
+  return plane.allreduce(group, batch.types, op, pieces_, patience());
 }
 
 Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& round,

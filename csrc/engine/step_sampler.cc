@@ -12,7 +12,7 @@ bool counts(const Request& request) {
 
 std::uint64_t bytes_of(const Request& request) {
   std::uint64_t bytes = 0;
-  for (const TensorShape& tensor : request.tensors) bytes += tensor.bytes();
+  for (const TensorShape& tensor : request.tensors) bytes += tensor.wire_bytes();
   return bytes;
 }
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvdlite import basics, uneven
 from hvdlite import ops as neutral
-from hvdlite.compression import send_compressed
+from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.tensorflow import autodiff, requests, xla
@@ -134,6 +134,9 @@ def _allreduce(
     compression: Any,
 ) -> list[tf.Tensor]:
     checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
+
+    cast, compression = cast_in_core(compression, reduction.op)
+    reduction = reduction._replace(wire=cast)
 
     def send(sent: list[Any]) -> list[tf.Tensor]:
         results = requests.allreduce(sent, wire, names, reduction)

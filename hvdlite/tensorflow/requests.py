@@ -16,18 +16,23 @@ from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow import xla
+from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.library import raw_ops
 from hvdlite.tensorflow.names import WireName, in_session_graph, is_nested, terms
 from hvdlite.tensorflow.turns import turn
 
 
 class Reduction(NamedTuple):
-    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one."""
+    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one.
+
+    `wire`: what float32 and float64 are cast to on the way, as the core counts dtypes.
+    """
 
     op: int
     prescale: float = 1.0
     postscale: float = 1.0
     weight: Any = None
+    wire: int | None = None
 
 
 _SUM = Reduction(ops.Sum)
@@ -128,10 +133,10 @@ def allreduce(
 def _allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
-    last = terms(wire.number, *reduction[1:])
+    last = terms(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        return allreduce_with(last, part, wire, names, reduction.op)
+        return allreduce_with(last, part, wire, names, reduction.op, reduction.wire)
 
     return per_dtype(tensors, wire, names, call)
 
@@ -142,11 +147,17 @@ def attributes(wire: WireName) -> dict[str, Any]:
 
 
 def allreduce_with(
-    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], op: int
+    last: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    op: int,
+    cast: int | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce tensors of one dtype; `last` is the `terms` of the operation."""
+    """Reduce tensors of one dtype; `last` is the operation's `terms`, `cast` its wire dtype."""
+    number = -1 if cast is None or tensors[0].dtype not in WIDE else cast
     outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
-        tensors, last, **attributes(wire), tensor_names=list(names), op=op
+        tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number
     )
     return outputs
 
@@ -197,6 +208,7 @@ def _allreduce_in_xla(
             op=reduction.op,
             prescale=reduction.prescale,
             postscale=reduction.postscale,
+            cast=reduction.wire,
         )
         return list(outputs), gradient
 

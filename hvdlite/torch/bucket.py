@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from hvdlite import ops
+from hvdlite.compression import cast_in_core
 from hvdlite.errors import HvdliteError
+from hvdlite.ops import dtype_number
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, spec
@@ -112,6 +114,7 @@ class Bucket:
         self._name = f"{name}[{names[0][:100]}..{names[-1][:100]}]"
         self._names = list(names)
         self._compression = compression
+        self._by_hand = compression  # what of it is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
@@ -134,6 +137,7 @@ class Bucket:
             HvdliteError: a gradient cannot be sent; nothing was.
         """
         by_rows = self._ways.begin()
+        cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         with torch.no_grad():
             trips = [self._leave(position, by_rows) for position in range(len(self.params))]
             flags = self._write_flags(trips)
@@ -142,8 +146,10 @@ class Bucket:
             for position, (name, trip) in enumerate(zip(self._names, trips, strict=True))
             if position not in by_rows
         ]
-        specs = [spec(name, wire, wire) for name, wire in dense]
-        specs.append(spec(f"{self._name}.flags", flags, flags))
+        specs = [spec(name, wire, wire, cast) for name, wire in dense]
+        # float16 is too narrow for the share of a rank with a small weight.
+        narrow = None if cast == dtype_number("float16") else cast
+        specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         keep = ([wire for _, wire in dense], flags)
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
@@ -180,14 +186,13 @@ class Bucket:
         if is_sparse(gradient):
             dense, rows = self._ways.to_dense(position, gradient)
         check(dense, name)
-        wire, context = self._compression.compress(dense)
+        wire, context = self._by_hand.compress(dense)
         return _Trip(param, gradient, version, wire.contiguous(), context, rows)
 
     def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
         count = len(trips)
         wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
-        # The dtype of the gradients lets the flags ride in their batch; float16 is too narrow for
-        # the share of a rank with a small weight.
+        # The dtype of the gradients lets the flags ride in their batch; see submit().
         narrow = wire == torch.float16 or not wire.is_floating_point
         dtype = torch.float32 if narrow else wire
         flags, device = self._flags, trips[0].wire.device
@@ -252,7 +257,7 @@ class Bucket:
         return list((self._flags[len(self.params) :].double() * factor).tolist())
 
     def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
-        result = self._compression.decompress(trip.wire, trip.context)
+        result = self._by_hand.decompress(trip.wire, trip.context)
         if sparse:
             trip.param.grad = self._ways.to_sparse(position, result)
         elif not trip.present:
