@@ -6,6 +6,7 @@
 
 #include "backend/cuda_device.h"
 #include "backend/device_memory_pool.h"
+#include "backend/finite_words.h"
 #include "backend/nccl_api.h"
 #include "backend/segment_copies.h"
 
@@ -15,6 +16,7 @@ struct DeviceWorkspace {
   std::shared_ptr<CudaDevice> device;
   std::unique_ptr<SegmentCopies> copies;
   std::shared_ptr<DeviceMemoryPool> pool;
+  std::unique_ptr<FiniteWords> finite;
   DeviceMemory fusion;  // not valid() until reserve_fusion()
 
   static Result<std::unique_ptr<DeviceWorkspace>> open(std::shared_ptr<const CudaApi> cuda,

@@ -66,8 +66,8 @@ class GpuPlane {
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
 
-  // Looks after work that ends at `end`.
-  void track(CudaEventPtr end);
+  // Looks after work that ends at `end`; poll() calls `then` when it has, but not after abort().
+  void track(CudaEventPtr end, std::function<void()> then = {});
   bool busy() const { return !under_way_.empty(); }
   // An error of work under way, or of a device that has made no progress for collective_timeout.
   Status poll();
@@ -80,6 +80,7 @@ class GpuPlane {
   struct UnderWay {
     CudaEventPtr end;
     Deadline deadline;
+    std::function<void()> then;
   };
   struct Plane {
     std::unique_ptr<DeviceBackend> backend;

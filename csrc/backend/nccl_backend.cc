@@ -84,9 +84,12 @@ Status NcclBackend::allreduce(const Group&, ElementTypes asked, ReduceOp op,
   const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
   if (filled == 0) return Status();
   const ElementTypes types = widened(asked);
-  if (fused_ && (filled > 1 || types.cast())) return reduce_fused(types, op, pieces, patience);
   // Without a buffer to cast into, tensors travel as they are.
-  return reduce_in_place(types.memory, op, pieces, patience);
+  const Status status = fused_ && (filled > 1 || types.cast())
+                            ? reduce_fused(types, op, pieces, patience)
+                            : reduce_in_place(types.memory, op, pieces, patience);
+  nonfinite_ = nullptr;
+  return status;
 }
 
 Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
@@ -125,7 +128,7 @@ Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces,
     const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
     segments_.push_back({from, place, part.count, piece.prescale});
   }
-  return workspace_.copies->enqueue(types.memory, types.wire, segments_);
+  return workspace_.copies->enqueue(types.memory, types.wire, segments_, nonfinite_.get());
 }
 
 Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
@@ -179,6 +182,10 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
         device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
         "filling memory"));
   }
+  if (nonfinite_ != nullptr && piece.input != nullptr) {
+    HVDLITE_RETURN_IF_ERROR(look_at(dtype, piece));
+    call.input = piece.output;
+  }
   // Every member chooses the same op, whatever its own factor is.
   if (piece.prescale == 1.0 && !piece.own_scale) return call;
   const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
@@ -193,11 +200,21 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
   }
   if (piece.input == nullptr) return call;
   // NCCL would round the factor to 16 bits.
-  const CopySegment scaled{address(piece.input), address(piece.output), piece.count,
-                           piece.prescale};
-  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&scaled, 1}));
+  const CopySegment scaled{address(call.input), address(piece.output), piece.count, piece.prescale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&scaled, 1}, nonfinite_.get()));
   call.input = piece.output;
   return call;
+}
+
+Status NcclBackend::look_at(DataType dtype, const Piece& piece) {
+  const CopySegment same{address(piece.input), address(piece.output), piece.count, 1.0};
+  return workspace_.copies->enqueue(dtype, dtype, {&same, 1}, nonfinite_.get());
+}
+
+Result<FiniteWord> NcclBackend::look_for_nonfinite() {
+  Result<FiniteWord> word = workspace_.finite->take();
+  if (word.ok()) nonfinite_ = word.value();
+  return word;
 }
 
 Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces) {

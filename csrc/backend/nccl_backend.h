@@ -41,6 +41,7 @@ class NcclBackend : public DeviceBackend {
                   std::span<const std::size_t> send_bytes, std::span<std::byte> output,
                   std::span<const std::size_t> receive_bytes, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
+  Result<FiniteWord> look_for_nonfinite() override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
   void close(Deadline deadline) override;
@@ -65,6 +66,8 @@ class NcclBackend : public DeviceBackend {
                          Patience patience);
   // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
   Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
+  // Copies an input to its output, or onto itself, for the kernel to look at it.
+  Status look_at(DataType dtype, const Piece& piece);
   Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
   Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
                  std::span<const std::uint64_t> counts, Patience patience);
@@ -80,6 +83,7 @@ class NcclBackend : public DeviceBackend {
   const bool fused_;
   void* registration_ = nullptr;  // of the fusion buffer with the communicator
   std::vector<CopySegment> segments_;
+  FiniteWord nonfinite_;  // of the next allreduce, where it is to look
 };
 
 }  // namespace hvdlite

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "collective/finite.h"
+
 namespace hvdlite {
 Status StagedBackend::wait_for_device(Patience patience) {
   const Result<CudaEventPtr> end = record();
@@ -53,7 +55,12 @@ Status StagedBackend::allreduce(const Group& group, ElementTypes types, ReduceOp
     rest = rest.subspan(block.size());
     HVDLITE_RETURN_IF_ERROR(fetch(piece.input, block, patience));
     piece.input = piece.output = block.data();
+    if (nonfinite_ != nullptr &&
+        first_nonfinite(types, piece.input, piece.count, piece.prescale) < piece.count) {
+      *nonfinite_ = 1;
+    }
   }
+  nonfinite_ = nullptr;
   HVDLITE_RETURN_IF_ERROR(host_.allreduce(group, types, op, staged, patience));
   for (std::size_t i = 0; i < staged.size(); ++i) {
     const auto* result = static_cast<const std::byte*>(staged[i].output);
