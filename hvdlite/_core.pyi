@@ -45,7 +45,10 @@ class Tensor:
         input: int,
         output: int,
         gpu: int = -1,
-    ) -> None: ...
+        wire: int | None = None,
+    ) -> None:
+        """Describe it; an allreduce casts it to the type `wire` on the way, a 16-bit float."""
+
     @property
     def name(self) -> str: ...
     @property

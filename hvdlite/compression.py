@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hvdlite import ops
+
 
 class Compressor:
     """Base of compressors; subclass it and pass the class or an object as `compression=`.
 
     The compressed tensor is what ranks reduce, so reduction must make sense on it: its dtype and
     shape are the same on every rank, and a compressed zero is a zero.
+
+    A class whose `compress` does nothing but cast float32 and float64 to "float16" or "bfloat16"
+    may say so as `wire`: an allreduce then casts in the core, along with its copies. That is not
+    inherited, since a subclass may do more.
 
     Example:
         >>> class Halving(Compressor):
@@ -46,6 +52,20 @@ class NoneCompressor(Compressor):
     def decompress(tensor: Any, ctx: Any) -> Any:
         """Return the tensor itself."""
         return tensor
+
+
+def cast_in_core(compression: Any, op: int) -> tuple[int | None, Any]:
+    """Split a compression: what an allreduce casts to by itself, and what is left to do.
+
+    Returns:
+        The core's number of the dtype that float32 and float64 travel as, and the compressor to
+        call; None and the compression itself where it is more than a cast, or for Adasum.
+    """
+    kind = compression if isinstance(compression, type) else type(compression)
+    wire = vars(kind).get("wire")
+    if wire is None or op == ops.Adasum:
+        return None, compression
+    return ops.dtype_number(wire), NoneCompressor
 
 
 def send_compressed(

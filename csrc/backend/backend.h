@@ -50,8 +50,11 @@ class Backend {
   // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
   // is the same bits on every rank and does not depend on how tensors were batched. kAverage
   // divides the sum by the group's size (integers: towards zero). Integer sums wrap around.
-  // kAdasum combines the ranks' pieces one by one as adasum_reduction.h says.
-  virtual Status allreduce(const Group& group, DataType dtype, ReduceOp op,
+  // Where the types differ, both floating-point, elements are cast on the way in and reduced as
+  // types.wire, a 16-bit float, and the rounded result is cast back. The factors of a piece are
+  // applied in types.memory: before the one cast, and after the other.
+  // kAdasum combines the ranks' pieces one by one as adasum_reduction.h says, without a cast.
+  virtual Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
                            std::span<const Piece> pieces, Patience patience) = 0;
   // Concatenates the ranks' bytes in the order of group.ranks: bytes[i] from group.ranks[i] (equal
   // to this rank's own length at its own index) into `output`, which holds their sum.

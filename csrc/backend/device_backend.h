@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda_device.h"
+#include "backend/finite_words.h"
 
 namespace hvdlite {
 
@@ -35,6 +36,10 @@ class DeviceBackend : public Backend {
                                 std::span<const std::uint64_t> /*counts*/, Patience /*patience*/) {
     return Status();
   }
+  // The next allreduce, of floating-point tensors, sets the word where something that this rank
+  // gives is infinite or NaN, once scaled and cast; to be read when that allreduce has ended. A
+  // group of one rank does not look.
+  virtual Result<FiniteWord> look_for_nonfinite() { return FiniteWord(); }
   // An error that came after a call had returned; looked at while work is under way.
   virtual Status poll() { return Status(); }
   // Ends whatever is under way on the device, with results that nobody may use, and lets go of the

@@ -20,6 +20,7 @@ Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<c
   workspace->copies = std::move(copies.value());
   workspace->pool = std::make_shared<DeviceMemoryPool>(workspace->device);
   workspace->slots = std::make_shared<DeviceSlots>(workspace->device);
+  workspace->finite = std::make_unique<FiniteWords>(workspace->device);
   return workspace;
 }
 

@@ -8,6 +8,7 @@
 #include "backend/cuda_device.h"
 #include "backend/device_memory_pool.h"
 #include "backend/device_slots.h"
+#include "backend/finite_words.h"
 #include "backend/nccl_api.h"
 #include "backend/segment_copies.h"
 
@@ -18,6 +19,7 @@ struct DeviceWorkspace {
   std::unique_ptr<SegmentCopies> copies;
   std::shared_ptr<DeviceMemoryPool> pool;
   std::shared_ptr<DeviceSlots> slots;
+  std::unique_ptr<FiniteWords> finite;
   DeviceMemory fusion;                   // not valid() until reserve_fusion()
   std::unique_ptr<KernelModule> adasum;  // null until reserve_adasum()
   DeviceMemory adasum_scratch;           // not valid() until it is needed

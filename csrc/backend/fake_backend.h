@@ -16,11 +16,11 @@ class FakeBackend : public SelfBackend {
       : calls_(calls), failure_(failure) {}
 
   std::string_view name() const override { return "fake"; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override {
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override {
     calls_.push_back("allreduce of " + std::to_string(pieces.size()) + " " +
-                     std::string(name_of(dtype)) + " by " + std::string(name_of(op)));
-    return failure_.ok() ? SelfBackend::allreduce(group, dtype, op, pieces, patience) : failure_;
+                     std::string(name_of(types.memory)) + " by " + std::string(name_of(op)));
+    return failure_.ok() ? SelfBackend::allreduce(group, types, op, pieces, patience) : failure_;
   }
   Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
                        std::span<const std::uint64_t> counts, Patience patience) override {

@@ -278,13 +278,17 @@ Status GpuPlane::fall_back(const Group& group, const std::vector<Candidate>& mem
   return Status();
 }
 
-void GpuPlane::track(CudaEventPtr end) {
+void GpuPlane::track(CudaEventPtr end, std::function<void()> then) {
   if (fabric_ == nullptr) return;  // nobody to wait for
-  under_way_.push_back({std::move(end), Deadline::after_seconds(config_.collective_timeout)});
+  under_way_.push_back(
+      {std::move(end), Deadline::after_seconds(config_.collective_timeout), std::move(then)});
 }
 
 Status GpuPlane::poll() {
-  while (!under_way_.empty() && under_way_.front().end->reached()) under_way_.pop_front();
+  while (!under_way_.empty() && under_way_.front().end->reached()) {
+    if (under_way_.front().then) under_way_.front().then();
+    under_way_.pop_front();
+  }
   if (under_way_.empty()) {
     free_slots();
     return Status();

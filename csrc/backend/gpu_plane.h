@@ -64,8 +64,8 @@ class GpuPlane {
   // Memory that gradients stay in, see device_slots.h.
   Result<DeviceSlots::Holder> allocate_slot(int ordinal, std::size_t bytes);
 
-  // Looks after work that ends at `end`.
-  void track(CudaEventPtr end);
+  // Looks after work that ends at `end`; poll() calls `then` when it has, but not after abort().
+  void track(CudaEventPtr end, std::function<void()> then = {});
   bool busy() const { return !under_way_.empty(); }
   // An error of work under way, or of a device that has made no progress for collective_timeout.
   Status poll();
@@ -78,6 +78,7 @@ class GpuPlane {
   struct UnderWay {
     CudaEventPtr end;
     Deadline deadline;
+    std::function<void()> then;
   };
   struct Plane {
     std::unique_ptr<DeviceBackend> backend;

@@ -54,16 +54,16 @@ Result<std::uint64_t> HostBackend::share_bytes(const Layout& layout, std::size_t
   return room / parts / kCutBytes * kCutBytes;
 }
 
-Status HostBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
+Status HostBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
   if (op == ReduceOp::kAdasum) {
-    return adasum_.run(*this, group, fabric_.topology.rank, dtype, pieces, patience);
+    return adasum_.run(*this, group, fabric_.topology.rank, types.memory, pieces, patience);
   }
-  pieces_.assign(pieces, dtype);
+  pieces_.assign(pieces, types.memory);
   if (pieces_.elements() == 0) return Status();
   const Layout& layout = layout_of(group);
-  const Reduction reduction{layout,         dtype,   op, static_cast<int>(group.ranks.size()),
-                            size_of(dtype), patience};
+  const Reduction reduction{
+      layout, types, op, static_cast<int>(group.ranks.size()), size_of(types.wire), patience};
   const std::uint64_t bytes = pieces_.elements() * reduction.element_bytes;
   const bool small =
       bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(tunables_.shm_small, 0)) &&
@@ -108,7 +108,7 @@ Status HostBackend::publish_chunk(const Reduction& reduction, const Step& step, 
   const auto copy = [&](Range range) {
     copy_in(reduction, range, slot + (range.begin - chunk.begin) * reduction.element_bytes);
   };
-  if (!reads_own_slice_in_place(layout)) {
+  if (!reads_own_slice_in_place(reduction)) {
     copy(chunk);
   } else {
     const Range own = part_of(chunk, reduction.element_bytes, layout.drivers, layout.locals.index);
@@ -131,9 +131,9 @@ Status HostBackend::reduce_slice(const Reduction& reduction, const Step& step, R
     sources_.push_back(staging_.slot_of(step, static_cast<int>(i)) + offset);
   }
   // Nobody else reads this part of this rank's slot before the result lies in it.
-  if (reads_own_slice_in_place(layout)) sources_[layout.locals.index] = nullptr;
+  if (reads_own_slice_in_place(reduction)) sources_[layout.locals.index] = nullptr;
   if (layout.spans_hosts()) {
-    hvdlite::reduce(reduction.dtype,
+    hvdlite::reduce(reduction.types.wire,
                     reduction.op == ReduceOp::kAverage ? ReduceOp::kSum : reduction.op, sources_,
                     own, slice.count(), {});
     HVDLITE_RETURN_IF_ERROR(reduce_across_hosts(reduction, step, chunk, slice));
@@ -206,21 +206,23 @@ void HostBackend::copy_in(const Reduction& reduction, Range range, std::byte* to
   const TraceSpan traced = part("pack");
   pieces_.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
                               std::uint64_t at, std::uint64_t count) {
-    scale_copy(reduction.dtype, input, to + at * reduction.element_bytes, count, piece.prescale);
+    scale_copy(reduction.types, input, to + at * reduction.element_bytes, count, piece.prescale);
   });
 }
 
 void HostBackend::copy_out(const Reduction& reduction, Range range, const std::byte* from) const {
   const TraceSpan traced = part("unpack");
-  pieces_.for_each(range, [&](const Piece&, const std::byte*, std::byte* output, std::uint64_t at,
-                              std::uint64_t count) {
-    std::memcpy(output, from + at * reduction.element_bytes, count * reduction.element_bytes);
+  const ElementTypes back{reduction.types.wire, reduction.types.memory};
+  pieces_.for_each(range, [&](const Piece& piece, const std::byte*, std::byte* output,
+                              std::uint64_t at, std::uint64_t count) {
+    const double factor = back.cast() ? piece.postscale : 1.0;  // otherwise finish() has scaled
+    scale_copy(back, from + at * reduction.element_bytes, output, count, factor);
   });
 }
 
 void HostBackend::finish(const Reduction& reduction, Range range, std::byte* to) {
+  if (reduction.types.cast()) return finish_cast(reduction, range, to);
   const TraceSpan traced = part("reduce");
-  const int divisor = reduction.op == ReduceOp::kAverage ? reduction.size : 1;
   pieces_.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
                               std::uint64_t at, std::uint64_t count) {
     const std::uint64_t offset = at * reduction.element_bytes;
@@ -229,11 +231,24 @@ void HostBackend::finish(const Reduction& reduction, Range range, std::byte* to)
       shifted_.push_back(source == nullptr ? input
                                            : static_cast<const std::byte*>(source) + offset);
     }
-    hvdlite::reduce(reduction.dtype, reduction.op, shifted_, output, count,
-                    {divisor, piece.postscale});
+    hvdlite::reduce(reduction.types.wire, reduction.op, shifted_, output, count,
+                    {reduction.divisor(), piece.postscale});
     // Between hosts the slice is taken as a whole, once all of its parts are there.
     if (to != nullptr) std::memcpy(to + offset, output, count * reduction.element_bytes);
   });
+}
+
+void HostBackend::finish_cast(const Reduction& reduction, Range range, std::byte* to) {
+  const std::size_t bytes = range.count() * reduction.element_bytes;
+  if (to == nullptr && narrow_.size() < bytes) narrow_.resize(bytes);
+  std::byte* result = to == nullptr ? narrow_.data() : to;
+  {
+    const TraceSpan traced = part("reduce");
+    hvdlite::reduce(reduction.types.wire, reduction.op, sources_, result, range.count(),
+                    {reduction.divisor(), 1.0});
+  }
+  // Between hosts the slice is taken as a whole, as in finish().
+  if (!reduction.layout.spans_hosts()) copy_out(reduction, range, result);
 }
 
 Status HostBackend::barrier(const Group& group, Patience patience) {

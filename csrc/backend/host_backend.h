@@ -46,8 +46,8 @@ class HostBackend : public Backend {
     trace_ = &trace;
     staging_.trace_to(trace_, kTraceRow);
   }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;
@@ -78,11 +78,12 @@ class HostBackend : public Backend {
   // One all-reduce under way.
   struct Reduction {
     const Layout& layout;
-    DataType dtype;
+    ElementTypes types;
     ReduceOp op;
-    int size;  // of the group
-    std::uint64_t element_bytes;
+    int size;                     // of the group
+    std::uint64_t element_bytes;  // of what travels
     Patience patience;
+    int divisor() const { return op == ReduceOp::kAverage ? size : 1; }
   };
 
   // One reduce-scatter under way.
@@ -108,8 +109,10 @@ class HostBackend : public Backend {
   };
 
   // A driver need not stage the slice that it reduces itself.
-  bool reads_own_slice_in_place(const Layout& layout) const {
-    return layout.driver() && !layout.spans_hosts() && !pieces_.prescaled();
+  bool reads_own_slice_in_place(const Reduction& reduction) const {
+    const Layout& layout = reduction.layout;
+    return layout.driver() && !layout.spans_hosts() && !pieces_.prescaled() &&
+           !reduction.types.cast();
   }
 
   const Layout& layout_of(const Group& group);
@@ -130,12 +133,14 @@ class HostBackend : public Backend {
   Status reduce_across_hosts(const Reduction& reduction, const Step& step, Range chunk,
                              Range slice);
   Status take_results(const Reduction& reduction, const Step& step, Range chunk);
-  // Copies this rank's (prescaled) elements of `range` to `to`.
+  // Copies this rank's elements of `range`, prescaled and cast, to `to`; and results to the
+  // outputs, where they are cast, too.
   void copy_in(const Reduction& reduction, Range range, std::byte* to) const;
   void copy_out(const Reduction& reduction, Range range, const std::byte* from) const;
   // Reduces sources_ (each at range.begin; null is this rank's input where it lies), ends the
   // reduction, and stores the result in the outputs and, if not null, at `to`.
   void finish(const Reduction& reduction, Range range, std::byte* to);
+  void finish_cast(const Reduction& reduction, Range range, std::byte* to);
 
   // Completes transfers_.
   Status exchange_between_hosts(Patience patience, const char* operation);
@@ -174,6 +179,7 @@ class HostBackend : public Backend {
   std::vector<const void*> shifted_;  // the same, at a piece within the range
   std::vector<Transfer> transfers_;
   std::vector<std::byte> received_;  // parts of other hosts
+  std::vector<std::byte> narrow_;    // a small result before it is cast back
   std::vector<std::byte> partials_;  // a reduce-scatter's sums over this host, by member served
 };
 

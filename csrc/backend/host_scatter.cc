@@ -60,7 +60,7 @@ Status HostBackend::publish_parts(const Scatter& scatter, const Step& step, std:
   for (std::size_t member = 0; member < scatter.counts.size(); ++member) {
     const Range part = scatter.part(member, k);
     if (part.count() == 0) continue;
-    scale_copy(scatter.reduction.dtype,
+    scale_copy(scatter.reduction.types.wire,
                input + (scatter.begins[member] + part.begin) * element_bytes,
                staging_.own_slot(step) + scatter.slot_offset(member), part.count(),
                scatter.piece.prescale);
@@ -90,14 +90,14 @@ Status HostBackend::reduce_parts(const Scatter& scatter, const Step& step, std::
     }
     if (!layout.spans_hosts()) {
       auto* output = static_cast<std::byte*>(scatter.piece.output);
-      hvdlite::reduce(reduction.dtype, reduction.op, sources_,
+      hvdlite::reduce(reduction.types.wire, reduction.op, sources_,
                       output + part.begin * reduction.element_bytes, part.count(),
                       {average ? reduction.size : 1, scatter.piece.postscale});
       continue;
     }
     std::byte* partial = partials_.data() + i * share_bytes;
-    hvdlite::reduce(reduction.dtype, average ? ReduceOp::kSum : reduction.op, sources_, partial,
-                    part.count(), {});
+    hvdlite::reduce(reduction.types.wire, average ? ReduceOp::kSum : reduction.op, sources_,
+                    partial, part.count(), {});
     if (served.own_host) continue;
     transfers_.push_back({served.rank, {partial, part.count() * reduction.element_bytes}, {}});
   }
@@ -123,11 +123,10 @@ Status HostBackend::end_part(const Scatter& scatter, std::uint64_t k) {
   }
   HVDLITE_RETURN_IF_ERROR(exchange_between_hosts(reduction.patience, kReducescatter));
   if (part_bytes == 0) return Status();
-  const int divisor = reduction.op == ReduceOp::kAverage ? reduction.size : 1;
   hvdlite::reduce(
-      reduction.dtype, reduction.op, sources_,
+      reduction.types.wire, reduction.op, sources_,
       static_cast<std::byte*>(scatter.piece.output) + part.begin * reduction.element_bytes,
-      part.count(), {divisor, scatter.piece.postscale});
+      part.count(), {reduction.divisor(), scatter.piece.postscale});
   return Status();
 }
 

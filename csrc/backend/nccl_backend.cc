@@ -28,8 +28,10 @@ int nccl_op(ReduceOp op) {
   return kSum;
 }
 
-// The type that travels.
-DataType wire_type(DataType dtype) { return dtype == DataType::kInt16 ? DataType::kInt32 : dtype; }
+// What NCCL reduces: it lacks 16-bit integers.
+ElementTypes widened(ElementTypes types) {
+  return types.wire == DataType::kInt16 ? ElementTypes(types.memory, DataType::kInt32) : types;
+}
 
 // Calls each until one fails.
 template <typename Items, typename Call>
@@ -68,67 +70,70 @@ Status NcclBackend::prepare_adasum(const Group& group, DataType dtype,
   return adasum_.prepare(host_, group, index_, dtype, counts, patience);
 }
 
-Status NcclBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
+Status NcclBackend::allreduce(const Group& group, ElementTypes asked, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
   if (op == ReduceOp::kAdasum) {
     std::vector<std::uint64_t> counts;
     for (const Piece& piece : pieces) counts.push_back(piece.count);
-    HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, dtype, counts, patience));
-    return adasum_.run(*this, group, index_, dtype, pieces, patience);
+    HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, asked.memory, counts, patience));
+    return adasum_.run(*this, group, index_, asked.memory, pieces, patience);
   }
   const auto elements = [](const Piece& piece) { return piece.count > 0; };
   const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
   if (filled == 0) return Status();
-  if (fused_ && (filled > 1 || wire_type(dtype) != dtype)) {
-    return reduce_fused(dtype, op, pieces, patience);
-  }
-  if (filled == 1) {
+  // Without a buffer to cast into, tensors travel as they are.
+  const ElementTypes types = widened(asked);
+  const bool fused = fused_ && (filled > 1 || types.cast());
+  Status status;
+  if (fused) {
+    status = reduce_fused(types, op, pieces, patience);
+  } else if (filled > 1) {
+    status = reduce_in_place(types.memory, op, pieces, patience);
+  } else {
     const Piece& piece = *std::find_if(pieces.begin(), pieces.end(), elements);
-    const Result<bool> reduced = reduce_in_slot(dtype, op, piece, patience);
-    if (!reduced.ok() || reduced.value()) return reduced.status();
+    status = reduce_one(types.memory, op, piece, patience);
   }
-  return reduce_in_place(dtype, op, pieces, patience);
+  nonfinite_ = nullptr;
+  return status;
 }
 
-Status NcclBackend::reduce_fused(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                                  Patience patience) {
-  const auto rounds = lay_out(pieces, size_of(wire_type(dtype)), workspace_.fusion.bytes());
+  const auto rounds = lay_out(pieces, size_of(types.wire), workspace_.fusion.bytes());
   for (const FusedRound& round : rounds) {
-    HVDLITE_RETURN_IF_ERROR(reduce_round(dtype, op, pieces, round, patience));
+    HVDLITE_RETURN_IF_ERROR(reduce_round(types, op, pieces, round, patience));
   }
   return Status();
 }
 
-Status NcclBackend::reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                                  const FusedRound& round, Patience patience) {
-  const DataType wire = wire_type(dtype);
-  const CudaPointer slot = slot_of(dtype, pieces, round);
+  const CudaPointer slot = slot_of(types, pieces, round);
   const CudaPointer buffer = slot != 0 ? slot : workspace_.fusion.address();
-  HVDLITE_RETURN_IF_ERROR(pack(dtype, pieces, round, buffer));
+  HVDLITE_RETURN_IF_ERROR(pack(types, pieces, round, buffer));
   HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
-    return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(wire),
-                            nccl_dtype(wire), nccl_op(op), communicator_->get(), stream());
+    return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(types.wire),
+                            nccl_dtype(types.wire), nccl_op(op), communicator_->get(), stream());
   }));
-  return unpack(dtype, pieces, round, buffer);
+  return unpack(types, pieces, round, buffer);
 }
 
-Result<bool> NcclBackend::reduce_in_slot(DataType dtype, ReduceOp op, const Piece& piece,
-                                         Patience patience) {
+Status NcclBackend::reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience) {
   // Other members may have no slot: all call the same op once.
-  if (piece.prescale != 1.0 || piece.own_scale) return false;
   const FusedRound whole{{{0, 0, piece.count, 0}}, piece.count * size_of(dtype)};
-  if (slot_of(dtype, {&piece, 1}, whole) == 0) return false;
-  HVDLITE_RETURN_IF_ERROR(reduce_round(dtype, op, {&piece, 1}, whole, patience));
-  return true;
+  if (piece.prescale != 1.0 || piece.own_scale || slot_of(dtype, {&piece, 1}, whole) == 0) {
+    return reduce_in_place(dtype, op, {&piece, 1}, patience);
+  }
+  return reduce_round(dtype, op, {&piece, 1}, whole, patience);
 }
 
-CudaPointer NcclBackend::slot_of(DataType dtype, std::span<const Piece> pieces,
+CudaPointer NcclBackend::slot_of(ElementTypes types, std::span<const Piece> pieces,
                                  const FusedRound& round) {
   const auto output_of = [&](const FusedPart& part) {
-    return address(pieces[part.piece].output) + part.begin * size_of(dtype);
+    return address(pieces[part.piece].output) + part.begin * size_of(types.memory);
   };
   const CudaPointer begin = output_of(round.parts.front());
-  if (wire_type(dtype) != dtype || begin % kFusionAlign != 0) return 0;
+  if (types.cast() || begin % kFusionAlign != 0) return 0;
   const DeviceSlots::Slot slot = workspace_.slots->find(begin);
   if (begin + round.bytes > slot.address + slot.bytes) return 0;
   const bool as_laid_out =
@@ -137,39 +142,39 @@ CudaPointer NcclBackend::slot_of(DataType dtype, std::span<const Piece> pieces,
   return as_laid_out && communicator_->know_memory(slot.address, slot.bytes) ? begin : 0;
 }
 
-Status NcclBackend::pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
                          CudaPointer buffer) {
   const CudaDevice::Current current(device());
-  const DataType wire = wire_type(dtype);
   segments_.clear();
   for (const FusedPart& part : round.parts) {
     const Piece& piece = pieces[part.piece];
     const CudaPointer place = buffer + part.offset;
     if (piece.input == nullptr) {
-      HVDLITE_RETURN_IF_ERROR(device().check(
-          device().api().fill(place, 0, part.count * size_of(wire), stream()), "filling memory"));
+      HVDLITE_RETURN_IF_ERROR(
+          device().check(device().api().fill(place, 0, part.count * size_of(types.wire), stream()),
+                         "filling memory"));
       continue;
     }
-    const CudaPointer from = address(piece.input) + part.begin * size_of(dtype);
-    if (from != place || piece.prescale != 1.0) {
+    const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
+    if (from != place || piece.prescale != 1.0 || nonfinite_ != nullptr) {
       segments_.push_back({from, place, part.count, piece.prescale});
     }
   }
-  return workspace_.copies->enqueue(dtype, wire, segments_);
+  return workspace_.copies->enqueue(types.memory, types.wire, segments_, nonfinite_.get());
 }
 
-Status NcclBackend::unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
-                           CudaPointer buffer) {
+Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
+                           const FusedRound& round, CudaPointer buffer) {
   segments_.clear();
   for (const FusedPart& part : round.parts) {
     const Piece& piece = pieces[part.piece];
-    const CudaPointer to = address(piece.output) + part.begin * size_of(dtype);
+    const CudaPointer to = address(piece.output) + part.begin * size_of(types.memory);
     const CudaPointer from = buffer + part.offset;
     if (from != to || piece.postscale != 1.0) {
       segments_.push_back({from, to, part.count, piece.postscale});
     }
   }
-  return workspace_.copies->enqueue(wire_type(dtype), dtype, segments_);
+  return workspace_.copies->enqueue(types.wire, types.memory, segments_);
 }
 
 Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
@@ -211,6 +216,10 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
         device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
         "filling memory"));
   }
+  if (nonfinite_ != nullptr && piece.input != nullptr) {
+    HVDLITE_RETURN_IF_ERROR(look_at(dtype, piece));
+    call.input = piece.output;
+  }
   // Every member chooses the same op, whatever its own factor is.
   if (piece.prescale == 1.0 && !piece.own_scale) return call;
   const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
@@ -225,11 +234,21 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
   }
   if (piece.input == nullptr) return call;
   // NCCL would round the factor to 16 bits.
-  const CopySegment scaled{address(piece.input), address(piece.output), piece.count,
-                           piece.prescale};
-  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&scaled, 1}));
+  const CopySegment scaled{address(call.input), address(piece.output), piece.count, piece.prescale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&scaled, 1}, nonfinite_.get()));
   call.input = piece.output;
   return call;
+}
+
+Status NcclBackend::look_at(DataType dtype, const Piece& piece) {
+  const CopySegment same{address(piece.input), address(piece.output), piece.count, 1.0};
+  return workspace_.copies->enqueue(dtype, dtype, {&same, 1}, nonfinite_.get());
+}
+
+Result<FiniteWord> NcclBackend::look_for_nonfinite() {
+  Result<FiniteWord> word = workspace_.finite->take();
+  if (word.ok()) nonfinite_ = word.value();
+  return word;
 }
 
 Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces) {
@@ -281,7 +300,7 @@ Status NcclBackend::broadcast(const Group& group, int root, std::span<const std:
 Status NcclBackend::reducescatter(const Group&, DataType dtype, ReduceOp op, const Piece& piece,
                                   std::span<const std::uint64_t> counts, Patience patience) {
   if (piece.count == 0) return Status();
-  const DataType wire = wire_type(dtype);
+  const DataType wire = widened(dtype).wire;
   if (wire == dtype && piece.prescale == 1.0) {
     HVDLITE_RETURN_IF_ERROR(scatter(wire, op, piece.input, piece.output, counts, patience));
     const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};

@@ -32,8 +32,8 @@ class NcclBackend : public DeviceBackend {
   std::string_view name() const override { return "nccl"; }
   Viability viable() const override { return {}; }
   CudaDevice& device() const override { return *workspace_.device; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;
@@ -47,6 +47,7 @@ class NcclBackend : public DeviceBackend {
   Status barrier(const Group& group, Patience patience) override;
   Status prepare_adasum(const Group& group, DataType dtype, std::span<const std::uint64_t> counts,
                         Patience patience) override;
+  Result<FiniteWord> look_for_nonfinite() override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
   void forget_memory(CudaPointer address) override { communicator_->forget_memory(address); }
@@ -62,22 +63,24 @@ class NcclBackend : public DeviceBackend {
     bool own_op;  // to be destroyed
   };
 
-  Status reduce_fused(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+  Status reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       Patience patience);
-  Status reduce_round(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+  Status reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       const FusedRound& round, Patience patience);
   // Where in a slot the round's outputs lie as laid out; 0: they do not.
-  CudaPointer slot_of(DataType dtype, std::span<const Piece> pieces, const FusedRound& round);
-  Status pack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+  CudaPointer slot_of(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round);
+  Status pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
               CudaPointer buffer);
-  Status unpack(DataType dtype, std::span<const Piece> pieces, const FusedRound& round,
+  Status unpack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
                 CudaPointer buffer);
-  // A single piece that needs no op of its own, in its slot. False: it is in none.
-  Result<bool> reduce_in_slot(DataType dtype, ReduceOp op, const Piece& piece, Patience patience);
+  // A single piece: in its slot, if it is in one and needs no op of its own.
+  Status reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience);
   Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                          Patience patience);
   // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
   Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
+  // Copies an input to its output, or onto itself, for the kernel to look at it.
+  Status look_at(DataType dtype, const Piece& piece);
   Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
   Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
                  std::span<const std::uint64_t> counts, Patience patience);
@@ -93,6 +96,7 @@ class NcclBackend : public DeviceBackend {
   const bool fused_;
   std::vector<CopySegment> segments_;
   DeviceAdasum adasum_;
+  FiniteWord nonfinite_;  // of the next allreduce, where it is to look
 };
 
 }  // namespace hvdlite

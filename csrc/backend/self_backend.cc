@@ -1,5 +1,6 @@
 #include "backend/self_backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "collective/reduce.h"
@@ -11,13 +12,31 @@ void copy(std::span<const std::byte> from, std::span<std::byte> to) {
   if (!to.empty() && from.data() != to.data()) std::memcpy(to.data(), from.data(), to.size());
 }
 
+// Rounds as more ranks would.
+void cast_and_back(ElementTypes types, const Piece& piece) {
+  constexpr std::size_t kBlock = 1024;
+  std::byte narrow[kBlock * sizeof(std::uint16_t)];
+  const std::size_t element_bytes = size_of(types.memory);
+  for (std::size_t at = 0; at < piece.count; at += kBlock) {
+    const std::size_t count = std::min(kBlock, piece.count - at);
+    scale_copy(types, static_cast<const std::byte*>(piece.input) + at * element_bytes, narrow,
+               count, piece.prescale);
+    scale_copy({types.wire, types.memory}, narrow,
+               static_cast<std::byte*>(piece.output) + at * element_bytes, count, piece.postscale);
+  }
+}
+
 }  // namespace
 
-Status SelfBackend::allreduce(const Group&, DataType dtype, ReduceOp, std::span<const Piece> pieces,
-                              Patience) {
+Status SelfBackend::allreduce(const Group&, ElementTypes types, ReduceOp,
+                              std::span<const Piece> pieces, Patience) {
   for (const Piece& piece : pieces) {
-    scale_copy(dtype, piece.input, piece.output, piece.count, piece.prescale);
-    scale_copy(dtype, piece.output, piece.output, piece.count, piece.postscale);
+    if (types.cast()) {
+      cast_and_back(types, piece);
+      continue;
+    }
+    scale_copy(types, piece.input, piece.output, piece.count, piece.prescale);
+    scale_copy(types, piece.output, piece.output, piece.count, piece.postscale);
   }
   return Status();
 }

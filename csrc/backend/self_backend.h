@@ -9,8 +9,8 @@ class SelfBackend : public Backend {
  public:
   std::string_view name() const override { return "self"; }
   Viability viable() const override { return {}; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;

@@ -1,9 +1,15 @@
 #include "backend/self_device_backend.h"
 
+#include <algorithm>
+#include <limits>
+
+#include "backend/fusion_layout.h"
+
 namespace hvdlite {
-Status SelfDeviceBackend::allreduce(const Group&, DataType dtype, ReduceOp,
+Status SelfDeviceBackend::allreduce(const Group&, ElementTypes types, ReduceOp,
                                     std::span<const Piece> pieces, Patience) {
   const CudaDevice::Current current(device());
+  if (types.cast()) return cast_and_back(types, pieces);
   std::vector<CopySegment> segments;
   for (const Piece& piece : pieces) {
     const double scale = piece.prescale * piece.postscale;
@@ -13,11 +19,39 @@ Status SelfDeviceBackend::allreduce(const Group&, DataType dtype, ReduceOp,
       continue;
     }
     HVDLITE_RETURN_IF_ERROR(
-        device().check(device().api().fill(address(piece.output), 0, piece.count * size_of(dtype),
-                                           device().stream()),
+        device().check(device().api().fill(address(piece.output), 0,
+                                           piece.count * size_of(types.memory), device().stream()),
                        "filling memory"));
   }
-  return workspace_.copies->enqueue(dtype, dtype, segments);
+  return workspace_.copies->enqueue(types.memory, types.memory, segments);
+}
+
+// Rounds as more ranks would.
+Status SelfDeviceBackend::cast_and_back(ElementTypes types, std::span<const Piece> pieces) {
+  const auto rounds =
+      lay_out(pieces, size_of(types.wire), std::numeric_limits<std::uint64_t>::max());
+  Result<DeviceMemory> memory = workspace_.pool->take(std::max<std::uint64_t>(rounds[0].bytes, 1));
+  HVDLITE_RETURN_IF_ERROR(memory.status());
+  std::vector<CopySegment> in;
+  std::vector<CopySegment> out;
+  for (const FusedPart& part : rounds[0].parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer place = memory.value().address() + part.offset;
+    if (piece.input != nullptr) {
+      in.push_back({address(piece.input), place, part.count, piece.prescale});
+    } else {
+      HVDLITE_RETURN_IF_ERROR(device().check(
+          device().api().fill(place, 0, part.count * size_of(types.wire), device().stream()),
+          "filling memory"));
+    }
+    out.push_back({place, address(piece.output), part.count, piece.postscale});
+  }
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(types.memory, types.wire, in));
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(types.wire, types.memory, out));
+  Result<CudaEventPtr> after = record();
+  HVDLITE_RETURN_IF_ERROR(after.status());
+  workspace_.pool->give_back(std::move(memory.value()), after.value());
+  return Status();
 }
 
 Status SelfDeviceBackend::copy(std::span<const std::byte> from, std::span<std::byte> to) {

@@ -13,8 +13,8 @@ class SelfDeviceBackend : public DeviceBackend {
   std::string_view name() const override { return "self on a GPU"; }
   Viability viable() const override { return {}; }
   CudaDevice& device() const override { return *workspace_.device; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;
@@ -29,6 +29,7 @@ class SelfDeviceBackend : public DeviceBackend {
 
  private:
   Status copy(std::span<const std::byte> from, std::span<std::byte> to);
+  Status cast_and_back(ElementTypes types, std::span<const Piece> pieces);
 
   DeviceWorkspace& workspace_;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "collective/finite.h"
+
 namespace hvdlite {
 Status StagedBackend::wait_for_device(Patience patience) {
   const Result<CudaEventPtr> end = record();
@@ -40,24 +42,30 @@ Status StagedBackend::store(std::span<const std::byte> from, void* to, Patience 
   return wait_for_device(patience);
 }
 
-Status StagedBackend::allreduce(const Group& group, DataType dtype, ReduceOp op,
+Status StagedBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
                                 std::span<const Piece> pieces, Patience patience) {
   std::size_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.count * size_of(dtype);
+  const std::size_t element_bytes = size_of(types.memory);
+  for (const Piece& piece : pieces) bytes += piece.count * element_bytes;
   input_.resize(bytes);
   std::vector<Piece> staged(pieces.begin(), pieces.end());
   std::span<std::byte> rest = input_;
   for (Piece& piece : staged) {
-    const auto block = rest.first(piece.count * size_of(dtype));
+    const auto block = rest.first(piece.count * element_bytes);
     rest = rest.subspan(block.size());
     HVDLITE_RETURN_IF_ERROR(fetch(piece.input, block, patience));
     piece.input = piece.output = block.data();
+    if (nonfinite_ != nullptr &&
+        first_nonfinite(types, piece.input, piece.count, piece.prescale) < piece.count) {
+      *nonfinite_ = 1;
+    }
   }
-  HVDLITE_RETURN_IF_ERROR(host_.allreduce(group, dtype, op, staged, patience));
+  nonfinite_ = nullptr;
+  HVDLITE_RETURN_IF_ERROR(host_.allreduce(group, types, op, staged, patience));
   for (std::size_t i = 0; i < staged.size(); ++i) {
     const auto* result = static_cast<const std::byte*>(staged[i].output);
     HVDLITE_RETURN_IF_ERROR(
-        store({result, staged[i].count * size_of(dtype)}, pieces[i].output, patience));
+        store({result, staged[i].count * element_bytes}, pieces[i].output, patience));
   }
   return Status();
 }

@@ -17,8 +17,8 @@ class StagedBackend : public DeviceBackend {
   std::string_view name() const override { return "GPU through the host"; }
   Viability viable() const override { return {}; }
   CudaDevice& device() const override { return *workspace_.device; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override;
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
   Status allgather(const Group& group, std::span<const std::byte> input,
                    std::span<const std::size_t> bytes, std::span<std::byte> output,
                    Patience patience) override;
@@ -29,6 +29,9 @@ class StagedBackend : public DeviceBackend {
   Status alltoall(const Group& group, std::span<const std::byte> input,
                   std::span<const std::size_t> send_bytes, std::span<std::byte> output,
                   std::span<const std::size_t> receive_bytes, Patience patience) override;
+  Result<FiniteWord> look_for_nonfinite() override {
+    return nonfinite_ = std::make_shared<std::uint32_t>(0);
+  }
   Status barrier(const Group& group, Patience patience) override {
     return host_.barrier(group, patience);
   }
@@ -45,6 +48,7 @@ class StagedBackend : public DeviceBackend {
   const int rank_;                // of this process in the world
   std::vector<std::byte> input_;  // on the host
   std::vector<std::byte> output_;
+  FiniteWord nonfinite_;  // of the next allreduce, where it is to look
 };
 
 }  // namespace hvdlite

@@ -57,6 +57,8 @@
     "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
   X(std::int64_t, tensorflow_gpu, 1, "", "",                                                       \
     "0 has TensorFlow copy tensors of GPUs to the host, instead of sending them from there")       \
+  X(std::int64_t, check_finite, 0, "", "",                                                         \
+    "1 has each rank warn when it gives infinities or NaN to an all-reduce, naming the tensors")   \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 

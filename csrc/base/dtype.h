@@ -35,6 +35,16 @@ enum class ReduceOp : std::uint8_t {
   kProduct = 5,
 };
 
+// The element type of tensors in memory, and of what travels: another one, where it is narrower.
+struct ElementTypes {
+  DataType memory;
+  DataType wire;
+  constexpr ElementTypes(DataType dtype) : ElementTypes(dtype, dtype) {}  // NOLINT: mostly the same
+  constexpr ElementTypes(DataType in_memory, DataType on_wire) : memory(in_memory), wire(on_wire) {}
+  constexpr bool cast() const { return memory != wire; }
+  constexpr bool operator==(const ElementTypes&) const = default;
+};
+
 // Bytes of one element.
 constexpr std::size_t size_of(DataType dtype) {
   constexpr std::size_t kSizes[kDataTypeCount] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
@@ -67,6 +77,9 @@ constexpr std::string_view name_of(ReduceOp op) {
       return "product";
   }
   return "unknown";
+}
+constexpr bool is_floating(DataType dtype) {
+  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
 }
 constexpr bool is_valid_dtype(int value) { return value >= 0 && value < kDataTypeCount; }
 constexpr bool is_valid_op(int value) { return value >= 0 && value <= 5; }

@@ -135,10 +135,12 @@ HandlePtr join(const HolderPtr& self, bool blocking) {
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
-                                            std::uintptr_t output, int gpu) {
-  if (!is_valid_dtype(dtype)) {
+                                            std::uintptr_t output, int gpu,
+                                            std::optional<int> wire) {
+  for (const int number : {dtype, wire.value_or(dtype)}) {
+    if (is_valid_dtype(number)) continue;
     raise_status(
-        Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(dtype) + " is unknown"));
+        Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(number) + " is unknown"));
   }
   for (const std::int64_t dim : shape) {
     if (dim < 0) raise_status(Status(StatusCode::kInvalidArgument, "a dimension is negative"));
@@ -149,6 +151,7 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
   tensor->gpu = gpu;
   if (gpu >= 0) tensor->shape.device = DeviceType::kGpu;
+  tensor->shape.wire = static_cast<DataType>(wire.value_or(dtype));
   return tensor;
 }
 
@@ -194,6 +197,7 @@ py::dict counters(const HolderPtr& self) {
   row["cache_hits"] = counters.cache_hits.get();
   row["full_requests"] = counters.full_requests.get();
   row["messages_sent"] = counters.messages_sent.get();
+  row["nonfinite"] = counters.nonfinite.get();
   return row;
 }
 
@@ -261,7 +265,7 @@ std::unique_ptr<SlotObject> allocate_slot(const HolderPtr& self, int gpu, std::s
 void register_engine(py::module_& module) {
   py::class_<TensorArgument>(module, "Tensor", py::is_final())
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
-           py::arg("input"), py::arg("output"), py::arg("gpu") = -1)
+           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none())
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);

@@ -25,8 +25,11 @@ struct Finish {
 void reduce(DataType dtype, ReduceOp op, std::span<const void* const> sources, void* destination,
             std::size_t count, const Finish& finish);
 
-// destination[i] = factor * source[i], rounded; a plain copy for a factor of 1 or integers.
-void scale_copy(DataType dtype, const void* source, void* destination, std::size_t count,
+// destination[i] = factor * source[i], from types.memory to types.wire, which are the same, or both
+// floating-point. A plain copy for one type and a factor of 1, or integers. The product is taken in
+// float64 if one type is, else in float32; from float64 to a 16-bit type it is rounded by way of
+// float32, as frameworks do. `destination` may be the source where the types are the same.
+void scale_copy(ElementTypes types, const void* source, void* destination, std::size_t count,
                 double factor);
 
 }  // namespace hvdlite

@@ -28,7 +28,8 @@ EntryPtr make_entry(const HvdliteCall& call) {
     request.tensors.push_back({tensor.name,
                                static_cast<DataType>(tensor.dtype),
                                {tensor.dims, tensor.dims + tensor.ndim},
-                               static_cast<DeviceType>(tensor.device)});
+                               static_cast<DeviceType>(tensor.device),
+                               static_cast<DataType>(tensor.wire)});
     entry->inputs.push_back(tensor.input);
     entry->outputs.push_back(tensor.output);
   }

@@ -12,7 +12,7 @@ namespace hvdlite {
 
 class Engine;
 
-inline constexpr std::uint32_t kCoreTableVersion = 4;
+inline constexpr std::uint32_t kCoreTableVersion = 5;
 
 extern "C" {
 
@@ -21,6 +21,7 @@ extern "C" {
 struct HvdliteTensor {
   const char* name;
   std::int32_t dtype;   // DataType
+  std::int32_t wire;    // DataType that an allreduce casts to on the way; otherwise as `dtype`
   std::int32_t device;  // DeviceType, where `input` and `output` lie
   std::int32_t ndim;
   const std::int64_t* dims;

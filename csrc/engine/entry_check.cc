@@ -11,8 +11,14 @@ Status invalid_call(const Request& request, const std::string& why) {
 
 namespace {
 
-bool is_floating(DataType dtype) {
-  return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
+Status check_wire(const Request& request, const TensorShape& tensor) {
+  if (tensor.wire == tensor.dtype) return Status();
+  const bool narrow = tensor.wire == DataType::kFloat16 || tensor.wire == DataType::kBfloat16;
+  if (request.kind != Kind::kAllreduce || request.op == ReduceOp::kAdasum) {
+    return invalid_call(request, "a wire dtype goes with allreduce, and not with Adasum");
+  }
+  if (narrow && is_floating(tensor.dtype)) return Status();
+  return invalid_call(request, "a wire dtype is float16 or bfloat16, of a floating-point tensor");
 }
 
 Status check_reduction(const Request& request, const TensorShape& tensor) {
@@ -48,7 +54,10 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
   if (has_rows && tensor.dims.empty()) {
     return invalid_call(request, "a tensor without dimensions has no rows; reshape it to [1]");
   }
-  return scatters || request.kind == Kind::kAllreduce ? check_reduction(request, tensor) : Status();
+  if (scatters || request.kind == Kind::kAllreduce) {
+    HVDLITE_RETURN_IF_ERROR(check_reduction(request, tensor));
+  }
+  return check_wire(request, tensor);
 }
 
 }  // namespace

@@ -49,6 +49,11 @@ bool on_gpu(const Request& request, const TensorRef& ref) {
          request.tensors[ref.tensor].device == DeviceType::kGpu;
 }
 
+const std::string& tensor_name(const Entry& entry, const TensorRef& ref) {
+  const std::string& own = entry.request.tensors[ref.tensor].name;
+  return own.empty() ? entry.request.name : own;
+}
+
 // For what goes wrong after the members have agreed: they are in the collective, or will be.
 Status made_final(const Status& status) {
   if (status.ok() || status.sticky()) return status;
@@ -122,7 +127,7 @@ Result<DeviceBackend*> Executor::gpu_plane(const Batch& batch, const std::vector
     counts.push_back(round[ref.agreed].entry->request.tensors[ref.tensor].count());
   }
   HVDLITE_RETURN_IF_ERROR(
-      plane.value()->prepare_adasum(members.group, batch.dtype, counts, patience()));
+      plane.value()->prepare_adasum(members.group, batch.types.memory, counts, patience()));
   return plane;
 }
 
@@ -153,7 +158,20 @@ Status Executor::close_gpu(const Batch& batch, const std::vector<Agreed>& round)
     // One stream: what the entry has on it already ends earlier.
     if (on_gpu(entry.request, ref)) entry.completion->on_device = end.value();
   }
-  gpus_.track(end.value());
+  if (unread_ == nullptr) {
+    gpus_.track(end.value());
+    return Status();
+  }
+  NameList names;
+  for (const TensorRef& ref : batch.tensors) {
+    names.add("'" + tensor_name(*round[ref.agreed].entry, ref) + "'");
+  }
+  gpus_.track(end.value(), [this, names = std::move(names), word = std::move(unread_)] {
+    if (*word == 0) return;
+    finite_.found_in(names);
+    finite_.report();
+  });
+  unread_ = nullptr;
   return Status();
 }
 
@@ -231,9 +249,28 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
     }
     pieces_.back().prescale *= weights_[i] == 0 ? 0 : entry.weight / weights_[i];
   }
+  if (finite_.on() && is_floating(batch.types.memory)) {
+    HVDLITE_RETURN_IF_ERROR(check_finite(batch, round));
+  }
   const ReduceOp op = batch.weighted ? ReduceOp::kSum : batch.op;
   Backend& plane = batch.device == DeviceType::kHost ? backend_ : *gpu_;
-  return plane.allreduce(group, batch.dtype, op, pieces_, patience());
+  return plane.allreduce(group, batch.types, op, pieces_, patience());
+}
+
+Status Executor::check_finite(const Batch& batch, const std::vector<Agreed>& round) {
+  if (batch.device == DeviceType::kGpu) {
+    Result<FiniteWord> word = gpu_->look_for_nonfinite();
+    HVDLITE_RETURN_IF_ERROR(word.status());
+    unread_ = std::move(word.value());
+    return Status();
+  }
+  for (std::size_t i = 0; i < batch.tensors.size(); ++i) {
+    const TensorRef& ref = batch.tensors[i];
+    const Entry& entry = *round[ref.agreed].entry;
+    if (entry.weight != 0) finite_.look(tensor_name(entry, ref), batch.types, pieces_[i]);
+  }
+  finite_.report();
+  return Status();
 }
 
 Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& round,

@@ -15,6 +15,7 @@
 #include "backend/backend.h"
 #include "backend/gpu_plane.h"
 #include "base/config.h"
+#include "engine/finite_check.h"
 #include "engine/fusion_plan.h"
 #include "engine/negotiator.h"
 #include "engine/process_set.h"
@@ -36,7 +37,8 @@ class Executor {
         threshold_(config.fusion_threshold),
         queue_(queue),
         counters_(counters),
-        timeline_(timeline) {}
+        timeline_(timeline),
+        finite_(rank, config.check_finite != 0, counters.nonfinite) {}
 
   // Executes the batches of one round and finishes its entries, each once all its tensors are done.
   // A failed status is final for the backend; entries that are not finished yet stay with the
@@ -71,6 +73,9 @@ class Executor {
   Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
   Status run_batch(const Batch& batch, std::vector<Agreed>& round, const Members& members);
   Status allreduce(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
+  // Looks at what this rank gives to an all-reduce, on the host before it does, on a GPU as it
+  // does.
+  Status check_finite(const Batch& batch, const std::vector<Agreed>& round);
   Status sum_weights(const Batch& batch, const std::vector<Agreed>& round, const Group& group);
   Status allgather(const Agreed& agreed, const Members& members);
   Status reducescatter(const Agreed& agreed, const Group& group);
@@ -91,6 +96,8 @@ class Executor {
   TensorQueue& queue_;
   Counters& counters_;
   Timeline& timeline_;
+  FiniteCheck finite_;
+  FiniteWord unread_;  // of the current batch, where it has GPU tensors that are looked at
   std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
   DeviceBackend* gpu_ = nullptr;              // of the current batch, where it has GPU tensors
   std::vector<Piece> pieces_;                 // of the current batch; kept for its capacity

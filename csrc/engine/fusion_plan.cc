@@ -3,23 +3,26 @@
 namespace hvdlite {
 namespace {
 
+ElementTypes types_of(const TensorShape& tensor) { return {tensor.dtype, tensor.wire}; }
+
 bool may_share(const Batch& batch, const std::vector<Agreed>& round, std::size_t index,
                const TensorShape& tensor, std::uint64_t threshold) {
   const Agreed& agreed = round[index];
   const Request& request = agreed.entry->request;
-  const bool fits = request.op == ReduceOp::kAdasum ? batch.tensors.back().agreed == index
-                                                    : batch.bytes + tensor.bytes() <= threshold;
-  return fits && batch.kind == Kind::kAllreduce && batch.dtype == tensor.dtype &&
+  const bool fits = request.op == ReduceOp::kAdasum
+                        ? batch.tensors.back().agreed == index
+                        : batch.bytes + tensor.wire_bytes() <= threshold;
+  return fits && batch.kind == Kind::kAllreduce && batch.types == types_of(tensor) &&
          batch.device == tensor.device && batch.op == request.op &&
          batch.weighted == request.weighted && batch.process_set == request.process_set &&
          batch.generation == agreed.generation;
 }
 
-Batch make_batch(const Agreed& agreed, DataType dtype, DeviceType device) {
+Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {
   const Request& request = agreed.entry->request;
   Batch batch;
   batch.kind = request.kind;
-  batch.dtype = dtype;
+  batch.types = types;
   batch.device = device;
   batch.op = request.op;
   batch.weighted = request.weighted;
@@ -49,9 +52,9 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
         if (may_share(*batch, round, i, tensor, threshold)) home = &*batch;
       }
       if (home == nullptr) {
-        home = &batches.emplace_back(make_batch(round[i], tensor.dtype, tensor.device));
+        home = &batches.emplace_back(make_batch(round[i], types_of(tensor), tensor.device));
       }
-      home->bytes += tensor.bytes();
+      home->bytes += tensor.wire_bytes();
       home->tensors.push_back({i, t});
     }
   }

@@ -1,6 +1,6 @@
 // Which tensors travel together: a pure function of one round.
 //
-// Tensors of all-reduces with the same members, device, dtype, op and way of weighting share one
+// Tensors of all-reduces with the same members, device, dtypes, op and way of weighting share one
 // *batch* until it would exceed the threshold; a tensor larger than the threshold is a batch of its
 // own. By Adasum the tensors of one entry travel together whatever their size, and with no others:
 // so bits never depend on what happens to be fused. A batch keeps the place of its first tensor, so
@@ -22,13 +22,13 @@ struct TensorRef {
 
 struct Batch {
   Kind kind = Kind::kAllreduce;
-  DataType dtype = DataType::kFloat32;
+  ElementTypes types = DataType::kFloat32;
   DeviceType device = DeviceType::kHost;  // all-reduce: of all tensors
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;
   std::uint32_t process_set = 0;
-  std::uint32_t generation = 0;  // of its group
-  std::uint64_t bytes = 0;
+  std::uint32_t generation = 0;    // of its group
+  std::uint64_t bytes = 0;         // that travel
   std::vector<TensorRef> tensors;  // all-reduce: at least one; otherwise all of one entry
 };
 

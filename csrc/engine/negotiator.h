@@ -29,6 +29,7 @@ struct Counters {
   Count cache_hits;
   Count full_requests;
   Count messages_sent;
+  Count nonfinite;  // see finite_check.h
 };
 
 class Negotiator {

@@ -18,7 +18,7 @@ bool on_host(const Request& request) {
 // What comes again with every step.
 std::string mark_of(const Request& request) {
   if (!request.name.starts_with('#')) return request.name;
-  return "#" + std::to_string(request.bytes());
+  return "#" + std::to_string(request.wire_bytes());
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ std::optional<Sample> StepSampler::add(const std::vector<Agreed>& round, TimePoi
     const Request& request = agreed.entry->request;
     if (!counts(request)) continue;
     seen_.insert(mark_of(request));
-    bytes_ += request.bytes();
+    bytes_ += request.wire_bytes();
     sample_.host = sample_.host || on_host(request);
   }
   return sample;

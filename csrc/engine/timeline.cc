@@ -34,7 +34,7 @@ void Timeline::write_taken(const std::vector<EntryPtr>& entries) const {
     const TraceTime since = entry->submitted_at > 0 ? entry->submitted_at : now;
     const std::uint64_t id = id_of(*entry);
     trace_.open(TaskGroup::kTensors, id, label_of(request), since, label_of(request.kind),
-                request.bytes());
+                request.wire_bytes());
     trace_.phase(TaskGroup::kTensors, id, "queue", since);
     trace_.phase(TaskGroup::kTensors, id, "negotiate", now);
   }
@@ -52,7 +52,7 @@ void Timeline::write_arrived(std::uint64_t number, const Request& request, int r
                              bool first) const {
   if (first) {
     trace_.open(TaskGroup::kNegotiations, number, label_of(request), trace_now(),
-                label_of(request.kind), request.bytes());
+                label_of(request.kind), request.wire_bytes());
   }
   trace_.mark(TaskGroup::kNegotiations, number, "rank", rank);
 }

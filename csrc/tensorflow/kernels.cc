@@ -41,7 +41,7 @@ std::vector<std::string> strings_attr(TF_OpKernelConstruction* construction, con
 }
 
 // An operation's own attributes, beside its names.
-enum class Attributes { kNone, kOp, kRoot };
+enum class Attributes { kNone, kOp, kOpAndWire, kRoot };
 
 template <Attributes attributes, bool list>
 void* create_node(TF_OpKernelConstruction* construction) {
@@ -51,7 +51,10 @@ void* create_node(TF_OpKernelConstruction* construction) {
   TF_OpKernelConstruction_GetAttrInt32(construction, "process_set", &node->process_set,
                                        status.get());
   if constexpr (list) node->names = strings_attr(construction, "tensor_names", status.get());
-  if constexpr (attributes == Attributes::kOp) {
+  if constexpr (attributes == Attributes::kOpAndWire) {
+    TF_OpKernelConstruction_GetAttrInt32(construction, "wire", &node->wire, status.get());
+  }
+  if constexpr (attributes == Attributes::kOp || attributes == Attributes::kOpAndWire) {
     TF_OpKernelConstruction_GetAttrInt32(construction, "op", &node->op, status.get());
   } else if constexpr (attributes == Attributes::kRoot) {
     TF_OpKernelConstruction_GetAttrInt32(construction, "root", &node->root, status.get());
@@ -177,7 +180,7 @@ void register_query(const char* device) {
 
 void register_kernels() {
   register_op<&Pending::allreduce>(
-      {kAllreduceOp, false, &create_node<Attributes::kOp, true>, {"terms"}});
+      {kAllreduceOp, false, &create_node<Attributes::kOpAndWire, true>, {"terms"}});
   register_op<&Pending::broadcast>(
       {kBroadcastOp, true, &create_node<Attributes::kRoot, true>, {"terms"}});
   register_op<&Pending::allgather>(

@@ -97,6 +97,7 @@ void register_ops() {
   TF_OpDefinitionBuilder* op = begin(kAllreduceOp, /*list=*/true);
   TF_OpDefinitionBuilderAddAttr(op, (std::string("T: ") + kReducible).c_str());
   TF_OpDefinitionBuilderAddAttr(op, "op: int = 0");
+  TF_OpDefinitionBuilderAddAttr(op, "wire: int = -1");
   finish(op, kAllreduceOp, &same_shapes);
 
   op = begin(kBroadcastOp, /*list=*/true);

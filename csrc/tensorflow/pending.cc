@@ -92,9 +92,10 @@ bool Pending::read_terms() {
 void Pending::add_tensor(int index, const void* input, void* output) {
   const auto at = static_cast<std::size_t>(index);
   const char* name = at < node_.names.size() ? node_.names[at].c_str() : node_.name.c_str();
-  tensors_.push_back({name, core_dtype(dtype_), static_cast<std::int32_t>(device_),
-                      static_cast<std::int32_t>(dims_[at].size()), dims_[at].data(), input,
-                      output});
+  const int dtype = core_dtype(dtype_);
+  tensors_.push_back(
+      {name, dtype, node_.wire < 0 ? dtype : node_.wire, static_cast<std::int32_t>(device_),
+       static_cast<std::int32_t>(dims_[at].size()), dims_[at].data(), input, output});
 }
 
 bool Pending::take_tensors() {

@@ -25,6 +25,7 @@ struct Node {
   std::string name;                // on the wire
   std::vector<std::string> names;  // by tensor, for messages
   std::int32_t op = 0;
+  std::int32_t wire = -1;  // what an allreduce casts to on the way; -1: nothing
   std::int32_t root = 0;
   std::int32_t process_set = 0;
 };

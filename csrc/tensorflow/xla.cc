@@ -30,7 +30,7 @@ namespace {
 constexpr const char* kTarget = "hvdlite_allreduce";
 
 // What the custom call's description says; see _describe() in hvdlite/tensorflow/xla.py:
-//   op;process set;prescale;postscale;name;dtype,name,dim,dim...;...
+//   op;process set;prescale;postscale;name;dtype,wire dtype,name,dim,dim...;...
 // Numbers in decimal, scales as the 16 hexadecimal digits of their bits (no locale reads those
 // differently), names with %XX for all but letters, digits and "_.-~".
 struct Description {
@@ -41,6 +41,7 @@ struct Description {
   std::string name;
   struct Tensor {
     std::int32_t dtype = 0;
+    std::int32_t wire = 0;
     std::string name;
     std::vector<std::int64_t> dims;
   };
@@ -88,11 +89,12 @@ bool unquote(std::string_view text, std::string& plain) {
 
 bool parse_tensor(std::string_view text, Description::Tensor& tensor) {
   const std::vector<std::string_view> parts = split(text, ',');
-  if (parts.size() < 2 || !number(parts[0], tensor.dtype) || !is_valid_dtype(tensor.dtype) ||
-      !unquote(parts[1], tensor.name)) {
+  if (parts.size() < 3 || !number(parts[0], tensor.dtype) || !is_valid_dtype(tensor.dtype) ||
+      !number(parts[1], tensor.wire) || !is_valid_dtype(tensor.wire) ||
+      !unquote(parts[2], tensor.name)) {
     return false;
   }
-  for (std::size_t i = 2; i < parts.size(); ++i) {
+  for (std::size_t i = 3; i < parts.size(); ++i) {
     if (!number(parts[i], tensor.dims.emplace_back()) || tensor.dims.back() < 0) return false;
   }
   return true;
@@ -149,9 +151,10 @@ CallStatus allreduce(const Description& description, const void* const* inputs,
   std::vector<HvdliteTensor> tensors;
   for (std::size_t i = 0; i < description.tensors.size(); ++i) {
     const Description::Tensor& tensor = description.tensors[i];
-    tensors.push_back(
-        {tensor.name.c_str(), tensor.dtype, static_cast<std::int32_t>(DeviceType::kHost),
-         static_cast<std::int32_t>(tensor.dims.size()), tensor.dims.data(), inputs[i], outputs[i]});
+    tensors.push_back({tensor.name.c_str(), tensor.dtype, tensor.wire,
+                       static_cast<std::int32_t>(DeviceType::kHost),
+                       static_cast<std::int32_t>(tensor.dims.size()), tensor.dims.data(), inputs[i],
+                       outputs[i]});
   }
   Ending ending;
   HvdliteCall call{};

@@ -31,6 +31,9 @@ std::optional<Difference> difference(const TensorShape& a, const TensorShape& b,
   if (a.dtype != b.dtype) {
     return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
   }
+  if (a.wire != b.wire) {
+    return Difference{"wire dtype", std::string(name_of(a.wire)), std::string(name_of(b.wire))};
+  }
   if (a.device != b.device) {
     return Difference{"device", std::string(name_of(a.device)), std::string(name_of(b.device))};
   }

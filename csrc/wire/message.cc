@@ -6,7 +6,7 @@ namespace hvdlite {
 namespace {
 
 constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
-constexpr std::size_t kMinTensorBytes = 5;    // dtype, device, ndim, an empty name
+constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an empty name
 constexpr std::size_t kMinRequestBytes = 37;  // fixed fields, an empty name, no tensor
 constexpr std::uint32_t kMaxCacheWords = 1 << 16;
 
@@ -68,6 +68,7 @@ void put_request(Writer& writer, const Request& request) {
   writer.put(static_cast<std::uint32_t>(request.tensors.size()));
   for (const TensorShape& tensor : request.tensors) {
     writer.put(tensor.dtype);
+    writer.put(tensor.wire);
     writer.put(tensor.device);
     writer.put(static_cast<std::uint8_t>(tensor.dims.size()));
     writer.put_text(tensor.name);
@@ -78,13 +79,15 @@ void put_request(Writer& writer, const Request& request) {
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
   const auto dtype = reader.get<std::uint8_t>();
+  const auto wire = reader.get<std::uint8_t>();
   const auto device = reader.get<std::uint8_t>();
   const auto ndim = reader.get<std::uint8_t>();
-  if (!is_valid_dtype(dtype) || device > static_cast<int>(DeviceType::kGpu) ||
-      ndim > kMaxDimensions) {
+  if (!is_valid_dtype(dtype) || !is_valid_dtype(wire) ||
+      device > static_cast<int>(DeviceType::kGpu) || ndim > kMaxDimensions) {
     return reader.reject();
   }
   tensor.dtype = static_cast<DataType>(dtype);
+  tensor.wire = static_cast<DataType>(wire);
   tensor.device = static_cast<DeviceType>(device);
   tensor.name = reader.get_text(kMaxNameBytes);
   tensor.dims.resize(ndim);

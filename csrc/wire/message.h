@@ -6,7 +6,7 @@
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
 //              count:u32 tensor[count] count:u32 split:i64[count]
-//   tensor   = dtype:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
+//   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
 //                      | full:   id:u32 request count:u32 first_dimension:i64[count]
@@ -63,9 +63,12 @@ struct TensorShape {
   DataType dtype = DataType::kFloat32;
   std::vector<std::int64_t> dims;
   DeviceType device = DeviceType::kHost;
+  // What an allreduce casts it to on the way: a 16-bit float for a floating-point tensor.
+  DataType wire = dtype;
 
   std::uint64_t count() const;  // elements
   std::uint64_t bytes() const { return count() * size_of(dtype); }
+  std::uint64_t wire_bytes() const { return count() * size_of(wire); }
   bool operator==(const TensorShape&) const = default;
 };
 
@@ -88,9 +91,10 @@ struct Request {
   bool changes_process_sets() const {
     return kind == Kind::kAddProcessSet || kind == Kind::kRemoveProcessSet;
   }
-  std::uint64_t bytes() const {
+  // As tensors travel.
+  std::uint64_t wire_bytes() const {
     std::uint64_t bytes = 0;
-    for (const TensorShape& tensor : tensors) bytes += tensor.bytes();
+    for (const TensorShape& tensor : tensors) bytes += tensor.wire_bytes();
     return bytes;
   }
   // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from hvdlite import _core, basics, ops
-from hvdlite.compression import Compressor, NoneCompressor, send_compressed
+from hvdlite.compression import Compressor, NoneCompressor, cast_in_core, send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.gathering import gather_bytes
 from hvdlite.numbering import next_name
@@ -27,10 +27,11 @@ def _array(value: Any) -> Any:
     return np.array(value, order="C")
 
 
-def _spec(name: str, source: Any, target: Any = None) -> _core.Tensor:
+def _spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
     number = ops.dtype_number(source.dtype.name)
     output = 0 if target is None else target.ctypes.data
-    return _core.Tensor(name, number, source.shape, source.ctypes.data, output)
+    wire = cast if source.dtype in (np.float32, np.float64) else None
+    return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)
 
 
 def allreduce(
@@ -68,6 +69,9 @@ def allreduce(
     op = ops.choose_op(average, op)
     name = name or next_name("allreduce", member_id(process_set))
     if compression is not NoneCompressor:
+        value = keras.ops.convert_to_tensor(value)
+    cast, by_hand = cast_in_core(compression, op)
+    if by_hand is not NoneCompressor:
 
         def send(wires: list[Any]) -> list[Any]:
             received = allreduce(
@@ -75,10 +79,10 @@ def allreduce(
             )
             return [keras.ops.convert_to_tensor(received)]
 
-        return _array(send_compressed(send, [keras.ops.convert_to_tensor(value)], compression)[0])
+        return _array(send_compressed(send, [value], by_hand)[0])
     array = _array(value)
     basics.engine().allreduce(
-        name, [_spec(name, array, array)], op, prescale_factor, postscale_factor,
+        name, [_spec(name, array, array, cast)], op, prescale_factor, postscale_factor,
         process_set=member_id(process_set), keep=array, blocking=True,
     ).wait()  # fmt: skip
     return array

@@ -28,21 +28,24 @@ def _wire_of(operation: Any) -> WireName:
     return WireName(text, process_set=int(operation.get_attr("process_set")))
 
 
-def _reduce(operation: Any, gradients: tuple[Any, ...], op: int) -> list[tf.Tensor]:
+def _reduce(
+    operation: Any, gradients: tuple[Any, ...], op: int, cast: int | None = None
+) -> list[tf.Tensor]:
     wire = _wire_of(operation).derived("gradient")
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
     names = [f"{wire.text}.{index}" for index in range(len(dense))]
-    results = allreduce_with(operation.inputs[-1], dense, wire, names, op)
+    results = allreduce_with(operation.inputs[-1], dense, wire, names, op, cast)
     take_turns(wire, results)
     return results
 
 
 @tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
 def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
-    """Reduce the gradients in the same way, with the same scales."""
+    """Reduce the gradients in the same way, with the same scales and the same cast."""
     op = int(operation.get_attr("op"))
     check_differentiable(_wire_of(operation).text, op)
-    return [*_reduce(operation, gradients, op), None]
+    cast = int(operation.get_attr("wire"))
+    return [*_reduce(operation, gradients, op, None if cast < 0 else cast), None]
 
 
 @tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]

@@ -8,19 +8,19 @@ import tensorflow as tf
 
 from hvdlite.compression import Compressor, NoneCompressor
 
-_WIDE = (tf.float32, tf.float64)
+WIDE = (tf.float32, tf.float64)
 
 
 class _CastCompressor(Compressor):
-    """Sends float32 and float64 as `wire_dtype`, everything else as it is."""
+    """Sends float32 and float64 as `wire`, everything else as it is."""
 
-    wire_dtype: tf.DType
+    wire: str
 
     @classmethod
     def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Return the cast tensor, and the dtype to return to."""
-        if tensor.dtype in _WIDE:
-            return tf.cast(tensor, cls.wire_dtype), tensor.dtype
+        if tensor.dtype in WIDE:
+            return tf.cast(tensor, cls.wire), tensor.dtype
         return tensor, None
 
     @staticmethod
@@ -32,13 +32,13 @@ class _CastCompressor(Compressor):
 class FP16Compressor(_CastCompressor):
     """Sends float16: three more digits than bfloat16, but values beyond 65504 overflow."""
 
-    wire_dtype = tf.float16
+    wire = "float16"
 
 
 class BF16Compressor(_CastCompressor):
     """Sends bfloat16: the range of float32 with two to three decimal digits."""
 
-    wire_dtype = tf.bfloat16
+    wire = "bfloat16"
 
 
 class Compression:

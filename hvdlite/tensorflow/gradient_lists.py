@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.compression import cast_in_core
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow import requests, xla
 from hvdlite.tensorflow.names import WireName, set_number
@@ -43,6 +44,7 @@ def reduce_gradients(
         return list(gradients)
     number = set_number(process_set)
     results: list[Any] = list(gradients)
+    cast, by_hand = cast_in_core(compression, reduction.op)
     contexts: dict[int, Any] = {}
     received: list[tf.Tensor] = []
     for i, gradient in enumerate(gradients):
@@ -53,19 +55,20 @@ def reduce_gradients(
                 continue
             gradient = tf.convert_to_tensor(gradient)
         gradient = check(gradient, names[i], reducible=True)
-        results[i], contexts[i] = compression.compress(gradient)
+        results[i], contexts[i] = by_hand.compress(gradient)
     sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
     wires = [WireName(names[i], process_set=number) for i in sparse]
     rows = reduce_sparse_gradients([results[i] for i in sparse], wires, reduction, compression)
     for i, gradient in zip(sparse, rows, strict=True):
         results[i] = gradient
+    reduction = reduction._replace(wire=cast)
     for positions, name in _parts(names, contexts, groups):
         tensors = [results[i] for i in positions]
         part = [names[i] for i in positions]
         reduced = requests.allreduce(tensors, WireName(name, process_set=number), part, reduction)
         received += reduced
         for i, tensor in zip(positions, reduced, strict=True):
-            results[i] = compression.decompress(tensor, contexts[i])
+            results[i] = by_hand.decompress(tensor, contexts[i])
     if received:
         requests.take_turns(WireName(names[0], process_set=number), received)
     return results

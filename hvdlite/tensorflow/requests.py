@@ -12,23 +12,28 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvdlite import _core, basics, ops
-from hvdlite.compression import send_compressed
+from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow import loops, xla
+from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.library import raw_ops
 from hvdlite.tensorflow.names import WireName, in_session_graph, is_nested, terms
 from hvdlite.tensorflow.turns import turn
 
 
 class Reduction(NamedTuple):
-    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one."""
+    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one.
+
+    `wire`: what float32 and float64 are cast to on the way, as the core counts dtypes.
+    """
 
     op: int
     prescale: float = 1.0
     postscale: float = 1.0
     weight: Any = None
+    wire: int | None = None
 
 
 _SUM = Reduction(ops.Sum)
@@ -139,22 +144,24 @@ def allreduce_compressed(
     compression: Any,
 ) -> list[tf.Tensor]:
     """Reduce what a compressor makes of checked tensors, which take turns; else as `allreduce`."""
+    cast, by_hand = cast_in_core(compression, reduction.op)
+    reduction = reduction._replace(wire=cast)
 
     def send(sent: list[Any]) -> list[tf.Tensor]:
         results = allreduce(sent, wire, names, reduction)
         take_turns(wire, results)
         return results
 
-    return send_compressed(send, tensors, compression)
+    return send_compressed(send, tensors, by_hand)
 
 
 def _allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
-    last = terms(wire.number, *reduction[1:])
+    last = terms(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
-        return allreduce_with(last, part, wire, names, reduction.op)
+        return allreduce_with(last, part, wire, names, reduction.op, reduction.wire)
 
     return per_dtype(tensors, wire, names, call)
 
@@ -165,11 +172,17 @@ def attributes(wire: WireName) -> dict[str, Any]:
 
 
 def allreduce_with(
-    last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], op: int
+    last: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    op: int,
+    cast: int | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce tensors of one dtype; `last` is the `terms` of the operation."""
+    """Reduce tensors of one dtype; `last` is the operation's `terms`, `cast` its wire dtype."""
+    number = -1 if cast is None or tensors[0].dtype not in WIDE else cast
     outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
-        tensors, last, **attributes(wire), tensor_names=list(names), op=op
+        tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number
     )
     return outputs
 
@@ -220,6 +233,7 @@ def _allreduce_in_xla(
             op=reduction.op,
             prescale=reduction.prescale,
             postscale=reduction.postscale,
+            cast=reduction.wire,
         )
         return list(outputs), gradient
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.tensorflow import library, names
+from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.turns import turn
 
 _TARGET = "hvdlite_allreduce"
@@ -44,6 +45,7 @@ def allreduce_group(
     op: int,
     prescale: float,
     postscale: float,
+    cast: int | None,
 ) -> list[tf.Tensor]:
     """Reduce tensors, which complete together, in one custom call.
 
@@ -54,6 +56,7 @@ def allreduce_group(
         op: the reduce operation.
         prescale: multiplies what goes in.
         postscale: multiplies what comes out.
+        cast: what float32 and float64 travel as, as the core counts dtypes; None: as they are.
 
     Raises:
         ArgumentError: XLA cannot compile it; the message says so, and that jit_compile=False helps.
@@ -79,7 +82,7 @@ def allreduce_group(
         _TARGET,
         operands,
         [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
-        backend_config=_describe(tensors, wire, tensor_names, op, prescale, postscale),
+        backend_config=_describe(tensors, wire, tensor_names, op, prescale, postscale, cast),
         has_side_effect=True,
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
@@ -114,13 +117,16 @@ def _describe(
     op: int,
     prescale: float,
     postscale: float,
+    cast: int | None,
 ) -> str:
     """Write the request as the text that the C++ side reads."""
     scales = (struct.pack(">d", scale).hex() for scale in (prescale, postscale))
     parts = [str(op), str(wire.process_set), *scales, quote(wire.text, safe="")]
     for tensor, name in zip(tensors, tensor_names, strict=True):
-        numbers = [dtype_number(tensor.dtype.name), quote(name, safe=""), *tensor.shape.as_list()]
-        parts.append(",".join(map(str, numbers)))
+        dtype = dtype_number(tensor.dtype.name)
+        travels = dtype if cast is None or tensor.dtype not in WIDE else cast
+        fields = [dtype, travels, quote(name, safe=""), *tensor.shape.as_list()]
+        parts.append(",".join(map(str, fields)))
     return ";".join(parts)
 
 

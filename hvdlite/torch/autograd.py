@@ -48,7 +48,11 @@ def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tenso
     source = tensor.detach().contiguous()
     output = torch.empty_like(source)
     start_allreduce(
-        name, [spec(name, source, output)], reduction, keep=(source, output), blocking=True
+        name,
+        [spec(name, source, output, reduction.wire)],
+        reduction,
+        keep=(source, output),
+        blocking=True,
     ).wait()
     return tie(Reduced, tensor, output, name, reduction)
 

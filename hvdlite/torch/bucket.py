@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from hvdlite import ops
+from hvdlite.compression import cast_in_core
 from hvdlite.errors import HvdliteError
+from hvdlite.ops import dtype_number
 from hvdlite.torch.slot import BucketPlaces, Place, flags_dtype
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
@@ -126,6 +128,7 @@ class Bucket:
         self._name = f"{name}[{names[0][:100]}..{names[-1][:100]}]"
         self._names = list(names)
         self._compression = compression
+        self._by_hand = compression  # what of it is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
         self._find_places = places
         self._places: BucketPlaces | None = None  # of this round
@@ -150,6 +153,7 @@ class Bucket:
             HvdliteError: a gradient cannot be sent; nothing was.
         """
         by_rows = self._ways.begin()
+        cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         if self._find_places is not None:
             places = self._find_places()
             if places is not self._places:
@@ -162,8 +166,10 @@ class Bucket:
             for position, (name, trip) in enumerate(zip(self._names, trips, strict=True))
             if position not in by_rows
         ]
-        specs = [spec(name, wire, target) for name, wire, target in dense]
-        specs.append(spec(f"{self._name}.flags", flags, flags))
+        specs = [spec(name, wire, target, cast) for name, wire, target in dense]
+        # float16 is too narrow for the share of a rank with a small weight.
+        narrow = None if cast == dtype_number("float16") else cast
+        specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         keep = ([wire for _, wire, _ in dense], [target for _, _, target in dense], flags)
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
@@ -207,7 +213,7 @@ class Bucket:
         check(dense, name)
         if place is not None:
             dense = place.wire(dense)
-        wire, context = self._compression.compress(dense)
+        wire, context = self._by_hand.compress(dense)
         wire = wire.contiguous()
         target = place.memory if place is not None and place.takes(wire) else wire
         return _Trip(param, gradient, version, wire, context, target, rows, place)
@@ -278,7 +284,7 @@ class Bucket:
         return list((self._flags[len(self.params) :].double() * factor).tolist())
 
     def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
-        result = self._compression.decompress(trip.target, trip.context)
+        result = self._by_hand.decompress(trip.target, trip.context)
         if trip.place is not None:
             result = trip.place.take(result)
         if sparse:

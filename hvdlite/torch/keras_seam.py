@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from hvdlite.compression import Compressor
+from hvdlite.compression import Compressor, cast_in_core
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.ops import allreduce_async_
+from hvdlite.torch.ops import start_reducing
+from hvdlite.torch.submit import Reduction
 
 __all__ = ["Compression", "allreduce_gradients", "scale_gradient"]
 
@@ -40,6 +41,8 @@ def allreduce_gradients(
         sparse_as_dense: makes sparse gradients dense; without it they are an error.
         process_set: whose members take part.
     """
+    cast, compression = cast_in_core(compression, op)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set, wire=cast)
     started: list[Any] = []
     for gradient, name in zip(gradients, names, strict=True):
         if gradient is None:
@@ -50,14 +53,7 @@ def allreduce_gradients(
         wire, context = compression.compress(gradient)
         if wire.layout == torch.strided:
             wire = wire.contiguous()
-        handle = allreduce_async_(
-            wire,
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
+        handle = start_reducing([wire], [name], name, reduction, in_place=True).first()
         started.append((handle, context))
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started

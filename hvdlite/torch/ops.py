@@ -15,7 +15,7 @@ import torch
 
 from hvdlite import basics
 from hvdlite import ops as neutral
-from hvdlite.compression import send_compressed
+from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.autograd import Broadcast, Reduced, tie
@@ -38,7 +38,7 @@ def _reduction(
     return Reduction(op, prescale, postscale, weight, process_set)
 
 
-def _start_reducing(
+def start_reducing(
     tensors: Sequence[torch.Tensor],
     names: Sequence[str],
     name: str,
@@ -56,7 +56,7 @@ def _start_reducing(
             check(tensor, tensor_name)
             source = tensor.detach().contiguous()
             output = torch.empty_like(source)
-        specs.append(spec(tensor_name, source, output))
+        specs.append(spec(tensor_name, source, output, reduction.wire))
         sources.append(source)
         outputs.append(output)
     core = start_allreduce(name, specs, reduction, (sources, outputs), blocking)
@@ -80,8 +80,10 @@ def _reduce(
     """Allreduce tensors into new ones, compressed on the way, and wait for them."""
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
+    wire, compression = cast_in_core(compression, reduction.op)
+    reduction = reduction._replace(wire=wire)
     return send_compressed(
-        lambda wires: _start_reducing(wires, names, name, reduction, False, blocking=True).wait(),
+        lambda wires: start_reducing(wires, names, name, reduction, False, blocking=True).wait(),
         tensors,
         compression,
     )
@@ -148,7 +150,7 @@ def allreduce_async(
     """
     name = name or next_name("allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _start_reducing([tensor], [name], name, reduction, in_place=False).first()
+    return start_reducing([tensor], [name], name, reduction, in_place=False).first()
 
 
 def allreduce_(
@@ -169,7 +171,7 @@ def allreduce_(
     """
     name = name or next_name("allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    handle = _start_reducing([tensor], [name], name, reduction, in_place=True, blocking=True)
+    handle = start_reducing([tensor], [name], name, reduction, in_place=True, blocking=True)
     result: torch.Tensor = handle.wait()[0]
     return result
 
@@ -194,7 +196,7 @@ def allreduce_async_(
     """
     name = name or next_name("allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _start_reducing([tensor], [name], name, reduction, in_place=True).first()
+    return start_reducing([tensor], [name], name, reduction, in_place=True).first()
 
 
 def grouped_allreduce(
@@ -239,7 +241,7 @@ def grouped_allreduce_async(
     """
     name = name or next_name("grouped_allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=False)
+    return start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=False)
 
 
 def grouped_allreduce_(
@@ -261,7 +263,7 @@ def grouped_allreduce_(
     name = name or next_name("grouped_allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     names = names_of(name, len(tensors))
-    handle = _start_reducing(tensors, names, name, reduction, in_place=True, blocking=True)
+    handle = start_reducing(tensors, names, name, reduction, in_place=True, blocking=True)
     results: list[torch.Tensor] = handle.wait()
     return results
 
@@ -285,7 +287,7 @@ def grouped_allreduce_async_(
     """
     name = name or next_name("grouped_allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=True)
+    return start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=True)
 
 
 def _start_broadcasting(

@@ -121,7 +121,7 @@ class RowGathering:
 
     def _factors(self, weights: Received) -> torch.Tensor | None:
         """Return what the rows of each rank are multiplied with; None for 1."""
-        op, _, postscale, weight, _ = self._reduction
+        op, _, postscale, weight, _, _ = self._reduction
         ranks = len(weights.rows)
         if weight is None:
             factor = postscale / (self.core.members if op == ops.Average else 1)

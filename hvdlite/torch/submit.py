@@ -91,6 +91,7 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
     weight: float | None = None
     process_set: ProcessSet = global_process_set
+    wire: int | None = None  # what float32 and float64 are cast to on the way, as the core counts
 
 
 def start_allreduce(
@@ -101,7 +102,7 @@ def start_allreduce(
     blocking: bool,
 ) -> Submission:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight, process_set = reduction
+    op, prescale, postscale, weight, process_set, _ = reduction
     gpu = _gpu_of(specs)
     core = basics.engine().allreduce(
         name,
@@ -141,7 +142,7 @@ def start_reducescatter(
     blocking: bool,
 ) -> Submission:
     """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
-    op, prescale, postscale, _, process_set = reduction
+    op, prescale, postscale, _, process_set, _ = reduction
     gpu = _gpu_of(specs)
     core = basics.engine().reducescatter(
         name,

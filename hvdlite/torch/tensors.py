@@ -9,6 +9,7 @@ import torch
 from hvdlite import _core
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
+from hvdlite.torch.compression import WIDE
 
 NUMBER_OF = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
@@ -54,8 +55,13 @@ def check_in_place(tensor: torch.Tensor, name: str, verb: str) -> None:
         )
 
 
-def spec(name: str, source: torch.Tensor, target: torch.Tensor | None) -> _core.Tensor:
-    """Describe a checked, contiguous tensor: where it is read, and where the result goes."""
+def spec(
+    name: str, source: torch.Tensor, target: torch.Tensor | None, wire: int | None = None
+) -> _core.Tensor:
+    """Describe a checked, contiguous tensor: where it is read, and where the result goes.
+
+    `wire`: what an allreduce casts float32 and float64 to on the way, see `cast_in_core`.
+    """
     return _core.Tensor(
         name,
         NUMBER_OF[source.dtype],
@@ -63,6 +69,7 @@ def spec(name: str, source: torch.Tensor, target: torch.Tensor | None) -> _core.
         source.data_ptr(),
         0 if target is None else target.data_ptr(),
         source.device.index if source.is_cuda else -1,
+        wire if source.dtype in WIDE else None,
     )
 
 

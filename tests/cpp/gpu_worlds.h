@@ -99,14 +99,14 @@ class ThroughDevice : public Backend {
 
   std::string_view name() const override { return "through a device"; }
   Viability viable() const override { return {}; }
-  Status allreduce(const Group& group, DataType dtype, ReduceOp op, std::span<const Piece> pieces,
-                   Patience patience) override {
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override {
     std::vector<OnDevice> inputs, outputs;
     std::vector<Piece> moved(pieces.begin(), pieces.end());
     inputs.reserve(pieces.size());
     outputs.reserve(pieces.size());
     for (Piece& piece : moved) {
-      const std::size_t bytes = piece.count * size_of(dtype);
+      const std::size_t bytes = piece.count * size_of(types.memory);
       inputs.emplace_back(*device_, producer_, bytes).write(piece.input, bytes);
       if (piece.output == piece.input) {
         outputs.emplace_back(*device_, consumer_, 1);
@@ -118,10 +118,10 @@ class ThroughDevice : public Backend {
       }
     }
     HVDLITE_RETURN_IF_ERROR(call(group, patience, [&](DeviceBackend& plane) {
-      return plane.allreduce(group, dtype, op, moved, patience);
+      return plane.allreduce(group, types, op, moved, patience);
     }));
     for (std::size_t i = 0; i < moved.size(); ++i) {
-      fetch(moved[i].output, pieces[i].output, moved[i].count * size_of(dtype));
+      fetch(moved[i].output, pieces[i].output, moved[i].count * size_of(types.memory));
     }
     return Status();
   }

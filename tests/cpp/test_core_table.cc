@@ -50,7 +50,8 @@ struct Floats {
   explicit Floats(std::vector<float> values)
       : data(std::move(values)), dims{static_cast<std::int64_t>(data.size())} {}
   HvdliteTensor tensor(const char* name) {
-    return {name, static_cast<int>(DataType::kFloat32), 0, 1, dims, data.data(), data.data()};
+    const auto dtype = static_cast<int>(DataType::kFloat32);
+    return {name, dtype, dtype, 0, 1, dims, data.data(), data.data()};
   }
   std::vector<float> data;
   std::int64_t dims[1];

@@ -16,7 +16,8 @@ Request sample_request() {
   request.postscale = 0.5;
   request.name = "group";
   request.tensors = {{"layer.weight", DataType::kFloat16, {2, 3}},
-                     {"layer.bias", DataType::kInt64, {}}};
+                     {"layer.bias", DataType::kInt64, {}},
+                     {"narrow", DataType::kFloat32, {4}, DeviceType::kGpu, DataType::kFloat16}};
   return request;
 }
 
@@ -107,6 +108,11 @@ TEST(wire_mismatch_names_tensor_ranks_and_values) {
   b = a;
   b.tensors[1].dtype = DataType::kFloat64;
   CHECK(describe_mismatch(0, a, 5, b).value().find("dtype") != std::string::npos);
+  b = a;
+  b.tensors[2].wire = DataType::kBfloat16;
+  CHECK_EQ(describe_mismatch(0, a, 5, b).value(),
+           std::string("allreduce 'narrow': ranks disagree about the wire dtype: rank 0 has "
+                       "float16, rank 5 has bfloat16"));
   b = a;
   b.kind = Kind::kBroadcast;
   CHECK(describe_mismatch(0, a, 5, b).value().find("operation") != std::string::npos);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +109,40 @@ def scenario_compression() -> None:
             return tensor * ctx
 
     assert (hvd.allreduce(mine(3), compression=Halving, op=hvd.Sum) == sum(ranks())).all()
+
+
+def scenario_compression_gives_the_bits_of_casting_by_hand() -> None:
+    for compression, narrow in (
+        (hvd.Compression.fp16, torch.float16),
+        (hvd.Compression.bf16(), torch.bfloat16),
+    ):
+        for dtype, op in ((torch.float32, hvd.Average), (torch.float64, hvd.Max)):
+            for size in (3, 100_000):
+                tensor = torch.sin(torch.arange(size, dtype=dtype) + hvd.rank()) * 3
+                hand = hvd.allreduce(tensor.to(narrow), op=op).to(dtype)
+                result = hvd.allreduce(tensor, compression=compression, op=op)
+                assert result.dtype == dtype and torch.equal(result, hand)
+    # Scales are applied in the tensor's own type: 1e6 is no float16.
+    large = hvd.allreduce(
+        mine(3) * 1e6, op=hvd.Sum, compression=hvd.Compression.fp16,
+        prescale_factor=2.0**-12, postscale_factor=2.0**12,
+    )  # fmt: skip
+    assert torch.allclose(large, torch.full((3,), 1e6 * sum(ranks())), rtol=1e-3)
+    if hvd.size() == 1:
+        return
+    compression = hvd.Compression.fp16 if hvd.rank() else hvd.Compression.bf16
+    with raises(hvd.MismatchError, "wire dtype"):
+        hvd.allreduce(mine(3), name="mixed", compression=compression)
+
+
+def scenario_a_subclass_of_a_built_in_compressor_is_asked() -> None:
+    class Loud(hvd.Compression.fp16):
+        @classmethod
+        def compress(cls, tensor: torch.Tensor) -> Any:
+            wire, context = super().compress(tensor)
+            return wire * 2, context
+
+    assert (hvd.allreduce(mine(3), compression=Loud, op=hvd.Sum) == 2 * sum(ranks())).all()
 
 
 def scenario_grouped() -> None:

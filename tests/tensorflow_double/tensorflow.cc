@@ -190,7 +190,8 @@ void TF_OpKernelConstruction_GetAttrInt32(TF_OpKernelConstruction* construction,
                                           int32_t* value, TF_Status*) {
   const bool is_op = std::strcmp(name, "op") == 0;
   const bool is_set = std::strcmp(name, "process_set") == 0;
-  *value = is_op ? construction->op : is_set ? construction->process_set : 0;
+  const bool is_wire = std::strcmp(name, "wire") == 0;
+  *value = is_op ? construction->op : is_set ? construction->process_set : is_wire ? -1 : 0;
 }
 }
 #pragma GCC visibility pop

@@ -1,0 +1,47 @@
+#include "engine/finite_check.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "collective/finite.h"
+
+namespace hvdlite {
+
+void NameList::add(std::string name) {
+  if (first_.size() < kMost) {
+    first_.push_back(std::move(name));
+  } else {
+    ++more_;
+  }
+}
+
+std::string NameList::text() const {
+  std::string text;
+  for (const std::string& name : first_) text += (text.empty() ? "" : ", ") + name;
+  if (more_ > 0) text += " and " + std::to_string(more_) + " more";
+  return text;
+}
+
+void FiniteCheck::look(const std::string& name, ElementTypes types, const Piece& piece) {
+  const std::size_t at = first_nonfinite(types, piece.input, piece.count, piece.prescale);
+  if (at == piece.count) return;
+  ++found_;
+  const std::string as = types.cast() ? " as " + std::string(name_of(types.wire)) : "";
+  waiting_.add("'" + name + "' (first at element " + std::to_string(at) + as + ")");
+}
+
+void FiniteCheck::found_in(const NameList& names) {
+  ++found_;
+  waiting_.add("on a GPU among " + names.text());
+}
+
+void FiniteCheck::report() {
+  if (waiting_.empty() || !quiet_.passed()) return;
+  log(LogLevel::kWarning, rank_,
+      "rank " + std::to_string(rank_) +
+          " gives infinities or NaN to an allreduce: " + waiting_.text());
+  waiting_ = {};
+  quiet_ = Deadline::after(kQuiet);
+}
+
+}  // namespace hvdlite
