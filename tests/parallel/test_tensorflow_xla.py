@@ -212,11 +212,11 @@ def scenario_scales_are_exact() -> None:
     for number in (0.1, -3e-300, 1.7e308, 0.0):
         step = compiled(
             lambda x, number=number: allreduce_group(
-                [x], WireName(f"scaled by {number}"), ["x"], hvd.Max, number, 1.0
+                [x], WireName(f"scaled by {number}"), ["x"], hvd.Max, number, 1.0, None
             )[0]
         )
         assert float(step(tf.constant(1.0, tf.float64))) == number
-    assert allreduce_group([], WireName("nothing"), [], hvd.Sum, 1.0, 1.0) == []
+    assert allreduce_group([], WireName("nothing"), [], hvd.Sum, 1.0, 1.0, None) == []
 
 
 def body() -> dict[str, str]:
