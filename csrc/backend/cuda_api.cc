@@ -19,7 +19,7 @@ Status bind(CudaApi& api) {
 #undef HVDLITE_CUDA_BIND
   if (missing == nullptr) return Status();
   return no_driver(api.path + " lacks " + missing +
-                  ": the NVIDIA driver is older than 450.80 (CUDA 11); update the driver");
+                   ": the NVIDIA driver is older than 450.80 (CUDA 11); update the driver");
 }
 
 Status start(CudaApi& api) {
@@ -28,8 +28,8 @@ Status start(CudaApi& api) {
   }
   if (api.driver_version(&api.version) != kCudaSuccess || api.version < kOldestCudaDriver) {
     return no_driver("the NVIDIA driver speaks CUDA " + cuda_version_text(api.version) + ", but " +
-                    cuda_version_text(kOldestCudaDriver) +
-                    " or newer is needed; update the driver");
+                     cuda_version_text(kOldestCudaDriver) +
+                     " or newer is needed; update the driver");
   }
   if (api.device_count(&api.devices) != kCudaSuccess || api.devices < 1) {
     return no_driver("the NVIDIA driver works, but shows no device (CUDA_VISIBLE_DEVICES?)");

@@ -24,7 +24,7 @@ Result<Found> search(const std::string& library, std::span<const std::string> fo
     Result<Dylib> named = Dylib::open(library);
     if (named.ok()) return Found{std::move(named.value()), "named by HVDLITE_NCCL_LIBRARY"};
     return no_nccl("HVDLITE_NCCL_LIBRARY=" + library +
-                    " cannot be loaded: " + named.status().message());
+                   " cannot be loaded: " + named.status().message());
   }
   for (const std::string& folder : folders) {
     Result<Dylib> wheel = Dylib::open(folder + "/" + kNcclLibrary);
@@ -33,8 +33,8 @@ Result<Found> search(const std::string& library, std::span<const std::string> fo
   Result<Dylib> system = Dylib::open(kNcclLibrary);
   if (system.ok()) return Found{std::move(system.value()), "of the system"};
   return no_nccl("there is no NCCL here (" + system.status().message() +
-                  "); pip install nvidia-nccl-cu12 or nvidia-nccl-cu13, as your framework has it, "
-                  "or set HVDLITE_NCCL_LIBRARY");
+                 "); pip install nvidia-nccl-cu12 or nvidia-nccl-cu13, as your framework has it, "
+                 "or set HVDLITE_NCCL_LIBRARY");
 }
 
 // The first required symbol that is missing, or nullptr.
@@ -92,9 +92,9 @@ Result<std::shared_ptr<const NcclApi>> NcclApi::take(Dylib library, std::string 
     return no_nccl(api->path + " is no NCCL: it does not tell its version");
   }
   if (api->version < kOldestNccl || missing != nullptr) {
-    return no_nccl(api->path + " (" + api->origin + ") is NCCL " +
-                    nccl_version_text(api->version) + ", but 2.18 or newer is needed" +
-                    (missing == nullptr ? "" : std::string(": it lacks ") + missing));
+    return no_nccl(api->path + " (" + api->origin + ") is NCCL " + nccl_version_text(api->version) +
+                   ", but 2.18 or newer is needed" +
+                   (missing == nullptr ? "" : std::string(": it lacks ") + missing));
   }
   return std::shared_ptr<const NcclApi>(std::move(api));
 }

@@ -85,8 +85,7 @@ Status NcclCommunicator::failure(NcclResult result, const std::string& operation
   if (result == NcclResult::kRemoteError || result == NcclResult::kSystemError) {
     Status lost;
     const auto found = [&] { return !(lost = lost_member(operation)).ok(); };
-    (void)place_.fabric.waiter->wait(
-        found, [] { return Status(); }, Deadline::after(kGoodbyeTime));
+    (void)place_.fabric.waiter->wait(found, [] { return Status(); }, Deadline::after(kGoodbyeTime));
     if (!lost.ok()) return lost;
   }
   const char* last = api_->last_error(comm_);

@@ -66,7 +66,7 @@ struct CastTensors {
   std::vector<Tensor> outputs;
   std::vector<Piece> pieces;
   CastTensors(std::vector<Tensor> tensors, DataType type, double prescale, double postscale,
-          bool in_place)
+              bool in_place)
       : inputs(std::move(tensors)), outputs(inputs) {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const void* input = in_place ? outputs[i].data() : inputs[i].data();
