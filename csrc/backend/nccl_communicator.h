@@ -76,4 +76,16 @@ class NcclCommunicator {
   std::map<CudaPointer, std::optional<void*>> registrations_;
 };
 
+// For enqueue(): calls each until one fails.
+template <typename Items, typename Call>
+NcclResult for_all(const Items& items, Call&& call) {
+  NcclResult worst = NcclResult::kSuccess;
+  for (const auto& item : items) {
+    const NcclResult result = call(item);
+    if (result == NcclResult::kInProgress) worst = result;
+    if (result != NcclResult::kSuccess && result != NcclResult::kInProgress) return result;
+  }
+  return worst;
+}
+
 }  // namespace hvdlite

@@ -1,0 +1,140 @@
+// The collectives of rows, whose results are the engine's own memory, and broadcast.
+#include <new>
+#include <numeric>
+
+#include "engine/executor.h"
+
+namespace hvdlite {
+namespace {
+
+std::span<const std::byte> bytes_of(const void* data, std::uint64_t count) {
+  return {static_cast<const std::byte*>(data), count};
+}
+
+// Elements of one row: the shape without its first dimension.
+std::uint64_t row_elements(const TensorShape& tensor) {
+  std::uint64_t elements = 1;
+  for (std::size_t i = 1; i < tensor.dims.size(); ++i) {
+    elements *= static_cast<std::uint64_t>(tensor.dims[i]);
+  }
+  return elements;
+}
+
+// By member that is present, from rows by position in the set.
+std::vector<std::size_t> bytes_of_rows(const TensorShape& tensor,
+                                       std::span<const std::int64_t> rows,
+                                       const Presence& present) {
+  const std::uint64_t row_bytes = row_elements(tensor) * size_of(tensor.dtype);
+  std::vector<std::size_t> bytes;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (present[i]) bytes.push_back(static_cast<std::uint64_t>(rows[i]) * row_bytes);
+  }
+  return bytes;
+}
+
+std::size_t sum(std::span<const std::size_t> bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
+}
+
+// The members' rows of a reducescatter: the first ones get one more where it does not divide.
+std::vector<std::int64_t> scattered_rows(std::int64_t rows, std::size_t members) {
+  const auto parts = static_cast<std::int64_t>(members);
+  std::vector<std::int64_t> result;
+  for (std::int64_t i = 0; i < parts; ++i) result.push_back(rows / parts + (i < rows % parts));
+  return result;
+}
+
+// The peers are in the collective already: without this rank it cannot end well for anybody.
+Status no_memory(const Entry& entry, std::size_t bytes, int rank, const std::string& why = "") {
+  return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
+                                           std::to_string(bytes) + " bytes of its result on rank " +
+                                           std::to_string(rank) + why);
+}
+
+}  // namespace
+
+Result<std::byte*> Executor::add_output(const Entry& entry, DeviceType device, std::size_t bytes) {
+  Completion::Output& output = entry.completion->outputs.emplace_back();
+  output.bytes = bytes;
+  if (device == DeviceType::kHost) {
+    output.data.reset(new (std::nothrow) std::byte[bytes]);
+    if (output.data == nullptr) return no_memory(entry, bytes, rank_);
+    return output.data.get();
+  }
+  Result<DeviceMemory> memory = gpus_.allocate(entry.gpu->ordinal, bytes);
+  if (!memory.ok()) {
+    return no_memory(entry, bytes, rank_, " (" + memory.status().message() + ")");
+  }
+  output.device = std::move(memory.value());
+  output.pool = gpus_.pool(entry.gpu->ordinal);
+  return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
+}
+
+Status Executor::allgather(const Agreed& agreed, const Members& members) {
+  const Entry& entry = *agreed.entry;
+  const std::span<const std::int64_t> rows(agreed.first_dimensions);
+  const std::size_t size = members.present.size();
+  entry.completion->first_dimensions = agreed.first_dimensions;
+  for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
+    const TensorShape& tensor = entry.request.tensors[i];
+    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members.present);
+    const std::size_t total = sum(bytes);
+    const Result<std::byte*> output = add_output(entry, tensor.device, total);
+    HVDLITE_RETURN_IF_ERROR(output.status());
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(members.group,
+                                                       bytes_of(entry.inputs[i], tensor.bytes()),
+                                                       bytes, {output.value(), total}, patience()));
+  }
+  return Status();
+}
+
+Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
+  const Entry& entry = *agreed.entry;
+  const Request& request = entry.request;
+  const auto self = static_cast<std::size_t>(group.index_of(rank_));
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TensorShape& tensor = request.tensors[i];
+    const auto rows = scattered_rows(tensor.dims[0], group.ranks.size());
+    std::vector<std::uint64_t> counts;
+    for (const std::int64_t count : rows) {
+      counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));
+    }
+    const std::size_t bytes = counts[self] * size_of(tensor.dtype);
+    const Result<std::byte*> output = add_output(entry, tensor.device, bytes);
+    HVDLITE_RETURN_IF_ERROR(output.status());
+    entry.completion->first_dimensions.push_back(rows[self]);
+    const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
+                      request.postscale};
+    HVDLITE_RETURN_IF_ERROR(
+        plane_of(tensor).reducescatter(group, tensor.dtype, request.op, piece, counts, patience()));
+  }
+  return Status();
+}
+
+Status Executor::alltoall(const Agreed& agreed, const Members& members) {
+  const Entry& entry = *agreed.entry;
+  const TensorShape& tensor = entry.request.tensors[0];
+  const Presence& present = members.present;
+  const auto sent = bytes_of_rows(tensor, rows_given(entry.request, present), present);
+  const auto received = bytes_of_rows(tensor, agreed.first_dimensions, present);
+  const std::size_t total = sum(received);
+  entry.completion->first_dimensions = agreed.first_dimensions;
+  const Result<std::byte*> output = add_output(entry, tensor.device, total);
+  HVDLITE_RETURN_IF_ERROR(output.status());
+  return plane_of(tensor).alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
+                                   {output.value(), total}, received, patience());
+}
+
+Status Executor::broadcast(const Agreed& agreed, const Group& group) {
+  const Entry& entry = *agreed.entry;
+  for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
+    const TensorShape& tensor = entry.request.tensors[i];
+    const std::uint64_t bytes = tensor.bytes();
+    HVDLITE_RETURN_IF_ERROR(
+        plane_of(tensor).broadcast(group, entry.request.root, bytes_of(entry.inputs[i], bytes),
+                                   {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
+  }
+  return Status();
+}
+
+}  // namespace hvdlite
