@@ -1,7 +1,6 @@
 #include "backend/nccl_backend.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace hvdlite {
 namespace {

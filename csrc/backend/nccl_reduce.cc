@@ -1,5 +1,6 @@
 // NcclBackend's reductions.
 #include <algorithm>
+#include <numeric>
 
 #include "backend/nccl_backend.h"
 
