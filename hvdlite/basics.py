@@ -159,7 +159,8 @@ def _leave_world(world: _World) -> None:
 def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
     """Call `watcher` with the engine now and after every `init`, and with None after `shutdown`.
 
-    For adapters whose operations reach the engine without passing through Python.
+    For adapters that prepare something in a new world, or whose operations reach the engine without
+    passing through Python.
     """
     with _lock:
         _watchers.append(watcher)

@@ -22,7 +22,7 @@ from hvdlite.keras.arrays import (
     broadcast_variables,
     reducescatter,
 )
-from hvdlite.keras.backend import seam
+from hvdlite.keras.backend import import_adapter, seam
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
@@ -46,6 +46,8 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += surface.__all__
+
+import_adapter()
 
 
 def broadcast_global_variables(root_rank: int = 0) -> None:

@@ -17,6 +17,12 @@ from hvdlite.errors import ArgumentError
 _BACKENDS = ("tensorflow", "torch")
 
 
+def import_adapter() -> None:
+    """Import the adapter of Keras's backend, if there is one: it gives each rank its own GPU."""
+    if keras.backend.backend() in _BACKENDS:
+        importlib.import_module(f"hvdlite.{keras.backend.backend()}")
+
+
 @functools.cache
 def seam() -> Any:
     """Return the module `keras_seam` of Keras's backend: allreduce_gradients, and Compression.

@@ -14,9 +14,10 @@ Example:
 import importlib
 from typing import Any
 
-from hvdlite import surface
+from hvdlite import basics, surface
 from hvdlite.surface import *
 from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.device import take_own_gpu
 from hvdlite.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     broadcast_,
@@ -88,6 +89,8 @@ __all__ = [
     "size_op",
 ]
 __all__ += surface.__all__
+
+basics.watch(take_own_gpu)
 
 # These import Keras, and are looked up at first use: TensorFlow alone does without.
 _LATER = {

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from harness import RankResult, base_environment, run_world
+from hvdlite import basics
 from parallel.scenarios import check, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import (
     ENVIRONMENT,
@@ -301,6 +303,28 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.allreduce(tf.ones(3, tf.int32), op=hvd.Adasum)
     with raises(hvd.ArgumentError, r"use tf.reshape\(tensor, \[1\]\)"):
         hvd.allgather(tf.constant(3.0))
+
+
+def scenario_each_rank_takes_its_own_gpu() -> None:
+    """Over a stand-in for the devices that TensorFlow sees."""
+    from hvdlite.tensorflow.device import take_own_gpu
+
+    gpus = ["GPU:0", "GPU:1"]
+
+    def shown(visible: list[str], error: type[Exception] | None = None) -> list[str]:
+        with (
+            mock.patch.object(tf.config, "list_physical_devices", lambda _: gpus),
+            mock.patch.object(tf.config, "get_visible_devices", lambda _: visible),
+            mock.patch.object(tf.config, "set_visible_devices", side_effect=error) as show,
+        ):
+            take_own_gpu(basics.engine())
+        return [call.args[0] for call in show.call_args_list]
+
+    own = [gpus[hvd.rank() % 2]] if hvd.size() > 1 else []
+    assert shown(gpus) == own
+    assert shown(gpus, RuntimeError) == own  # TensorFlow is in use, and stays as it is
+    assert shown(gpus[1:]) == []
+    assert shown([]) == []
 
 
 def body() -> dict[str, str]:
