@@ -122,7 +122,7 @@ def alone() -> list[Any]:
     return values
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[3])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     return run_world(request.param, body, True, timeout=TIMEOUT, env=ENVIRONMENT)
 

@@ -1,4 +1,4 @@
-"""examples/tensorflow_tape.py: its accuracy, and the same losses on 1, 2 and 3 ranks."""
+"""examples/tensorflow_tape.py: its accuracy, and the same losses on 1 and 3 ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from harness import base_environment
 from parallel.tensorflow_worlds import ENVIRONMENT
@@ -37,8 +35,7 @@ def test_two_ranks_reach_the_accuracy() -> None:
     assert re.search(r"[\d,]+ samples/s on 2 rank\(s\)$", output.strip()), output
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_same_losses_on_any_number_of_ranks(ranks: int) -> None:
-    alone, together = losses_in(run(1, epochs=2)), losses_in(run(ranks, epochs=2))
+def test_same_losses_on_three_ranks_as_on_one() -> None:
+    alone, together = losses_in(run(1, epochs=2)), losses_in(run(3, epochs=2))
     assert len(alone) == len(together) == 2
     assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= 2e-4

@@ -383,7 +383,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[3])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     return run_world(request.param, body, timeout=TIMEOUT, env=ENVIRONMENT)
 
