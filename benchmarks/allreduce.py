@@ -6,8 +6,10 @@
 Each row is one size: float32, sum, in place, an ordinary tensor, one thread per rank. The three
 contestants take turns in short rounds, so that whatever disturbs the machine disturbs all alike:
 `hvdlite` (hvd.allreduce_), `memcpy` (every rank copies a private buffer of that size, all at the
-same time: the yardstick) and `gloo` (torch.distributed.all_reduce). A figure is the median over all
-rounds on the slowest rank, in microseconds.
+same time: the yardstick) and `gloo` (torch.distributed.all_reduce). With --fp16 also `fp16`
+(hvd.allreduce with Compression.fp16, which casts in the core) and `fp16_by_hand` (the same casts by
+torch, before and after). A figure is the median over all rounds on the slowest rank, in
+microseconds.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_common_arguments(parser)
     parser.add_argument("--sizes", help="comma-separated sizes in bytes instead of the usual ones")
+    parser.add_argument("--fp16", action="store_true", help="also cast to float16 on the way")
     arguments = parser.parse_args()
     if not arguments.worker:
-        passed_on = ["--quick"] * arguments.quick
+        passed_on = ["--quick"] * arguments.quick + ["--fp16"] * arguments.fp16
         if arguments.sizes:
             passed_on += ["--sizes", arguments.sizes]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
@@ -59,6 +62,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
     for size in sizes:
         tensor = torch.zeros(size // 4).fill_(0.0)
         contestants = contestants_for(tensor, hvd.allreduce_, hvd.Sum)
+        if arguments.fp16:
+            contestants |= casting_contestants_for(tensor)
         figures = measure(contestants, arguments.quick)
         if hvd.rank() == 0:
             print_row(row_of(size, hvd.size(), figures))
@@ -78,6 +83,18 @@ def contestants_for(
         "hvdlite": lambda: allreduce_(tensor, op=total, name=name),
         "memcpy": lambda: ctypes.memmove(target, source, copy.nbytes),
         "gloo": lambda: gloo.all_reduce(tensor),
+    }
+
+
+def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Give one call per place where a tensor can be cast to float16."""
+    import hvdlite.torch as hvd
+
+    size = tensor.numel() * tensor.element_size()
+    how = {"op": hvd.Sum, "name": f"benchmark.fp16.{size}"}
+    return {
+        "fp16": lambda: hvd.allreduce(tensor, compression=hvd.Compression.fp16, **how),
+        "fp16_by_hand": lambda: hvd.allreduce(tensor.half(), **how).float(),
     }
 
 
@@ -115,6 +132,7 @@ def timed(call: Callable[[], object]) -> float:
 def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object]:
     """Make the row: times, ratios (above 1 hvdlite is slower than memcpy, faster than gloo)."""
     ours = figures["hvdlite"]
+    casts = {f"{name}_us": round(figures[name], 2) for name in figures if name.startswith("fp16")}
     return {
         "benchmark": "allreduce",
         "np": ranks,
@@ -125,6 +143,7 @@ def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object
         "hvdlite_gb_per_s": round(size / ours / 1e3, 3),
         "times_memcpy": round(ours / figures["memcpy"], 2),
         "faster_than_gloo": round(figures["gloo"] / ours, 2),
+        **casts,
     }
 
 

@@ -30,7 +30,7 @@ def rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def allreduce_rows() -> list[dict[str, Any]]:
-    return rows_of("allreduce.py", "--np", "2")
+    return rows_of("allreduce.py", "--np", "2", "--fp16")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,9 @@ def test_allreduce_prints_a_row_per_size(allreduce_rows: list[dict[str, Any]]) -
     assert [row["bytes"] for row in allreduce_rows] == [4, 4096, 1 << 20]
     for row in allreduce_rows:
         assert row["np"] == 2
-        for figure in ("hvdlite_us", "memcpy_us", "gloo_us", "times_memcpy", "faster_than_gloo"):
-            assert row[figure] > 0
+        for contestant in ("hvdlite", "memcpy", "gloo", "fp16", "fp16_by_hand"):
+            assert row[f"{contestant}_us"] > 0
+        assert row["times_memcpy"] > 0 and row["faster_than_gloo"] > 0
 
 
 def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
