@@ -54,11 +54,12 @@ def machine() -> list[Finding]:
 
 def frameworks() -> list[Finding]:
     """Say which frameworks are installed, without importing them."""
+    wheels = metadata.packages_distributions()  # TensorFlow's may be tensorflow-cpu
     findings = []
     for name in _FRAMEWORKS:
-        try:
-            findings.append(Finding(name, True, metadata.version(name)))
-        except metadata.PackageNotFoundError:
+        if name in wheels:
+            findings.append(Finding(name, True, metadata.version(wheels[name][0])))
+        else:
             findings.append(Finding(name, False, f"not installed (pip install {name})"))
     return findings
 

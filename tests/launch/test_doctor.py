@@ -16,6 +16,11 @@ def test_doctor_measures_copy_and_all_reduce() -> None:
     assert re.search(r"yes  all-reduce +[\d.]+ GB/s .*4 KiB in \d+ us", result.stdout)
 
 
+def test_frameworks_are_found_whatever_their_wheels_are_called() -> None:
+    for finding in doctor.frameworks():  # the tests have all of them, tensorflow-cpu for one
+        assert finding.works and re.match(r"\d+\.\d+", finding.text), finding
+
+
 def test_doctor_says_why_something_does_not_work() -> None:
     def probe() -> str:
         raise PermissionError("memfd_create is forbidden here")
