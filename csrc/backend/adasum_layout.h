@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/adasum_args.h"
+#include "backend/fusion_layout.h"
 #include "collective/plan.h"
 
 namespace hvdlite {
@@ -32,31 +33,25 @@ struct AdasumRound {
 
 namespace adasum_layout {
 
-inline constexpr std::uint64_t kAlign = 16;
-
-inline std::uint64_t aligned(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
+inline constexpr std::uint64_t kDotsBytes = 3 * sizeof(double);
 
 inline void append(AdasumRound& round, std::uint64_t count, std::uint64_t element_bytes) {
-  round.begins.push_back(aligned(round.elements, kAlign / element_bytes));
+  round.begins.push_back(aligned(round.elements, kFusionAlign / element_bytes));
   round.counts.push_back(count);
   if (count > 0) round.elements = round.begins.back() + count;
 }
 
 inline void place(AdasumRound& round, std::uint64_t element_bytes, std::uint64_t members) {
-  constexpr std::uint64_t kDots = 3 * sizeof(double);
   const std::uint64_t largest = part_of({0, round.elements}, element_bytes, members, 0).count();
   const std::uint64_t work_bytes = std::max<std::uint64_t>(element_bytes, sizeof(float));
   const std::uint64_t pairs = members / 2;
   const std::uint64_t tensors = round.counts.size();
   const std::uint64_t vectors = members * largest;
   round.received = aligned(std::max(round.elements * element_bytes,
-                                    work_bytes > element_bytes ? vectors * work_bytes : 0),
-                           kAlign);
-  round.partials = round.received + aligned(vectors * element_bytes, kAlign);
-  round.dots = round.partials + pairs * (tiles_of(largest) + tensors) * kDots;
-  round.bytes = round.dots + pairs * tensors * kDots;
+                                    work_bytes > element_bytes ? vectors * work_bytes : 0));
+  round.partials = round.received + aligned(vectors * element_bytes);
+  round.dots = round.partials + pairs * (tiles_of(largest) + tensors) * kDotsBytes;
+  round.bytes = round.dots + pairs * tensors * kDotsBytes;
 }
 
 // False, and nothing is changed, where the round would outgrow the room.

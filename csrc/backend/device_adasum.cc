@@ -7,8 +7,6 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::uint64_t kDotsBytes = 3 * sizeof(double);
-
 // The type that vectors are combined in.
 DataType work_type(DataType dtype) {
   return dtype == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32;
@@ -69,13 +67,15 @@ std::vector<AdasumRound> DeviceAdasum::lay_out(DataType dtype,
 }
 
 Status DeviceAdasum::run(DeviceBackend& plane, const Group& group, int index, DataType dtype,
-                         std::span<const Piece> pieces, Patience patience) {
+                         std::span<const Piece> pieces, const std::uint32_t* nonfinite,
+                         Patience patience) {
   std::vector<std::uint64_t> counts;
   for (const Piece& piece : pieces) counts.push_back(piece.count);
   const std::uint64_t members = group.ranks.size();
   for (const AdasumRound& round : lay_out(dtype, counts, members)) {
     if (round.elements == 0) continue;
-    const Work work = set_up(round, dtype, members, index);
+    Work work = set_up(round, dtype, members, index);
+    work.nonfinite = nonfinite;
     HVDLITE_RETURN_IF_ERROR(run_round(plane, group, round, work,
                                       pieces.subspan(round.first, round.counts.size()), patience));
   }
@@ -94,7 +94,7 @@ DeviceAdasum::Work DeviceAdasum::set_up(const AdasumRound& round, DataType dtype
   table.dots = scratch + round.dots;
   table.tensors = static_cast<unsigned>(round.counts.size());
   const AdasumArgs empty = table;
-  Work work{dtype, members, part, scratch, scratch + round.received, table.dots, {}};
+  Work work{dtype, members, part, scratch, scratch + round.received, table.dots, {}, nullptr};
   for (std::size_t i = 0; i < round.counts.size(); ++i) {
     const std::uint64_t begin = std::max(round.begins[i], part.begin);
     const std::uint64_t end = std::min(round.begins[i] + round.counts[i], part.end);
@@ -143,7 +143,7 @@ Status DeviceAdasum::pack(const AdasumRound& round, const Work& work,
           "filling memory"));
     }
   }
-  return workspace_.copies->enqueue(work.dtype, work.dtype, segments_);
+  return workspace_.copies->enqueue(work.dtype, work.dtype, segments_, work.nonfinite);
 }
 
 Status DeviceAdasum::unpack(const AdasumRound& round, const Work& work,
@@ -187,7 +187,8 @@ Status DeviceAdasum::combine_pairs(DeviceBackend& plane, const Group& group, Wor
   {
     const CudaDevice::Current current(device());
     HVDLITE_RETURN_IF_ERROR(device().check(
-        device().api().fill(work.dots, 0, dots * kDotsBytes, device().stream()), "filling memory"));
+        device().api().fill(work.dots, 0, dots * adasum_layout::kDotsBytes, device().stream()),
+        "filling memory"));
   }
   for (AdasumArgs& table : work.tables) {
     const std::uint64_t tiles = std::uint64_t{table.pairs} * table.first_tile[table.count];

@@ -26,9 +26,10 @@ class DeviceAdasum {
   // As DeviceBackend::prepare_adasum; `index` is this rank's in the group, `host` the host's plane.
   Status prepare(Backend& host, const Group& group, int index, DataType dtype,
                  std::span<const std::uint64_t> counts, Patience patience);
-  // As Backend::allreduce, after prepare() with the pieces' counts. `plane` runs the parts.
+  // As Backend::allreduce, after prepare() with the pieces' counts. `plane` runs the parts. Of the
+  // inputs `nonfinite`, if there is one, is told as SegmentCopies::enqueue() does.
   Status run(DeviceBackend& plane, const Group& group, int index, DataType dtype,
-             std::span<const Piece> pieces, Patience patience);
+             std::span<const Piece> pieces, const std::uint32_t* nonfinite, Patience patience);
 
  private:
   // One round as this rank sees it.
@@ -39,7 +40,8 @@ class DeviceAdasum {
     CudaPointer run;       // addresses
     CudaPointer received;  // vectors of the part, one after the other
     CudaPointer dots;
-    std::vector<AdasumArgs> tables;  // of the part's segments
+    std::vector<AdasumArgs> tables;            // of the part's segments
+    const std::uint32_t* nonfinite = nullptr;  // see run()
   };
 
   std::vector<AdasumRound> lay_out(DataType dtype, std::span<const std::uint64_t> counts,

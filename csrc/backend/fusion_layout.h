@@ -18,6 +18,11 @@ namespace hvdlite {
 
 inline constexpr std::uint64_t kFusionAlign = 16;
 
+// The next multiple of `unit`, or the value itself.
+constexpr std::uint64_t aligned(std::uint64_t value, std::uint64_t unit = kFusionAlign) {
+  return (value + unit - 1) / unit * unit;
+}
+
 struct FusedPart {
   std::size_t piece = 0;     // index
   std::uint64_t begin = 0;   // of the piece's elements, the first one here
@@ -35,8 +40,7 @@ inline std::vector<FusedRound> lay_out(std::span<const Piece> pieces, std::size_
   std::vector<FusedRound> rounds(1);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     for (std::uint64_t begin = 0; begin < pieces[i].count;) {
-      const std::uint64_t offset =
-          (rounds.back().bytes + kFusionAlign - 1) / kFusionAlign * kFusionAlign;
+      const std::uint64_t offset = aligned(rounds.back().bytes);
       if (offset + element_bytes > capacity) {
         rounds.emplace_back();
         continue;

@@ -63,6 +63,10 @@ class NcclBackend : public DeviceBackend {
     bool own_op;  // to be destroyed
   };
 
+  // As Backend::allreduce, each for its ops; `types` as NCCL can.
+  Status reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
+                       Patience patience);
+  Status reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces, Patience patience);
   Status reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       Patience patience);
   Status reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
@@ -78,9 +82,8 @@ class NcclBackend : public DeviceBackend {
   Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                          Patience patience);
   // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
+  // Where the kernels are to look at the input, it goes through the output in any case.
   Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
-  // Copies an input to its output, or onto itself, for the kernel to look at it.
-  Status look_at(DataType dtype, const Piece& piece);
   Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
   Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
                  std::span<const std::uint64_t> counts, Patience patience);
@@ -96,7 +99,7 @@ class NcclBackend : public DeviceBackend {
   const bool fused_;
   std::vector<CopySegment> segments_;
   DeviceAdasum adasum_;
-  FiniteWord nonfinite_;  // of the next allreduce, where it is to look
+  FiniteWord nonfinite_;  // of the next allreduce, or the current one, where it is to look
 };
 
 }  // namespace hvdlite

@@ -32,31 +32,35 @@ ElementTypes widened(ElementTypes types) {
 
 }  // namespace
 
-Status NcclBackend::allreduce(const Group& group, ElementTypes asked, ReduceOp op,
+Status NcclBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
-  if (op == ReduceOp::kAdasum) {
-    std::vector<std::uint64_t> counts;
-    for (const Piece& piece : pieces) counts.push_back(piece.count);
-    HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, asked.memory, counts, patience));
-    return adasum_.run(*this, group, index_, asked.memory, pieces, patience);
-  }
+  const Status status = op == ReduceOp::kAdasum
+                            ? reduce_adasum(group, types.memory, pieces, patience)
+                            : reduce(widened(types), op, pieces, patience);
+  nonfinite_ = nullptr;
+  return status;
+}
+
+Status NcclBackend::reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
+                                  Patience patience) {
+  std::vector<std::uint64_t> counts;
+  for (const Piece& piece : pieces) counts.push_back(piece.count);
+  HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, dtype, counts, patience));
+  // The sums of dot products are all-reduces, too, and nobody's tensors.
+  const FiniteWord nonfinite = std::move(nonfinite_);
+  return adasum_.run(*this, group, index_, dtype, pieces, nonfinite.get(), patience);
+}
+
+Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                           Patience patience) {
   const auto elements = [](const Piece& piece) { return piece.count > 0; };
   const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
   if (filled == 0) return Status();
+  if (fused_ && (filled > 1 || types.cast())) return reduce_fused(types, op, pieces, patience);
   // Without a buffer to cast into, tensors travel as they are.
-  const ElementTypes types = widened(asked);
-  const bool fused = fused_ && (filled > 1 || types.cast());
-  Status status;
-  if (fused) {
-    status = reduce_fused(types, op, pieces, patience);
-  } else if (filled > 1) {
-    status = reduce_in_place(types.memory, op, pieces, patience);
-  } else {
-    const Piece& piece = *std::find_if(pieces.begin(), pieces.end(), elements);
-    status = reduce_one(types.memory, op, piece, patience);
-  }
-  nonfinite_ = nullptr;
-  return status;
+  if (filled > 1) return reduce_in_place(types.memory, op, pieces, patience);
+  const Piece& piece = *std::find_if(pieces.begin(), pieces.end(), elements);
+  return reduce_one(types.memory, op, piece, patience);
 }
 
 Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
@@ -178,33 +182,26 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
         device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
         "filling memory"));
   }
-  if (nonfinite_ != nullptr && piece.input != nullptr) {
-    HVDLITE_RETURN_IF_ERROR(look_at(dtype, piece));
+  // Every member chooses the same op, whatever its own factor is.
+  const bool scaled = piece.prescale != 1.0 || piece.own_scale;
+  const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  // NCCL would round the factor to 16 bits.
+  const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
+  const bool by_op = scaled && linear && wide;
+  if (piece.input != nullptr && (nonfinite_ != nullptr || (scaled && !by_op))) {
+    const CopySegment moved{address(piece.input), address(piece.output), piece.count,
+                            by_op ? 1.0 : piece.prescale};
+    HVDLITE_RETURN_IF_ERROR(
+        workspace_.copies->enqueue(dtype, dtype, {&moved, 1}, nonfinite_.get()));
     call.input = piece.output;
   }
-  // Every member chooses the same op, whatever its own factor is.
-  if (piece.prescale == 1.0 && !piece.own_scale) return call;
-  const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
-  const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
-  if (linear && wide) {
-    const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
-    const Result<int> scaled = communicator_->make_scaled_sum(dtype, share);
-    HVDLITE_RETURN_IF_ERROR(scaled.status());
-    call.op = scaled.value();
-    call.own_op = true;
-    return call;
-  }
-  if (piece.input == nullptr) return call;
-  // NCCL would round the factor to 16 bits.
-  const CopySegment scaled{address(call.input), address(piece.output), piece.count, piece.prescale};
-  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, dtype, {&scaled, 1}, nonfinite_.get()));
-  call.input = piece.output;
+  if (!by_op) return call;
+  const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
+  const Result<int> own = communicator_->make_scaled_sum(dtype, share);
+  HVDLITE_RETURN_IF_ERROR(own.status());
+  call.op = own.value();
+  call.own_op = true;
   return call;
-}
-
-Status NcclBackend::look_at(DataType dtype, const Piece& piece) {
-  const CopySegment same{address(piece.input), address(piece.output), piece.count, 1.0};
-  return workspace_.copies->enqueue(dtype, dtype, {&same, 1}, nonfinite_.get());
 }
 
 Result<FiniteWord> NcclBackend::look_for_nonfinite() {

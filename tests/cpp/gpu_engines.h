@@ -6,6 +6,8 @@
 
 namespace hvdlite::testing {
 
+using namespace std::chrono_literals;
+
 template <typename Hook, typename... Arguments>
 auto gpu_hook(const char* name, Arguments... arguments) {
   return gpu_double<Hook>(kCuda, name)(arguments...);
@@ -115,6 +117,18 @@ inline void check_usable(Engine& engine) {
   std::vector<float> values(3, 1.0F);
   CHECK_OK(run(engine, allreduce_entry("usable", values)));
   CHECK_EQ(values[2], static_cast<float>(engine.size()));
+}
+
+// Rank 1 has given up, which this rank hears of soon; then `stuck` ends, too.
+inline void expect_rank_1_given_up(Engine& engine, const Entry& stuck) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (engine.status().ok() && std::chrono::steady_clock::now() - begin < 10s) {
+    std::this_thread::sleep_for(1ms);
+  }
+  CHECK(std::chrono::steady_clock::now() - begin < 3s);
+  CHECK_STATUS(engine.status(), StatusCode::kRankFailed);
+  CHECK(contains(engine.status(), "rank 1 gives up"));
+  while (!stuck.completion->on_device->reached()) std::this_thread::sleep_for(1ms);
 }
 
 // One entry of several tensors.

@@ -28,6 +28,14 @@ void run_both(Engine& engine, Framework& gpu, const EntryPtr& entry) {
   CHECK_OK(run(engine, allreduce_entry("behind", none)));
 }
 
+// What was found is read between collectives, at the latest after a few.
+void expect_found(Engine& engine, std::uint64_t expected) {
+  for (int i = 0; i < 200 && found_by(engine) < expected; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  CHECK_EQ(found_by(engine), expected);
+}
+
 // Of rank 1: infinite at element 70; of the others finite. Counts what each finds.
 void check_gpu_forms(Engine& engine, Framework& gpu, int rank) {
   std::uint64_t expected = 0;
@@ -58,11 +66,7 @@ void check_gpu_forms(Engine& engine, Framework& gpu, int rank) {
         CHECK(std::isinf(result[70]));
         CHECK_EQ(result[69], static_cast<float>(engine.size()));
         expected += rank == 1 ? 1 : 0;
-        // Polled between collectives, at the latest after a few.
-        for (int i = 0; i < 200 && found_by(engine) < expected; ++i) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        }
-        CHECK_EQ(found_by(engine), expected);
+        expect_found(engine, expected);
       }
     }
   }
@@ -153,4 +157,39 @@ TEST(finite_check_on_a_gpu_blames_who_gives_them_in_every_form) {
     world.libraries = {gpu_libraries(nccl)};
     world.run([](int rank, Engine& engine, Framework& gpu) { check_gpu_forms(engine, gpu, rank); });
   }
+}
+
+TEST(finite_check_on_a_gpu_blames_nobody_else_for_adasum) {
+  for (const char* nccl : {"libnccl.so.2", "nowhere"}) {
+    GpuWorld world{{0, 0, 0}};
+    world.config.check_finite = 1;
+    world.libraries = {gpu_libraries(nccl)};
+    world.run([](int rank, Engine& engine, Framework& gpu) {
+      std::vector<float> values(300, 1.0F);
+      if (rank == 1) values[7] = NAN;  // of the part that rank 0 combines
+      const OnDevice tensor = gpu.tensor(values);
+      run_both(engine, gpu, gpu.entry("adasum", tensor, 300, ReduceOp::kAdasum));
+      CHECK(std::isnan(gpu.read(tensor.data(), 300)[7]));
+      // Whoever finds too much has found it by then.
+      for (int i = 0; i < 20; ++i) {
+        std::vector<float> none(1);
+        CHECK_OK(run(engine, allreduce_entry("later", none)));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      expect_found(engine, rank == 1 ? 1 : 0);
+    });
+  }
+}
+
+TEST(finite_check_of_nothing_leaves_the_next_tensors_alone) {
+  GpuWorld world;
+  world.config.check_finite = 1;
+  world.run([](int, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor({1.0F, 1.0F});
+    run_both(engine, gpu, gpu.entry("nothing", tensor, 0));
+    const EntryPtr whole = gpu.entry("whole numbers", tensor, 2);
+    whole->request.tensors[0].dtype = whole->request.tensors[0].wire = DataType::kInt32;
+    run_both(engine, gpu, whole);
+    expect_found(engine, 0);
+  });
 }

@@ -6,12 +6,14 @@ runs them in order, and `check(results, name)` fails with what went wrong in one
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from harness import RankResult
@@ -78,6 +80,23 @@ def check(results: Sequence[RankResult], name: str) -> None:
         if (result.value or {}).get(name, "not reached")
     ]
     assert not failures, "\n".join(failures)
+
+
+@contextlib.contextmanager
+def heard_from(logger_name: str) -> Iterator[list[str]]:
+    """Collect what a logger says, at INFO and above."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(logger_name)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def tensors_sent_by(call: Callable[[], Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.scenarios import check, heard_from, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, eagerly, hvd, run_scenarios, tf
 
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -96,20 +95,13 @@ def scenario_adasum_is_about_dense_gradients(form: Form) -> None:
 
 
 def scenario_dense_is_said_once(form: Form) -> None:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("hvdlite.sparse_rows")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     name = f"loud.{form.__name__}"
-    gradient = make_gradient(form, name=name)
-    gradient(CASES["different rows"][0][hvd.rank()])
-    assert said == []
-    for _ in range(3):
-        gradient(CASES["many rows"][0][hvd.rank()])
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
+    with heard_from("hvdlite.sparse_rows") as said:
+        gradient = make_gradient(form, name=name)
+        gradient(CASES["different rows"][0][hvd.rank()])
+        assert said == []
+        for _ in range(3):
+            gradient(CASES["many rows"][0][hvd.rank()])
     (sentence,) = said
     assert f"gradients of {name}.0 have so many rows (144 on all ranks)" in sentence
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from hvdlite.torch import sparse
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import check, heard_from, names_in, run_all
 from parallel.small_models import assert_close, assert_same_everywhere, counters, raises
 
 ROWS, WIDTH = 50, 3
@@ -165,16 +164,10 @@ def scenario_predivide_and_compression() -> None:
 
 
 def scenario_many_rows_travel_dense_and_that_is_said_once() -> None:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("hvdlite.sparse_rows")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    train("sgd", 4, 3, 200, None, lambda *_: False)
-    assert said == []
-    train("sgd", 4, 40, 20, None, lambda *_: False)
-    logger.removeHandler(handler)
+    with heard_from("hvdlite.sparse_rows") as said:
+        train("sgd", 4, 3, 200, None, lambda *_: False)
+        assert said == []
+        train("sgd", 4, 40, 20, None, lambda *_: False)
     assert len(said) == 1 and "weight have so many rows" in said[0]
 
 
