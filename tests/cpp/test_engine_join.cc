@@ -1,5 +1,6 @@
 // Whole engines whose ranks join at different times.
 #include <cmath>
+#include <latch>
 #include <numeric>
 
 #include "backend/self_backend.h"
@@ -194,7 +195,8 @@ TEST(engine_refuses_what_only_a_joined_rank_could_give_and_goes_on) {
 }
 
 TEST(engine_refuses_collectives_of_a_rank_that_has_joined) {
-  run_world({0, 0}, [](int rank, Engine& engine) {
+  std::latch refused(1);  // The join must not end before rank 0 has tried everything.
+  run_world({0, 0}, [&](int rank, Engine& engine) {
     if (rank == 0) {
       const EntryPtr joining = join_entry();
       CHECK_OK(engine.enqueue(joining, false));
@@ -206,8 +208,10 @@ TEST(engine_refuses_collectives_of_a_rank_that_has_joined) {
       EntryPtr subset = join_entry();
       subset->request.process_set = 1;
       CHECK_STATUS(run(engine, subset), StatusCode::kInvalidArgument);
+      refused.count_down();
       CHECK_OK(finish(engine, joining));
     } else {
+      refused.wait();
       join(engine);
     }
   });
