@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import shm_entries
+from preloaded import close_nurseries
 
 _SETTLE = 3.0
 
@@ -47,6 +48,7 @@ def nothing_left_behind() -> Iterator[None]:
     """Fail when the tests left processes or shared memory."""
     children_before, shm_before = _children(), shm_entries()
     yield
+    close_nurseries()
     deadline = time.monotonic() + _SETTLE
     while True:
         children = _children() - children_before

@@ -13,10 +13,10 @@ would give them, calls `body(7)` in each, and returns what each returned:
     def test_ranks():
         assert [result.value for result in run_world(4, body, 7)] == [0, 7, 14, 21]
 
-`body` is a function at the top of a test file. Every rank imports that file by its path, so import
-torch inside of the body: a file that imports it at its top makes each rank pay for it. A world
-always ends: at its deadline the ranks print their stacks, are killed with all their children, and
-the test fails with everything they wrote. Whatever a world leaves behind fails the test.
+`body` is a function at the top of a test file. Every rank imports that file by its path; what the
+file names in a tuple PRELOAD at its top is there already (see `preloaded`). A world always ends: at
+its deadline the ranks print their stacks, are killed with all their children, and the test fails
+with everything they wrote. Whatever a world leaves behind fails the test.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from hvdlite.bootstrap.store import Store
 from hvdlite.launch.guardian import job_processes, signal_job
 from hvdlite.launch.local import Job, Worker, job_environment, start_worker
 from hvdlite.launch.placement import Slot, place, place_as
+from preloaded import ForkedRank, fork_rank
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _SHM = Path("/dev/shm")
@@ -126,7 +127,8 @@ class World:
         self._path = Path(self._folder.name)
         self._shm_before = shm_entries()
         self._timeout = timeout
-        self._workers: list[Worker] = []
+        self._preload = () if isinstance(body, str) else body.__globals__.get("PRELOAD", ())
+        self._workers: list[Worker | ForkedRank] = []
         self._ended_at: dict[int, float] = {}
         self._left: list[str] = []
         (self._path / "task.pickle").write_bytes(_task(body, arguments))
@@ -151,13 +153,15 @@ class World:
             self.close()
             raise
 
-    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Worker:
+    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Worker | ForkedRank:
         rank = slot.rank
         command = [*prefix, sys.executable, str(_WORKER_MAIN), str(self._path)]
         with (
             open(self._path / f"stdout.{rank}", "wb") as stdout,
             open(self._path / f"stderr.{rank}", "wb") as stderr,
         ):
+            if self._preload and not prefix:
+                return fork_rank(slot, self._preload, self._path, env, (stdout, stderr))
             return start_worker(slot, command, env, stdout=stdout, stderr=stderr)
 
     @property
@@ -240,7 +244,8 @@ class World:
                 worker.signal_group(signal.SIGKILL)
         deadline = time.monotonic() + _SETTLE
         while True:
-            left = [f"process {pid}" for pid in job_processes(self.job_id)]
+            ours = {*job_processes(self.job_id), *_in_sessions_of(self._workers)}
+            left = [f"process {pid}" for pid in sorted(ours)]
             left += [f"/dev/shm/{name}" for name in sorted(self._own_shm_entries())]
             if not left or time.monotonic() > deadline:
                 return left
@@ -304,6 +309,20 @@ class World:
     ) -> None:
         """End it."""
         self.close()
+
+
+def _in_sessions_of(workers: Sequence[Worker | ForkedRank]) -> set[int]:
+    """List what lives in the ranks' sessions, but for ranks that have ended."""
+    leaders = {worker.pid for worker in workers}
+    ended = {worker.pid for worker in workers if worker.ending is not None}
+    found = set()
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and int(name) not in ended and os.getsid(int(name)) in leaders:
+                found.add(int(name))
+        except ProcessLookupError:
+            continue
+    return found
 
 
 def _task(body: Callable[..., Any] | str, arguments: Sequence[Any]) -> bytes:

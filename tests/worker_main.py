@@ -2,17 +2,23 @@
 
 Run as `python worker_main.py FOLDER`; FOLDER/task.pickle says what to call, and FOLDER/value.RANK
 receives what it returned. SIGUSR1 makes it print the stacks of all its threads.
+
+As `python worker_main.py --fork SOCKET MODULE...` it imports the modules, and then forks a rank for
+each FOLDER that comes through the socket: see `preloaded`, which sends them.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib.util
+import json
 import os
 import pickle
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +34,68 @@ def load_function(module_name: str, path: str, name: str) -> Callable[..., Any]:
     return function
 
 
+def fork_ranks(descriptor: int, modules: Sequence[str]) -> str:
+    """Answer questions; return, in each rank that is forked, the folder of its task.
+
+    The process that forks never returns: it exits when nobody can ask any more.
+    """
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    server = os.getpid()
+    with socket.socket(fileno=descriptor) as asked:
+        while True:
+            message, outputs, _, _ = socket.recv_fds(asked, 1 << 20, 2)
+            if not message:
+                os._exit(0)  # Its ranks die with it.
+            question = json.loads(message)
+            if "folder" not in question:
+                asked.send(json.dumps(look_at(question)).encode())
+                continue
+            pid = os.fork()
+            if pid == 0:
+                break
+            asked.send(json.dumps({"pid": pid}).encode())
+            for output in outputs:
+                os.close(output)
+    become_rank(server, question["environment"], outputs)
+    return str(question["folder"])
+
+
+def look_at(question: dict[str, int]) -> dict[str, int]:
+    """Say how the rank ended that is asked about, or reap it."""
+    if "reap" in question:
+        os.waitpid(question["reap"], 0)
+        return {}
+    ending = os.waitid(os.P_PID, question["ending"], os.WEXITED | os.WNOWAIT)
+    assert ending is not None
+    by_signal = ending.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+    return {"status": ending.si_status, "by_signal": by_signal}
+
+
+def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]) -> None:
+    """Take what a process that was started alone would have."""
+    os.setsid()
+    for output, place in zip(outputs, (1, 2), strict=True):
+        os.dup2(output, place)
+        os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python reseeds its own generator.
+    from hvdlite.launch.shim import die_with_parent
+
+    die_with_parent(server)
+
+
 def main() -> None:
     """Run the task of this rank."""
     # Keras imports these where they are installed, which takes a third of its time.
     sys.modules.update({"sklearn": None, "matplotlib": None})  # type: ignore[dict-item]
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    folder = Path(sys.argv[1])
+    forks = sys.argv[1] == "--fork"
+    folder = Path(fork_ranks(int(sys.argv[2]), sys.argv[3:]) if forks else sys.argv[1])
     rank = os.environ["HVDLITE_RANK"]
     task = pickle.loads((folder / "task.pickle").read_bytes())
     if task["source"] is not None:

@@ -26,6 +26,8 @@ from parallel.keras_worlds import (
 )
 from parallel.scenarios import check, names_in
 
+PRELOAD = ("keras",)
+
 
 def array(variable: Any) -> Any:
     return keras.ops.convert_to_numpy(variable)

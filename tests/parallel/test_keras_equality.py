@@ -20,6 +20,7 @@ from parallel.keras_worlds import (
     weights_of,
 )
 
+PRELOAD = ("keras",)
 EPOCHS = 3
 BATCHES = 4
 BATCH = 24  # of all ranks together

@@ -21,6 +21,7 @@ from parallel.keras_worlds import (
     start,
 )
 
+PRELOAD = ("keras",)
 BOUND = 1.0  # seconds from the death to the error
 
 

@@ -25,6 +25,7 @@ from parallel.keras_worlds import (
 )
 from parallel.scenarios import check, names_in, tensors_sent_by
 
+PRELOAD = ("keras",)
 STEPS, EPOCHS, BATCH = 3, 2, 4
 
 

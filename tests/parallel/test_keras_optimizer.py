@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from parallel.keras_worlds import (
     weights_of,
 )
 from parallel.scenarios import check, names_in, tensors_sent_by
+
+PRELOAD = ("keras",)
 
 
 def array(variable: Any) -> Any:
@@ -83,8 +86,10 @@ def fit_with_a_bad_batch(optimizer: Any, **how: Any) -> None:
 
 def scenario_imports_no_other_framework() -> None:
     assert "hvdlite.keras" in sys.modules
+    hvd.DistributedOptimizer(keras.optimizers.SGD())
     if on_tensorflow():
-        assert "torch" not in sys.modules
+        importlib.import_module("hvdlite.tensorflow")
+        assert not {"torch", "tf_keras"} & sys.modules.keys()
     else:
         assert "hvdlite.tensorflow" not in sys.modules
 

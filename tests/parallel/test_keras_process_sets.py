@@ -21,6 +21,8 @@ from parallel.keras_worlds import (
 )
 from parallel.scenarios import check, names_in, run_all
 
+PRELOAD = ("keras",)
+
 
 def start() -> None:
     if on_tensorflow():

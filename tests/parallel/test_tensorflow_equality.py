@@ -18,6 +18,7 @@ from parallel.tensorflow_worlds import (
     tf,
 )
 
+PRELOAD = ("tensorflow",)
 EPOCHS = 4
 BATCHES = 5
 BATCH = 24  # of all ranks together

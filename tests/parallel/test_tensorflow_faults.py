@@ -12,6 +12,7 @@ from faults.arrays import die
 from harness import run_world
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, eagerly, hvd, in_graph, start, tf
 
+PRELOAD = ("tensorflow",)
 BOUND = 1.0  # seconds from the death to the error
 FORMS = {"eager": eagerly, "graph": in_graph}
 

@@ -12,6 +12,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, keras, run_scenarios, same, tf
 
+PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

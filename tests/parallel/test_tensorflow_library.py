@@ -21,6 +21,7 @@ from harness import run_world
 from hvdlite import _core
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, tf
 
+PRELOAD = ("tensorflow",)
 TENSORS = 161
 REDUCED = ["uint8", "int8", "int16", "int32", "int64", "half", "bfloat16", "float32", "float64"]
 SHAPES = [(), (0,), (3, 0, 2), (1,), (2, 3), (1, 2, 1, 2, 1, 2, 1)]

@@ -26,6 +26,7 @@ from parallel.tensorflow_worlds import (
     tf,
 )
 
+PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 REDUCED = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 

@@ -22,6 +22,7 @@ from parallel.tensorflow_worlds import (
     tf,
 )
 
+PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

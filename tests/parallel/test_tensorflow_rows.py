@@ -15,6 +15,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, same, tf
 
+PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]

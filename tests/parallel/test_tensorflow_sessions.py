@@ -13,6 +13,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, tf
 
+PRELOAD = ("tensorflow",)
 STEPS, RATE = 5, 0.1
 
 

@@ -12,6 +12,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, heard_from, names_in, tensors_sent_by
 from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, eagerly, hvd, run_scenarios, tf
 
+PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 WORDS, WIDTH = 64, 4
 LIMIT = 43  # from so many rows on dense is cheaper: 1024 bytes, of 16 and an index each

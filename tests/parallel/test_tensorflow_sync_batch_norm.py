@@ -20,6 +20,7 @@ from parallel.tensorflow_worlds import (
     tf,
 )
 
+PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

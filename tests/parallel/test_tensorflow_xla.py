@@ -25,6 +25,8 @@ from parallel.tensorflow_worlds import (
     tf,
 )
 
+PRELOAD = ("tensorflow",)
+
 
 def compiled(function: Any) -> Any:
     return tf.function(function, jit_compile=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -40,6 +38,8 @@ from parallel.tf_keras_worlds import (
     sgd,
     weights_of,
 )
+
+PRELOAD = ("tf_keras",)
 
 
 def scenario_saves_and_loads_with_its_state() -> None:
@@ -207,15 +207,3 @@ def test_beside_another_backend_of_keras_3() -> None:
     for result in run_world(2, other_backend, timeout=TIMEOUT, env=environment("torch")):
         backend, message = result.value
         assert backend == "torch" and "needs KERAS_BACKEND=tensorflow" in message
-
-
-def imported() -> bool:
-    start()
-    importlib.import_module("hvdlite.tensorflow")
-    hvd.DistributedOptimizer(keras.optimizers.SGD())
-    return "tf_keras" in sys.modules
-
-
-def test_is_not_imported_without_need() -> None:
-    (result,) = run_world(1, imported, timeout=TIMEOUT, env=environment("tensorflow"))
-    assert result.value is False

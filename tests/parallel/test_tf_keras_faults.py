@@ -25,6 +25,7 @@ from parallel.tf_keras_worlds import (
     sgd,
 )
 
+PRELOAD = ("tf_keras",)
 BOUND = 1.0  # seconds from the death to the error
 
 

@@ -30,6 +30,7 @@ from parallel.tf_keras_worlds import (
     weights_of,
 )
 
+PRELOAD = ("tf_keras",)
 tf: Any = Later("tensorflow")
 
 

@@ -15,6 +15,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 from parallel.small_models import assert_close, assert_same_everywhere, inputs, make_model, raises
 
+PRELOAD = ("torch._dynamo",)
 Array = NDArray[np.float64]
 TOLERANCE = {
     torch.float64: 1e-12,

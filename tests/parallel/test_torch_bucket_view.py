@@ -34,6 +34,7 @@ from parallel.small_models import (
     raises,
 )
 
+PRELOAD = ("torch._dynamo",)
 STEPS = 4
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),

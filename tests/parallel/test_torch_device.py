@@ -6,6 +6,8 @@ from typing import Any
 
 from harness import run_world
 
+PRELOAD = ("torch._dynamo",)
+
 
 class Runtime:
     """Stands for what torch.cuda calls in libtorch_cuda, in a process that has not used CUDA."""

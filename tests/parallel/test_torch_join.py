@@ -12,6 +12,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 from parallel.small_models import assert_close, assert_same_everywhere, make_model
 
+PRELOAD = ("torch._dynamo",)
 BATCH = 4
 
 

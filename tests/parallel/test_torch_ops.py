@@ -12,6 +12,7 @@ import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 
+PRELOAD = ("torch._dynamo",)
 REDUCED = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

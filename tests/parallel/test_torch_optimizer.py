@@ -23,6 +23,8 @@ from parallel.small_models import (
     raises,
 )
 
+PRELOAD = ("torch._dynamo",)
+
 
 def scenario_it_is_the_optimizer_itself() -> None:
     sgd = torch.optim.SGD(make_model().parameters(), lr=0.1)

@@ -28,6 +28,8 @@ from parallel.small_models import (
     mean_gradients,
 )
 
+PRELOAD = ("torch._dynamo",)
+
 
 def scenario_lbfgs_takes_the_same_path_everywhere() -> None:
     for line_search in (None, "strong_wolfe"):

@@ -12,6 +12,8 @@ import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 
+PRELOAD = ("torch._dynamo",)
+
 
 def start() -> None:
     hvd.init(process_sets=[[0, 1], [1, 2], [0]])

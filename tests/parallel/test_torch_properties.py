@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import hvdlite.torch as hvd
 from harness import World
 
+PRELOAD = ("torch._dynamo",)
 Array = NDArray[Any]
 
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]

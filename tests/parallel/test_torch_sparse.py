@@ -14,6 +14,7 @@ from hvdlite.torch import sparse
 from parallel.scenarios import check, heard_from, names_in, run_all
 from parallel.small_models import assert_close, assert_same_everywhere, counters, raises
 
+PRELOAD = ("torch._dynamo",)
 ROWS, WIDTH = 50, 3
 
 

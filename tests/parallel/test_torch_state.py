@@ -14,6 +14,7 @@ import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 
+PRELOAD = ("torch._dynamo",)
 OPTIONS: dict[str, dict[str, Any]] = {
     "SGD": {"momentum": 0.9},
     "RMSprop": {"momentum": 0.9, "centered": True},

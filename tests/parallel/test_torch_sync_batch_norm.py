@@ -13,6 +13,7 @@ import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 
+PRELOAD = ("torch._dynamo",)
 COUNTS = [4, 0, 3]  # samples by rank: unequal, and none
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import RankResult, run_world
 
+PRELOAD = ("torch._dynamo",)
 STEPS = 20
 BATCH = 24  # of all ranks together
 FEATURES = 6
