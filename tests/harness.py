@@ -1,4 +1,4 @@
-"""The one harness for tests of several processes: `run_world`, and `run_launcher` for hvdlite-run.
+"""The one harness for tests of several processes: `run_world`; for hvdlite-run see `launcher`.
 
 `run_world(4, body, 7)` starts four ranks as plain processes with the environment that hvdlite-run
 would give them, calls `body(7)` in each, and returns what each returned:
@@ -25,7 +25,6 @@ import os
 import pickle
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -48,6 +47,7 @@ _AFTER_FIRST_FAILURE = 15.0  # seconds that the others get once a rank has faile
 _SETTLE = 3.0  # seconds for children and shared memory to disappear
 _SHOWN = 20_000  # characters of a rank's output in a failure
 
+Rank = Worker | ForkedRank
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
 
 
@@ -128,7 +128,7 @@ class World:
         self._shm_before = shm_entries()
         self._timeout = timeout
         self._preload = () if isinstance(body, str) else body.__globals__.get("PRELOAD", ())
-        self._workers: list[Worker | ForkedRank] = []
+        self._workers: list[Rank] = []
         self._ended_at: dict[int, float] = {}
         self._left: list[str] = []
         (self._path / "task.pickle").write_bytes(_task(body, arguments))
@@ -153,7 +153,7 @@ class World:
             self.close()
             raise
 
-    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Worker | ForkedRank:
+    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Rank:
         rank = slot.rank
         command = [*prefix, sys.executable, str(_WORKER_MAIN), str(self._path)]
         with (
@@ -258,7 +258,7 @@ class World:
             name for name in shm_entries() - self._shm_before if any(mark in name for mark in marks)
         }
 
-    def _result(self, worker: Worker) -> RankResult:
+    def _result(self, worker: Rank) -> RankResult:
         ending = worker.look()
         code = -signal.SIGKILL if ending is None else ending.status
         if ending is not None and ending.by_signal:
@@ -311,7 +311,7 @@ class World:
         self.close()
 
 
-def _in_sessions_of(workers: Sequence[Worker | ForkedRank]) -> set[int]:
+def _in_sessions_of(workers: Sequence[Rank]) -> set[int]:
     """List what lives in the ranks' sessions, but for ranks that have ended."""
     leaders = {worker.pid for worker in workers}
     ended = {worker.pid for worker in workers if worker.ending is not None}
@@ -352,73 +352,3 @@ def run_world(
     """
     with World(n, body, *arguments, *args, timeout=timeout, env=env, hosts=hosts) as world:
         return world.wait(expect_failure)
-
-
-@dataclass(frozen=True)
-class LauncherResult:
-    """How a run of hvdlite-run ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    seconds: float
-
-
-def launcher_command(*arguments: str) -> list[str]:
-    """Build the command of hvdlite-run in this Python."""
-    return [sys.executable, "-m", "hvdlite.launch", *arguments]
-
-
-def start_launcher(
-    *arguments: str,
-    cwd: Path | str | None = None,
-    env: Mapping[str, str] | None = None,
-    **options: Any,
-) -> subprocess.Popen[bytes]:
-    """Start hvdlite-run in a process group of its own; the caller ends it (see `end_launcher`)."""
-    options.setdefault("stdout", subprocess.PIPE)
-    options.setdefault("stderr", subprocess.PIPE)
-    return subprocess.Popen(
-        launcher_command(*arguments),
-        cwd=tempfile.gettempdir() if cwd is None else cwd,
-        env={**base_environment(), **(env or {})},
-        start_new_session=True,
-        **options,
-    )
-
-
-def end_launcher(process: subprocess.Popen[bytes]) -> None:
-    """Kill a launcher (its guardian ends the workers) and close its pipes."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-
-
-def run_launcher(
-    *arguments: str,
-    timeout: float = 60.0,
-    cwd: Path | str | None = None,
-    env: Mapping[str, str] | None = None,
-) -> LauncherResult:
-    """Run hvdlite-run with these arguments to its end.
-
-    Raises:
-        AssertionError: it took longer than `timeout` seconds.
-    """
-    started = time.monotonic()
-    process = start_launcher(*arguments, cwd=cwd, env=env)
-    try:
-        stdout, stderr = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        raise AssertionError(f"hvdlite-run took more than {timeout} s: {error.stderr!r}") from None
-    finally:
-        end_launcher(process)
-    return LauncherResult(
-        process.returncode,
-        stdout.decode(errors="replace"),
-        stderr.decode(errors="replace"),
-        time.monotonic() - started,
-    )

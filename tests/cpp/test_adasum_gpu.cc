@@ -317,21 +317,5 @@ TEST(engine_gpu_adasum_without_nccl_has_the_bits_of_the_host) {
 }
 
 TEST(engine_gpu_adasum_of_a_lost_peer_ends) {
-  GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
-    (void)adasum_of(engine, gpu, values_of(rank, 5000));
-    const OnDevice tensor = gpu.tensor(values_of(rank, 5000));
-    if (rank == 1) hold(gpu.producer, true);
-    const EntryPtr entry = gpu.entry("stuck", tensor, 5000, ReduceOp::kAdasum);
-    CHECK_OK(run(engine, entry));
-    if (rank == 1) {
-      std::thread release([&] {
-        std::this_thread::sleep_for(300ms);
-        hold(gpu.producer, false);
-      });
-      engine.abort("rank 1 gives up");
-      release.join();
-      return;
-    }
-    expect_rank_1_given_up(engine, *entry);
-  });
+  check_that_a_lost_peer_ends_an_allreduce(ReduceOp::kAdasum);
 }

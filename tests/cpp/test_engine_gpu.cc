@@ -246,25 +246,7 @@ TEST(engine_gpu_no_memory_for_a_result_ends_the_world_and_says_where) {
 TEST(engine_gpu_a_lost_peer_ends_work_that_is_stuck_on_the_device) {
   for (const char* silent : {"0", "1"}) {
     set_gpu_option("FAKE_NCCL_SILENT_PEERS", silent);
-    GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
-      check_sum(engine, gpu);
-      const OnDevice tensor = gpu.tensor({1.0F});
-      if (rank == 1) hold(gpu.producer, true);
-      const EntryPtr entry = gpu.entry("stuck", tensor, 1);
-      CHECK_OK(run(engine, entry));
-      if (rank == 1) {
-        std::this_thread::sleep_for(100ms);
-        // Its own device goes on later: what NCCL has queued there ends only then.
-        std::thread release([&] {
-          std::this_thread::sleep_for(500ms);
-          hold(gpu.producer, false);
-        });
-        engine.abort("rank 1 gives up");
-        release.join();
-        return;
-      }
-      expect_rank_1_given_up(engine, *entry);
-    });
+    check_that_a_lost_peer_ends_an_allreduce(ReduceOp::kSum);
     set_gpu_option("FAKE_NCCL_SILENT_PEERS", nullptr);
   }
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from harness import end_launcher, start_launcher
+from launcher import end_launcher, start_launcher
 
 STEPPING = Path(__file__).with_name("stepping.py")
 Address = tuple[socket.AddressFamily, str | tuple[str, int]]

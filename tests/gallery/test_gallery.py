@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import end_launcher, run_launcher, start_launcher
+from launcher import end_launcher, run_launcher, start_launcher
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 110  # a busy machine of two cores compiles slowly

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import base_environment, end_launcher
+from harness import base_environment
+from launcher import end_launcher
 
 PORT = 2222
 _PROGRAMS = {

@@ -10,8 +10,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from harness import end_launcher, start_launcher
 from hvdlite.launch.guardian import processes_with
+from launcher import end_launcher, start_launcher
 
 
 class MarkedJob:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import hvdlite
-from harness import LauncherResult, run_launcher
 from hvdlite.launch.resources import available_cores
 from launch.marked import python
+from launcher import LauncherResult, run_launcher
 
 SHOW_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import base_environment, run_launcher
+from harness import base_environment
 from launch.marked import python
+from launcher import run_launcher
 
 TORCH = """
 import horovod

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import re
 
-from harness import base_environment, run_launcher
+from harness import base_environment
 from hvdlite.launch import doctor
 from hvdlite.launch.doctor import Finding, table
+from launcher import run_launcher
 
 
 def test_doctor_measures_copy_and_all_reduce() -> None:

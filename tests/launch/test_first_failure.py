@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import run_launcher
 from launch.marked import MarkedJob, python
+from launcher import run_launcher
 
 BOUND = 3.0
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import run_launcher
 from hvdlite import _core
 from hvdlite.launch.config_file import ConfigError, arguments_from
 from hvdlite.launch.flags import build_parser, variables
 from launch.marked import python
 from launch.test_cli import environments
+from launcher import run_launcher
 
 HOROVODS = """
 controller: gloo

@@ -12,14 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import (
-    base_environment,
-    end_launcher,
-    launcher_command,
-    run_launcher,
-    start_launcher,
-)
+from harness import base_environment
 from launch.marked import MarkedJob, python
+from launcher import end_launcher, launcher_command, run_launcher, start_launcher
 
 FLOOD = """
 import os, sys, time

@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
-from harness import run_launcher
 from launch.marked import MarkedJob, listening_inodes, python, sockets_of
+from launcher import run_launcher
 
 LOOP = """
 import ctypes, os, sys, time

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness import run_launcher, run_world
+from harness import run_world
 from hvdlite import _core, basics
+from launcher import run_launcher
 
 SIZES = {"bias": 10, "layer": 4000, "embedding": 200_000}
 STEPS = 150

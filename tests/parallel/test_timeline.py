@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness import run_launcher, run_world
+from harness import run_world
 from hvdlite import _core, basics
 from hvdlite.errors import ArgumentError, RankFailedError
+from launcher import run_launcher
 from trace_rows import Merged, Span, read_merged
 
 PHASES = ["queue", "negotiate", "wait for batch", "allreduce"]

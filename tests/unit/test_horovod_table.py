@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from harness import run_launcher, run_world
+from harness import run_world
 from hvdlite import _core
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError
 from hvdlite.launch import flags, job
+from launcher import run_launcher
 from unit.horovod_names import NAMES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "horovod.md"

@@ -1,0 +1,84 @@
+"""hvdlite-run in tests: started as a user would, and always ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import base_environment
+
+
+@dataclass(frozen=True)
+class LauncherResult:
+    """How a run of hvdlite-run ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def launcher_command(*arguments: str) -> list[str]:
+    """Build the command of hvdlite-run in this Python."""
+    return [sys.executable, "-m", "hvdlite.launch", *arguments]
+
+
+def start_launcher(
+    *arguments: str,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.Popen[bytes]:
+    """Start hvdlite-run in a process group of its own; the caller ends it (see `end_launcher`)."""
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    return subprocess.Popen(
+        launcher_command(*arguments),
+        cwd=tempfile.gettempdir() if cwd is None else cwd,
+        env={**base_environment(), **(env or {})},
+        start_new_session=True,
+        **options,
+    )
+
+
+def end_launcher(process: subprocess.Popen[bytes]) -> None:
+    """Kill a launcher (its guardian ends the workers) and close its pipes."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def run_launcher(
+    *arguments: str,
+    timeout: float = 60.0,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> LauncherResult:
+    """Run hvdlite-run with these arguments to its end.
+
+    Raises:
+        AssertionError: it took longer than `timeout` seconds.
+    """
+    started = time.monotonic()
+    process = start_launcher(*arguments, cwd=cwd, env=env)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"hvdlite-run took more than {timeout} s: {error.stderr!r}") from None
+    finally:
+        end_launcher(process)
+    return LauncherResult(
+        process.returncode,
+        stdout.decode(errors="replace"),
+        stderr.decode(errors="replace"),
+        time.monotonic() - started,
+    )
