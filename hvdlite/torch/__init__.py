@@ -12,6 +12,13 @@ Example:
 from hvdlite import surface
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.surface import *
+from hvdlite.torch.broadcasting import (
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+)
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -21,11 +28,6 @@ from hvdlite.torch.ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,

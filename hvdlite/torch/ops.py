@@ -1,4 +1,4 @@
-"""The collectives on torch tensors that keep their shape; `rows` has the others.
+"""Allreduce of torch tensors; `broadcasting` and `rows` have the other collectives.
 
 Each comes in up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument, and
 `verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics
 from hvdlite import ops as neutral
 from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.numbering import next_name
-from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-from hvdlite.torch.autograd import Broadcast, Reduced, tie
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+from hvdlite.torch.autograd import Reduced, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
-from hvdlite.torch.submit import Reduction, Submission, start_allreduce, start_broadcast
+from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, check_in_place, names_of, spec
 
 
@@ -288,112 +287,3 @@ def grouped_allreduce_async_(
     name = name or next_name("grouped_allreduce", member_id(process_set))
     reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
     return start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=True)
-
-
-def _start_broadcasting(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str,
-    process_set: ProcessSet,
-    in_place: bool,
-    blocking: bool,
-) -> Handle:
-    check_root(root_rank, process_set)
-    if in_place:
-        check_in_place(tensor, name, "broadcast")
-        source = output = tensor
-    else:
-        check(tensor, name)
-        source = tensor.detach().contiguous()
-        output = torch.empty_like(source)
-    specs = [spec(name, source, output)]
-    core = start_broadcast(name, specs, root_rank, process_set, (source, output), blocking)
-    return Handle(core, lambda _: tie(Broadcast, tensor, output, name, root_rank, process_set))
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Copy one rank's tensor to all, into a new tensor.
-
-    Args:
-        tensor: of the same shape and dtype on all ranks; only the root's values matter.
-        root_rank: the rank whose values all receive: its number in the world.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
-
-    Raises:
-        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
-        MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
-
-    Example:
-        >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
-    """
-    name = name or next_name("broadcast", member_id(process_set))
-    result: torch.Tensor = _start_broadcasting(
-        tensor, root_rank, name, process_set, False, True
-    ).wait()
-    return result
-
-
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start a `broadcast`.
-
-    Example:
-        >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
-        >>> shared = hvd.synchronize(handle)
-    """
-    name = name or next_name("broadcast", member_id(process_set))
-    return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
-
-
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Overwrite a contiguous tensor with one rank's values.
-
-    Example:
-        >>> hvd.broadcast_(running_mean, root_rank=0)
-    """
-    name = name or next_name("broadcast", member_id(process_set))
-    result: torch.Tensor = _start_broadcasting(
-        tensor, root_rank, name, process_set, True, True
-    ).wait()
-    return result
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start a `broadcast_`.
-
-    Example:
-        >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
-    """
-    name = name or next_name("broadcast", member_id(process_set))
-    return _start_broadcasting(tensor, root_rank, name, process_set, True, False)
-
-
-def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Wait until every rank, or every member of a process set, has called it.
-
-    Example:
-        >>> hvd.barrier()
-    """
-    number = member_id(process_set)
-    name = name or next_name("barrier", number)
-    basics.engine().barrier(name, number, blocking=True).wait()
