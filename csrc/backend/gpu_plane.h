@@ -2,10 +2,9 @@
 // data plane for each process set, made when a set's first GPU tensor arrives. A process without
 // GPU tensors loads and pays nothing.
 //
-// A process set has one device on each rank. Its members agree on how they go about it, over the
-// host's data plane: NCCL if all of them have it, otherwise through the host, with one warning.
-// Nobody outside of the set takes part. NCCL needs every rank of a communicator; so while members
-// have joined, the others have one of their own, until all have joined.
+// A process set has one device on each rank; device_agreement.h says how its members come to a data
+// plane. NCCL needs every rank of a communicator; so while members have joined, the others have one
+// of their own, until all have joined.
 //
 // Threads: mark(), ordinal_of(), slots and the pools from any; everything else is the runner's.
 #pragma once
@@ -17,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/device_agreement.h"
 #include "backend/device_backend.h"
 #include "backend/device_workspace.h"
 #include "base/config.h"
@@ -86,28 +86,17 @@ class GpuPlane {
   };
   // By group id and ranks: everywhere in the same order.
   using Planes = std::map<std::pair<int, std::vector<int>>, Plane>;
-  struct Candidate;  // what members tell each other
 
   Status load_cuda() HVDLITE_REQUIRES(mutex_);
   Result<std::shared_ptr<const NcclApi>> nccl();
   Result<DeviceWorkspace*> workspace(int ordinal);
-  Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
-                                              Patience patience);
-  Candidate present(DeviceWorkspace& workspace);
-  Result<std::vector<Candidate>> exchange(const Group& group, const Candidate& own,
-                                          Patience patience);
-  Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
-                                                   const std::vector<Candidate>& members,
-                                                   Patience patience);
   // Ends those that `ends` chooses.
   void end_planes(const std::function<bool(const Planes::value_type&)>& ends);
   // Frees the slots that have ended, if no work is under way: freeing memory waits for the device.
   void free_slots();
   // Waits until no work is under way.
   void settle(Deadline deadline);
-  Status fall_back(const Group& group, const std::vector<Candidate>& members);
 
-  Backend& host_;
   Fabric* const fabric_;
   const Config config_;
   const GpuLibraries libraries_;
@@ -121,9 +110,9 @@ class GpuPlane {
   std::shared_ptr<const NcclApi> nccl_ HVDLITE_GUARDED_BY(nccl_mutex_);
 
   // Of the runner.
+  DeviceAgreement agreement_;
   Planes planes_;
   std::deque<UnderWay> under_way_;
-  bool warned_ = false;  // that GPU tensors pass through the host
 };
 
 }  // namespace hvdlite
