@@ -84,6 +84,7 @@ class Nursery:
     def close(self) -> None:
         """End it, and with it the ranks that it has still."""
         self._socket.close()
+        self._process.kill()
         self._process.wait()
         self._errors.close()
 
