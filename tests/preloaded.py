@@ -29,6 +29,7 @@ from hvdlite.launch.placement import Slot
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _KEPT = 3  # processes; one with TensorFlow takes half a gigabyte
+_ANSWERS_WITHIN = 120.0  # seconds, imports on a busy machine included
 
 
 class Nursery:
@@ -38,6 +39,7 @@ class Nursery:
         """Start it; it answers when it has imported the modules."""
         self.ranks: set[int] = set()  # process ids of those not reaped yet
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_ANSWERS_WITHIN)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         tied = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), sys.executable]
         with theirs:
@@ -72,12 +74,14 @@ class Nursery:
 
     def _ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         answer = b""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
             socket.send_fds(self._socket, [json.dumps(question).encode()], descriptors)
             answer = self._socket.recv(1 << 16)
-        if not answer:  # An import has failed.
+        if not answer:  # An import has failed, or takes for ever.
+            self._process.kill()
             self._errors.seek(0)
-            raise AssertionError(self._errors.read().decode(errors="replace"))
+            said = self._errors.read().decode(errors="replace")
+            raise AssertionError(said or f"no answer within {_ANSWERS_WITHIN} s")
         decoded: dict[str, Any] = json.loads(answer)
         return decoded
 
@@ -112,6 +116,8 @@ class ForkedRank:
     def reap(self) -> None:
         """Kill what is left of it."""
         self.signal_group(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # It may have no group yet.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._nursery.reap(self.pid)
         os.close(self._pidfd)
 

@@ -6,11 +6,6 @@
 #include "base/log.h"
 
 namespace hvdlite {
-namespace {
-
-Status invalid(const std::string& why) { return Status(StatusCode::kInvalidArgument, why); }
-
-}  // namespace
 
 GpuPlane::GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries)
     : fabric_(fabric),
@@ -67,9 +62,10 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
     MutexLock lock(mutex_);
     const int before = device_of_.try_emplace(set, ordinal).first->second;
     if (before != ordinal) {
-      return invalid("it is on GPU " + std::to_string(ordinal) + ", but process set " +
-                     std::to_string(set) + " has used GPU " + std::to_string(before) +
-                     " on this rank; a process set has one device on each rank");
+      return Status(StatusCode::kInvalidArgument,
+                    "it is on GPU " + std::to_string(ordinal) + ", but process set " +
+                        std::to_string(set) + " has used GPU " + std::to_string(before) +
+                        " on this rank; a process set has one device on each rank");
     }
   }
   int capturing = 0;
@@ -79,9 +75,9 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
                                          "looking at the tensor's stream"));
   }
   if (capturing != 0) {
-    return invalid(
-        "a CUDA graph is being captured; ranks agree on each collective anew, so run "
-        "hvdlite's outside of the graph");
+    return Status(StatusCode::kInvalidArgument,
+                  "a CUDA graph is being captured; ranks agree on each collective anew, so run "
+                  "hvdlite's outside of the graph");
   }
   return device.record(stream);
 }

@@ -10,25 +10,20 @@ from hvdlite.process_sets import ProcessSet, check_root, global_process_set, mem
 from hvdlite.torch.autograd import Broadcast, tie
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import start_broadcast
-from hvdlite.torch.tensors import check, check_in_place, spec
+from hvdlite.torch.tensors import read_and_written, spec
 
 
 def _start_broadcasting(
     tensor: torch.Tensor,
     root_rank: int,
-    name: str,
+    name: str | None,
     process_set: ProcessSet,
     in_place: bool,
     blocking: bool,
 ) -> Handle:
+    name = name or next_name("broadcast", member_id(process_set))
     check_root(root_rank, process_set)
-    if in_place:
-        check_in_place(tensor, name, "broadcast")
-        source = output = tensor
-    else:
-        check(tensor, name)
-        source = tensor.detach().contiguous()
-        output = torch.empty_like(source)
+    source, output = read_and_written(tensor, name, "broadcast", in_place)
     specs = [spec(name, source, output)]
     core = start_broadcast(name, specs, root_rank, process_set, (source, output), blocking)
     return Handle(core, lambda _: tie(Broadcast, tensor, output, name, root_rank, process_set))
@@ -55,7 +50,6 @@ def broadcast(
     Example:
         >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
     """
-    name = name or next_name("broadcast", member_id(process_set))
     result: torch.Tensor = _start_broadcasting(
         tensor, root_rank, name, process_set, False, True
     ).wait()
@@ -74,7 +68,6 @@ def broadcast_async(
         >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
         >>> shared = hvd.synchronize(handle)
     """
-    name = name or next_name("broadcast", member_id(process_set))
     return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
 
 
@@ -89,7 +82,6 @@ def broadcast_(
     Example:
         >>> hvd.broadcast_(running_mean, root_rank=0)
     """
-    name = name or next_name("broadcast", member_id(process_set))
     result: torch.Tensor = _start_broadcasting(
         tensor, root_rank, name, process_set, True, True
     ).wait()
@@ -107,7 +99,6 @@ def broadcast_async_(
     Example:
         >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
     """
-    name = name or next_name("broadcast", member_id(process_set))
     return _start_broadcasting(tensor, root_rank, name, process_set, True, False)
 
 

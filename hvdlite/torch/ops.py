@@ -21,7 +21,7 @@ from hvdlite.torch.autograd import Reduced, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
-from hvdlite.torch.tensors import check, check_in_place, names_of, spec
+from hvdlite.torch.tensors import check, names_of, read_and_written, spec
 
 
 def _reduction(
@@ -48,13 +48,7 @@ def start_reducing(
     """Submit an allreduce; its handle gives the list of results."""
     specs, sources, outputs = [], [], []
     for tensor, tensor_name in zip(tensors, names, strict=True):
-        if in_place:
-            check_in_place(tensor, tensor_name, "allreduce")
-            source = output = tensor
-        else:
-            check(tensor, tensor_name)
-            source = tensor.detach().contiguous()
-            output = torch.empty_like(source)
+        source, output = read_and_written(tensor, tensor_name, "allreduce", in_place)
         specs.append(spec(tensor_name, source, output, reduction.wire))
         sources.append(source)
         outputs.append(output)

@@ -41,18 +41,26 @@ def check(tensor: torch.Tensor, name: str) -> None:
         dtype_number(str(tensor.dtype).removeprefix("torch."))
 
 
-def check_in_place(tensor: torch.Tensor, name: str, verb: str) -> None:
-    """Refuse also what cannot be overwritten as one block of memory.
+def read_and_written(
+    tensor: torch.Tensor, name: str, verb: str, in_place: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Check a tensor; give what a collective reads of it, and what receives a result like it.
+
+    In place both are the tensor itself.
 
     Raises:
-        ArgumentError: as `check`, or `tensor` is not contiguous.
+        ArgumentError: as `check`, or it is to be overwritten and not contiguous.
     """
     check(tensor, name)
+    if not in_place:
+        source = tensor.detach().contiguous()
+        return source, torch.empty_like(source)
     if not tensor.is_contiguous():
         raise ArgumentError(
             f"'{name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}): "
             f"{verb}_ writes into its memory in place; use {verb}(), or tensor.contiguous()"
         )
+    return tensor, tensor
 
 
 def spec(

@@ -1,6 +1,7 @@
 // Worlds of whole engines, several to a process: each rank is an engine with a caller's thread.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -15,6 +16,20 @@
 namespace hvdlite::testing {
 
 using Hosts = std::vector<int>;
+
+// Waits for what another thread or a device does; says whether it was done in time.
+template <typename Condition>
+bool soon(const Condition& condition, std::chrono::milliseconds within = std::chrono::seconds(20)) {
+  const auto late = std::chrono::steady_clock::now() + within;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > late) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+inline bool ends_soon(const Engine& engine, std::chrono::milliseconds within) {
+  return soon([&] { return !engine.status().ok(); }, within);
+}
 
 inline Config quick_config() {
   Config config;

@@ -47,11 +47,7 @@ FakeCounters counters_of(int device) {
 
 Measured wait_for_span(const ScratchFile& file, const std::string& name) {
   Measured found{};
-  const auto deadline = std::chrono::steady_clock::now() + 20s;
-  while (!find_span(file.text(), name, found)) {
-    CHECK(std::chrono::steady_clock::now() < deadline);
-    std::this_thread::sleep_for(5ms);
-  }
+  CHECK(soon([&] { return find_span(file.text(), name, found); }));
   return found;
 }
 

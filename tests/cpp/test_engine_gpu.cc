@@ -233,7 +233,7 @@ TEST(engine_gpu_no_memory_for_a_result_ends_the_world_and_says_where) {
     entry->request.kind = Kind::kAllgather;
     entry->outputs = {nullptr};
     const Status status = run(engine, entry);
-    while (engine.status().ok()) std::this_thread::sleep_for(1ms);
+    CHECK(ends_soon(engine, 20s));
     CHECK(engine.status().sticky());
     CHECK(contains(engine.status(), "allgather 'rows': no memory for the 800000 bytes"));
     CHECK(contains(engine.status(), "GPU 1: allocating 1048576 bytes: CUDA_ERROR_OUT_OF_MEMORY"));
@@ -256,10 +256,7 @@ TEST(engine_gpu_an_error_of_nccl_carries_its_words) {
   GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor({1.0F});
     const Status status = run(engine, gpu.entry("x", tensor, 1));
-    const auto begin = std::chrono::steady_clock::now();
-    while (engine.status().ok() && std::chrono::steady_clock::now() - begin < 10s) {
-      std::this_thread::sleep_for(1ms);
-    }
+    CHECK(ends_soon(engine, 20s));
     CHECK(engine.status().sticky());
     CHECK(contains(engine.status(), "on rank 0, GPU 0"));
     CHECK(contains(engine.status(), "NCCL_DEBUG=INFO"));

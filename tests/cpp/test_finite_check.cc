@@ -30,9 +30,7 @@ void run_both(Engine& engine, Framework& gpu, const EntryPtr& entry) {
 
 // What was found is read between collectives, at the latest after a few.
 void expect_found(Engine& engine, std::uint64_t expected) {
-  for (int i = 0; i < 200 && found_by(engine) < expected; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  soon([&] { return found_by(engine) >= expected; });
   CHECK_EQ(found_by(engine), expected);
 }
 

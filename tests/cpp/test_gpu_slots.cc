@@ -22,7 +22,7 @@ class Bucket {
     std::size_t bytes = 0;
     for (const std::size_t count : counts_) {
       offsets_.push_back(bytes);
-      bytes += (count * sizeof(float) + kFusionAlign - 1) / kFusionAlign * kFusionAlign + gap;
+      bytes += aligned(count * sizeof(float)) + gap;
     }
     slot_ = OnDevice::must(engine.allocate_slot(gpu.ordinal, bytes));
   }
@@ -90,16 +90,11 @@ void reduce_another(Engine& engine, Framework& gpu) {
 // What has ended is freed soon after another batch: when the engine's thread sees that batch's end.
 void expect_freed(Engine& engine, Framework& gpu, const FakeCounters& before) {
   reduce_another(engine, gpu);
-  const auto freed = [&] {
+  CHECK(soon([&] {
     const FakeCounters now = counters_of(gpu);
     return now.live_registrations == before.live_registrations &&
            now.live_allocations == before.live_allocations;
-  };
-  const auto begin = std::chrono::steady_clock::now();
-  while (!freed() && std::chrono::steady_clock::now() - begin < 10s) {
-    std::this_thread::sleep_for(1ms);
-  }
-  CHECK(freed());
+  }));
 }
 
 // Packed once, then where it is: the launches of each.

@@ -71,10 +71,7 @@ bool reduce_behind_a_held_producer(int rank, Engine& engine, Framework& gpu) {
   // Time for whoever does not wait; where rank 0 does not, that ends by itself.
   const CudaEventPtr end = OnDevice::must(gpu.device->record(gpu.consumer));
   const bool ends = rank == 0 && skipped >= 0;
-  const auto late = std::chrono::steady_clock::now() + (ends ? 10s : 50ms);
-  while (!end->reached() && std::chrono::steady_clock::now() < late) {
-    std::this_thread::sleep_for(1ms);
-  }
+  soon([&] { return end->reached(); }, ends ? 10s : 50ms);
   if (rank == 0) hold(gpu.producer, false);
   const CudaDevice::Current current(*gpu.device);
   CHECK_EQ(gpu.device->api().stream_synchronize(gpu.consumer), 0);
@@ -116,7 +113,7 @@ EntryPtr gather(Engine& engine, Framework& gpu, float value) {
   const EntryPtr entry = gpu.entry("gather", tensor, kCount);
   entry->request.kind = Kind::kAllgather;
   CHECK_OK(run(engine, entry));
-  while (!entry->completion->released()) std::this_thread::sleep_for(1ms);
+  CHECK(soon([&] { return entry->completion->released(); }));
   return entry;
 }
 

@@ -226,9 +226,7 @@ TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
       std::vector<float> values(100000, 1.0f);
       std::vector<float> own(4, 1.0f);
       const auto slow = sum_in(last, "slow", own);
-      slow->completion->then([&] {
-        while (!others_are_done.load()) std::this_thread::sleep_for(1ms);
-      });
+      slow->completion->then([&] { CHECK(soon([&] { return others_are_done.load(); })); });
       const auto outside = sum_in(outer, "x", values);
       if (rank == 3) {
         CHECK_OK(engine.enqueue(outside, false));
@@ -281,9 +279,7 @@ TEST(engine_fails_what_was_agreed_during_a_collective_that_fails) {
     std::vector<float> second(4, 1.0f);
     if (rank == 2) {
       const auto slow = sum_in(last, "slow", first);
-      slow->completion->then([&] {
-        while (!failed.load()) std::this_thread::sleep_for(1ms);
-      });
+      slow->completion->then([&] { CHECK(soon([&] { return failed.load(); })); });
       const auto never = sum_in(outer, "x", second);
       CHECK_OK(engine.enqueue(never, false));
       CHECK_OK(engine.enqueue(slow, false));

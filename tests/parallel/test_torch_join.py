@@ -205,7 +205,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-WORLDS = [[0], [0, 0, 1], [0, 1, 1, 0]]
+WORLDS = [[0], [0, 0], [0, 0, 1], [0, 1, 1, 0]]
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=str)

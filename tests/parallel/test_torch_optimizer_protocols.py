@@ -236,7 +236,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[1, 2, 3])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     return run_world(request.param, body, timeout=100)
 

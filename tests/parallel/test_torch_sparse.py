@@ -254,7 +254,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-WORLDS = [[0], [0, 0, 0], [0, 0, 1]]
+WORLDS = [[0], [0, 0], [0, 0, 0], [0, 0, 1]]
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=str)
