@@ -83,28 +83,37 @@ Result<std::vector<DeviceAgreement::Candidate>> DeviceAgreement::exchange(const 
   return members;
 }
 
+// Refuses versions of NCCL that differ.
+Status DeviceAgreement::one_nccl(const std::vector<Candidate>& members) {
+  const Candidate& first = members.front();
+  for (const Candidate& member : members) {
+    if (member.nccl == first.nccl) continue;
+    return invalid("NCCL " + nccl_version_text(first.nccl) + " on rank " +
+                   std::to_string(first.rank) + " and " + nccl_version_text(member.nccl) +
+                   " on rank " + std::to_string(member.rank) +
+                   " do not work together; install the same version everywhere, or name one with "
+                   "HVDLITE_NCCL_LIBRARY");
+  }
+  return Status();
+}
+
+// What to add to an error of NCCL when two members share a GPU, which is the likely reason.
+std::string DeviceAgreement::one_gpu_for_two(const std::vector<Candidate>& members) {
+  for (const Candidate& member : members) {
+    for (const Candidate& other : members) {
+      if (other.rank >= member.rank || !(other.uuid == member.uuid)) continue;
+      return " [ranks " + std::to_string(other.rank) + " and " + std::to_string(member.rank) +
+             " use the same GPU; call torch.cuda.set_device(hvd.local_rank()) before the first "
+             "GPU tensor, and start at most as many ranks on a host as it has GPUs]";
+    }
+  }
+  return "";
+}
+
 Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
     const Group& group, DeviceWorkspace& workspace, const std::vector<Candidate>& members,
     Patience patience) {
-  bool fused = true;
-  std::string shared;
-  for (const Candidate& member : members) {
-    const Candidate& first = members.front();
-    fused = fused && member.fused != 0;
-    if (member.nccl != first.nccl) {
-      return invalid("NCCL " + nccl_version_text(first.nccl) + " on rank " +
-                     std::to_string(first.rank) + " and " + nccl_version_text(member.nccl) +
-                     " on rank " + std::to_string(member.rank) +
-                     " do not work together; install the same version everywhere, or name one with "
-                     "HVDLITE_NCCL_LIBRARY");
-    }
-    for (const Candidate& other : members) {
-      if (other.rank >= member.rank || !(other.uuid == member.uuid)) continue;
-      shared = " [ranks " + std::to_string(other.rank) + " and " + std::to_string(member.rank) +
-               " use the same GPU; call torch.cuda.set_device(hvd.local_rank()) before the first "
-               "GPU tensor, and start at most as many ranks on a host as it has GPUs]";
-    }
-  }
+  HVDLITE_RETURN_IF_ERROR(one_nccl(members));
   struct {
     NcclUniqueId id{};
     NcclResult result = NcclResult::kSuccess;
@@ -123,8 +132,10 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
       NcclCommunicator::join(api, workspace.device, {group, *fabric_}, start.id, patience);
   if (!joined.ok()) {
     const Status why = joined.status();
-    return Status(why.code(), why.message() + shared, why.failed_rank());
+    return Status(why.code(), why.message() + one_gpu_for_two(members), why.failed_rank());
   }
+  const bool fused = std::all_of(members.begin(), members.end(),
+                                 [](const Candidate& member) { return member.fused != 0; });
   return std::unique_ptr<DeviceBackend>(
       std::make_unique<NcclBackend>(std::move(joined.value()), workspace, host_, fused));
 }

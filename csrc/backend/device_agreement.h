@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/device_backend.h"
@@ -36,6 +37,8 @@ class DeviceAgreement {
   Candidate present(DeviceWorkspace& workspace);
   Result<std::vector<Candidate>> exchange(const Group& group, const Candidate& own,
                                           Patience patience);
+  static Status one_nccl(const std::vector<Candidate>& members);
+  static std::string one_gpu_for_two(const std::vector<Candidate>& members);
   Result<std::unique_ptr<DeviceBackend>> make_nccl(const Group& group, DeviceWorkspace& workspace,
                                                    const std::vector<Candidate>& members,
                                                    Patience patience);
