@@ -73,6 +73,11 @@ def test_torchrun() -> None:
 def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
     """Two agents of torchrun, each with ranks of its own, as on two hosts."""
     port, token = str(20000 + secrets.randbelow(10000)), secrets.token_hex(32)
+    own = environment(
+        HVDLITE_TOKEN=token,
+        HVDLITE_RENDEZVOUS=f"127.0.0.1:{int(port) + 1}",
+        HVDLITE_START_TIMEOUT="15",  # the other host's ranks learn nothing before
+    )
     agents = [
         subprocess.Popen(
             [
@@ -80,7 +85,7 @@ def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
                 *("--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port),
                 PROGRAM[1],
             ],
-            env=environment(HVDLITE_TOKEN=token, HVDLITE_RENDEZVOUS=f"127.0.0.1:{int(port) + 1}"),
+            env=own,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
