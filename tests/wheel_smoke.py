@@ -50,7 +50,9 @@ def run(*command: str | Path, cwd: Path) -> str:
 def build_wheel(folder: Path) -> Path:
     """Build sdist and wheel into `folder`; check what the wheel holds."""
     start = time.monotonic()
-    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    # As deep in the unpacked sdist as in a working copy, or a compiler cache would find nothing.
+    deep = "-Cbuild-dir=build/{wheel_tag}"
+    run(sys.executable, "-m", "build", deep, "--outdir", folder, ROOT, cwd=folder)
     print(f"  {time.monotonic() - start:.0f} s for sdist and wheel, with build isolation")
     (wheel,) = folder.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
