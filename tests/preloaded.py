@@ -69,8 +69,8 @@ class Nursery:
 
     def reap(self, pid: int) -> None:
         """Forget a rank that was killed or has ended."""
-        self._ask({"reap": pid})
         self.ranks.remove(pid)
+        self._ask({"reap": pid})
 
     def _ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         answer = b""
@@ -118,8 +118,8 @@ class ForkedRank:
         self.signal_group(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # It may have no group yet.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._nursery.reap(self.pid)
         os.close(self._pidfd)
+        self._nursery.reap(self.pid)
 
 
 _nurseries: OrderedDict[tuple[object, ...], Nursery] = OrderedDict()

@@ -256,7 +256,7 @@ TEST(engine_gpu_an_error_of_nccl_carries_its_words) {
   GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor({1.0F});
     const Status status = run(engine, gpu.entry("x", tensor, 1));
-    CHECK(ends_soon(engine, 20s));
+    CHECK(ends_soon(engine, 10s));
     CHECK(engine.status().sticky());
     CHECK(contains(engine.status(), "on rank 0, GPU 0"));
     CHECK(contains(engine.status(), "NCCL_DEBUG=INFO"));

@@ -30,7 +30,7 @@ void run_both(Engine& engine, Framework& gpu, const EntryPtr& entry) {
 
 // What was found is read between collectives, at the latest after a few.
 void expect_found(Engine& engine, std::uint64_t expected) {
-  soon([&] { return found_by(engine) >= expected; });
+  soon([&] { return found_by(engine) >= expected; }, std::chrono::seconds(2));
   CHECK_EQ(found_by(engine), expected);
 }
 

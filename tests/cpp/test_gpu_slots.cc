@@ -90,11 +90,13 @@ void reduce_another(Engine& engine, Framework& gpu) {
 // What has ended is freed soon after another batch: when the engine's thread sees that batch's end.
 void expect_freed(Engine& engine, Framework& gpu, const FakeCounters& before) {
   reduce_another(engine, gpu);
-  CHECK(soon([&] {
-    const FakeCounters now = counters_of(gpu);
-    return now.live_registrations == before.live_registrations &&
-           now.live_allocations == before.live_allocations;
-  }));
+  CHECK(soon(
+      [&] {
+        const FakeCounters now = counters_of(gpu);
+        return now.live_registrations == before.live_registrations &&
+               now.live_allocations == before.live_allocations;
+      },
+      10s));
 }
 
 // Packed once, then where it is: the launches of each.
