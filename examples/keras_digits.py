@@ -9,13 +9,13 @@ with --compare rank 0 first trains alone on whole batches, at the same learning 
 
 import argparse
 import json
-import time
+import math
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
+from speed import Stopwatch, report  # beside this file
 
 import hvdlite.keras as hvd
 
@@ -66,12 +66,13 @@ def make_model(optimizer: keras.Optimizer) -> keras.Model:
     return model
 
 
-def train(model: keras.Model, data: Share, epochs: int, callbacks: list[Any]) -> list[float]:
-    """Train, and return the loss of each epoch."""
+def train(model: keras.Model, data: Share, epochs: int, callbacks: list) -> tuple[list, float]:
+    """Train; return the loss of each epoch, and samples/s of all ranks."""
     warmup = hvd.callbacks.LearningRateWarmupCallback(LEARNING_RATE, warmup_epochs=2)
-    verbose = 2 if hvd.rank() == 0 else 0
-    fitted = model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup], verbose=verbose)
-    return fitted.history["loss"]
+    watch, samples, verbose = Stopwatch(), len(data) * GLOBAL_BATCH, 2 if hvd.rank() == 0 else 0
+    timing = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: watch.end_epoch(samples))
+    fitted = model.fit(data, epochs=epochs, callbacks=[*callbacks, warmup, timing], verbose=verbose)
+    return fitted.history["loss"], watch.rate()
 
 
 if __name__ == "__main__":
@@ -88,11 +89,11 @@ if __name__ == "__main__":
         mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []
         tf.config.set_visible_devices(mine, "GPU")
     images, labels = load()
-    curves = {}
+    curves, alone_rate = {}, math.nan
     if arguments.compare and hvd.rank() == 0:
         alone = make_model(keras.optimizers.Adam(LEARNING_RATE))
         whole = Share(images[TEST_IMAGES:], labels[TEST_IMAGES:], 0, 1)
-        curves["1 rank, alone"] = train(alone, whole, arguments.epochs, [])
+        curves["1 rank, alone"], alone_rate = train(alone, whole, arguments.epochs, [])
     model = make_model(hvd.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE)))
     callbacks = [hvd.callbacks.MetricAverageCallback()]
     callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
@@ -100,11 +101,10 @@ if __name__ == "__main__":
         arguments.output.mkdir(parents=True, exist_ok=True)
         callbacks.append(keras.callbacks.ModelCheckpoint(arguments.output / "digits.keras"))
     share = Share(images[TEST_IMAGES:], labels[TEST_IMAGES:], hvd.rank(), hvd.size())
-    begin = time.perf_counter()
-    curves[f"{hvd.size()} rank(s), hvdlite"] = train(model, share, arguments.epochs, callbacks)
-    rate = arguments.epochs * len(share) * GLOBAL_BATCH / (time.perf_counter() - begin)
+    together = f"{hvd.size()} rank(s), hvdlite"
+    curves[together], rate = train(model, share, arguments.epochs, callbacks)
     if hvd.rank() == 0:
         (arguments.output / "keras_loss.json").write_text(json.dumps(curves))
         accuracy = model.evaluate(images[:TEST_IMAGES], labels[:TEST_IMAGES], verbose=0)[1]
         print(f"test accuracy {accuracy:.1%} with Keras on {keras.backend.backend()}")
-        print(f"{rate:,.0f} samples/s on {hvd.size()} rank(s)")
+        print(report(rate, hvd.size(), hvd.local_size(), alone_rate))

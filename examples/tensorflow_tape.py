@@ -6,13 +6,13 @@ The global batch is the same on any number of ranks, and so is the loss.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 
 import keras
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
+from speed import Stopwatch, report  # beside this file
 
 import hvdlite.tensorflow as hvd
 
@@ -60,8 +60,8 @@ def make_step(
     return step
 
 
-def train(model: keras.Model, epochs: int) -> int:
-    """Train on this rank's share of each global batch; return the number of steps."""
+def train(model: keras.Model, epochs: int) -> float:
+    """Train on this rank's share of each global batch; return samples/s of all ranks."""
     images, labels = (part[TEST_IMAGES:] for part in load())
     steps_per_epoch = -(-len(images) // GLOBAL_BATCH)
     rate = keras.optimizers.schedules.CosineDecay(4e-3, epochs * steps_per_epoch)
@@ -70,6 +70,7 @@ def train(model: keras.Model, epochs: int) -> int:
     hvd.broadcast_variables(model.weights, root_rank=0)
     hvd.broadcast_variables(optimizer.variables, root_rank=0)
     step = make_step(model, optimizer)
+    watch = Stopwatch()
     for epoch in range(epochs):
         shuffled = np.random.default_rng(epoch).permutation(len(images))
         losses = []
@@ -78,7 +79,8 @@ def train(model: keras.Model, epochs: int) -> int:
             losses.append(step(images[mine], labels[mine]))
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}", flush=True)
-    return epochs * steps_per_epoch
+        watch.end_epoch(len(images))
+    return watch.rate()
 
 
 def accuracy(model: keras.Model) -> float:
@@ -93,9 +95,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     hvd.init()
     model = make_model()
-    begin = time.perf_counter()
-    steps = train(model, arguments.epochs)
-    seconds = time.perf_counter() - begin
+    rate = train(model, arguments.epochs)
     if hvd.rank() == 0:
         print(f"test accuracy {accuracy(model):.1%}")
-        print(f"{steps * GLOBAL_BATCH / seconds:,.0f} samples/s on {hvd.size()} rank(s)")
+        print(report(rate, hvd.size(), hvd.local_size()))

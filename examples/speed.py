@@ -1,0 +1,53 @@
+"""How fast the examples train, and what that means on this machine. Nothing here is hvdlite's."""
+
+import math
+import os
+import time
+
+
+class Stopwatch:
+    """Counts samples from the end of the first epoch on.
+
+    The first epoch of a process also imports, traces or compiles code: up to seconds that no later
+    epoch takes, and that say nothing about speed.
+    """
+
+    def __init__(self) -> None:
+        self._begin = self._end = math.nan
+        self._samples = 0
+
+    def end_epoch(self, samples: int) -> None:
+        """Note that an epoch of so many samples has ended."""
+        self._end = time.perf_counter()
+        if math.isnan(self._begin):
+            self._begin = self._end
+        else:
+            self._samples += samples
+
+    def rate(self) -> float:
+        """Return samples per second; NaN before the second epoch has ended."""
+        return self._samples / (self._end - self._begin) if self._samples else math.nan
+
+
+def report(rate: float, ranks: int, local_ranks: int, alone: float = math.nan) -> str:
+    """Say in words what rates mean on this machine's cores.
+
+    Args:
+        rate: samples per second of all ranks together.
+        ranks: how many ranks train.
+        local_ranks: how many of them run on this machine.
+        alone: samples per second of one rank that trained alone, if one did.
+    """
+    if math.isnan(rate):
+        return "One epoch is too short to measure the speed."
+    text = f"{rate:,.0f} samples/s on {ranks} rank(s)"
+    if math.isnan(alone) or ranks == 1:
+        return text
+    cores = len(os.sched_getaffinity(0))
+    if local_ranks > cores:
+        meaning = f"{local_ranks} ranks share {cores} core(s) here; their gain needs {local_ranks}."
+    elif rate < alone:
+        meaning = "Ranks wait for each other: what else runs on their cores holds all of them up."
+    else:
+        meaning = f"{ranks} times is the limit; larger models and batches come closer to it."
+    return f"{text}, {alone:,.0f} alone: {rate / alone:.2f} times as fast. {meaning}"
