@@ -8,25 +8,52 @@ Example:
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from hvdlite._core import DTYPES, REDUCE_OPS
 from hvdlite.errors import ArgumentError
 
-Average = REDUCE_OPS["average"]
-Sum = REDUCE_OPS["sum"]
-Adasum = REDUCE_OPS["adasum"]
-Min = REDUCE_OPS["min"]
-Max = REDUCE_OPS["max"]
-Product = REDUCE_OPS["product"]
 
-_NAMES = {number: name.capitalize() for name, number in REDUCE_OPS.items()}
+class ReduceOp(IntEnum):
+    """How the tensors of all ranks become one. The numbers are Horovod's."""
+
+    Average = REDUCE_OPS["average"]
+    Sum = REDUCE_OPS["sum"]
+    Adasum = REDUCE_OPS["adasum"]
+    Min = REDUCE_OPS["min"]
+    Max = REDUCE_OPS["max"]
+    Product = REDUCE_OPS["product"]
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
 
 
 def op_name(op: int) -> str:
     """Return how users write a reduce operation: "Average", "Sum"..."""
-    return _NAMES.get(op, str(op))
+    return ReduceOp(op).name
 
 
-def choose_op(average: bool | None, op: int | None) -> int:
+def reduce_op(op: object) -> ReduceOp:
+    """Return the reduce operation that `op` is: one of `ReduceOp`, or its number.
+
+    Other libraries number their operations differently (torch.distributed's SUM is 0, which is
+    `Average` here), so what merely equals a number is refused.
+
+    Raises:
+        ArgumentError: `op` is not a reduce operation.
+    """
+    if isinstance(op, int) and not isinstance(op, bool) and op in ReduceOp.__members__.values():
+        return ReduceOp(op)
+    known = ", ".join(f"hvd.{one.name}" for one in ReduceOp)
+    raise ArgumentError(f"op={op!r} is not a reduce operation of hvdlite; use one of {known}")
+
+
+def choose_op(average: bool | None, op: int | None) -> ReduceOp:
     """Settle between `op` and the older `average`; without either it is `Average`.
 
     Args:
@@ -34,28 +61,32 @@ def choose_op(average: bool | None, op: int | None) -> int:
         op: one of `Average`, `Sum`, `Adasum`, `Min`, `Max`, `Product`, or None.
 
     Raises:
-        ArgumentError: both are given, or `op` is no reduce operation.
+        ArgumentError: both are given, `op` is not a reduce operation, or `average` is not a bool,
+            as when something else was given in its place.
     """
+    if average is not None and not isinstance(average, bool):
+        raise ArgumentError(
+            f"average={average!r}: average, the second argument, takes True, False or None; "
+            "write op=... and name=... with their names"
+        )
     if op is None:
         return Sum if average is False else Average
     if average is not None:
         raise ArgumentError("give op or average, not both; op=hvd.Average is the default")
-    if op not in _NAMES:
-        known = ", ".join(f"hvd.{name}" for name in _NAMES.values())
-        raise ArgumentError(f"op={op!r} is no reduce operation; use one of {known}")
-    return op
+    return reduce_op(op)
 
 
 def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
-    """Refuse what makes no gradient of the ranks' gradients.
+    """Check that `op` can combine the gradients of the ranks.
 
     Raises:
         ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`, or the factor, by which an
-            average is divided before the sum rather than after it, is no positive number.
+            average is divided before the sum rather than after it, is not a positive number.
     """
+    op = reduce_op(op)
     if op not in (Average, Sum, Adasum):
         raise ArgumentError(
-            f"op=hvd.{op_name(op)} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
+            f"op=hvd.{op.name} makes no gradient; use hvd.Average, hvd.Sum or hvd.Adasum"
         )
     if predivide_factor != 1.0 and op != Average:
         raise ArgumentError("gradient_predivide_factor goes with op=hvd.Average")

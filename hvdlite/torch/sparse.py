@@ -164,6 +164,7 @@ def sparse_allreduce_async(
     name = name or next_name("sparse_allreduce", member_id(process_set))
     if not isinstance(tensor, torch.Tensor) or not is_sparse(tensor):
         raise ArgumentError(f"'{name}' is no sparse tensor (COO); use allreduce() for dense ones")
+    op = ops.reduce_op(op)
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
             f"'{name}': rows of op=hvd.{ops.op_name(op)} cannot be gathered; use hvd.Average or "

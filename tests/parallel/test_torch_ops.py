@@ -297,7 +297,7 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.broadcast(torch.ones(3), hvd.size())
     with raises(hvd.ArgumentError, "Adasum takes floating-point tensors"):
         hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)
-    with raises(hvd.ArgumentError, "op=9 is no reduce operation"):
+    with raises(hvd.ArgumentError, "op=9 is not a reduce operation"):
         hvd.allreduce(torch.ones(3), op=9)
     with raises(hvd.ArgumentError, "is a float, not a tensor"):
         hvd.allreduce(3.0)

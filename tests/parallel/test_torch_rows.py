@@ -269,7 +269,7 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.reducescatter(torch.ones(2, dtype=torch.bool))
     with raises(hvd.ArgumentError, "factors take floating-point"):
         hvd.reducescatter(torch.ones(2, dtype=torch.int32), prescale_factor=0.5)
-    with raises(hvd.ArgumentError, "op=9 is no reduce operation"):
+    with raises(hvd.ArgumentError, "op=9 is not a reduce operation"):
         hvd.reducescatter(torch.ones(2), op=9)
 
 
