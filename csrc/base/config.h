@@ -20,7 +20,7 @@
     "Tensors whose negotiation is remembered; 0 switches the cache off")                           \
   X(double, stall_warning, 10.0, "seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",                    \
     "Warn when a tensor has waited this long for some rank; 0 switches the warning off")           \
-  X(double, stall_shutdown, 0.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",                 \
+  X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
     "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
     "Fail when a peer makes no progress for this long inside a collective that all ranks joined")  \

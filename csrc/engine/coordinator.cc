@@ -101,6 +101,24 @@ Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& reque
   return tally;
 }
 
+std::vector<int> Coordinator::submitters(const Book& book, const Tally& tally) {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    if (tally.submitted[i]) ranks.push_back(book.group.ranks[i]);
+  }
+  return ranks;
+}
+
+std::vector<int> Coordinator::missing_ranks(const Book& book, const Tally& tally) const {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    const int rank = book.group.ranks[i];
+    const bool awaited = tally.request.kind == Kind::kJoin || !joined_[rank];
+    if (!tally.submitted[i] && awaited) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 void Coordinator::join(int rank) {
   joined_[rank] = true;
   last_joined_ = rank;

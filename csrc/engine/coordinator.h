@@ -85,6 +85,9 @@ class Coordinator {
   // have joined: a join waits only for ranks that do nothing at all.
   TimePoint idle_since(const Book& book, const Tally& tally) const;
   bool idle() const { return waiting_ == 0; }
+  // The members that have submitted the tally; and those that it waits for.
+  static std::vector<int> submitters(const Book& book, const Tally& tally);
+  std::vector<int> missing_ranks(const Book& book, const Tally& tally) const;
 
  private:
   // The rank's tally for the request, a new one where nobody had asked before.

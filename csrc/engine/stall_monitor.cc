@@ -23,51 +23,55 @@ std::string text_of_seconds(double seconds) {
   return text;
 }
 
-// Ranks of the world that take part in `tally`, by whether they have submitted it.
-std::vector<int> ranks_of(const Coordinator::Book& book, const Coordinator::Tally& tally,
-                          bool submitted) {
-  std::vector<int> ranks;
-  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
-    if (tally.submitted[i] == submitted) ranks.push_back(book.group.ranks[i]);
-  }
-  return ranks;
-}
-
 int common(const std::vector<int>& a, const std::vector<int>& b) {
   const auto found = std::find_first_of(a.begin(), a.end(), b.begin(), b.end());
   return found != a.end() ? *found : -1;
 }
 
-// A change blocks the rank that makes it: why it can never end if a rank that it waits for waits
-// for one that makes it.
-std::optional<std::string> describe_circle(const std::map<std::uint32_t, Coordinator::Book>& books,
-                                           const Coordinator::Tally& change) {
-  const std::vector<int> makers = ranks_of(books.at(0), change, true);
-  const std::vector<int> others = ranks_of(books.at(0), change, false);
-  for (const auto& [id, book] : books) {
+// A rank that waits for another one, in a collective.
+struct Wait {
+  int rank = -1;
+  int awaited = -1;
+  const Request* request = nullptr;  // borrowed from its book
+};
+
+// One of `ranks` that waits for one of `awaited`.
+std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& ranks,
+                              const std::vector<int>& awaited) {
+  for (const auto& [id, book] : coordinator.books()) {
     for (const auto& [name, tally] : book.tallies) {
-      const int maker = common(makers, ranks_of(book, tally, false));
-      const int other = common(others, ranks_of(book, tally, true));
-      if (maker < 0 || other < 0) continue;
-      return std::string(name_of(change.request.kind)) + ": rank " + std::to_string(maker) +
-             " waits in it for rank " + std::to_string(other) + ", which waits for rank " +
-             std::to_string(maker) + " in " + std::string(name_of(tally.request.kind)) + " '" +
-             name + "'; every rank changes process sets at the same point";
+      const int rank = common(ranks, Coordinator::submitters(book, tally));
+      const int other = common(awaited, coordinator.missing_ranks(book, tally));
+      if (rank >= 0 && other >= 0) return Wait{rank, other, &tally.request};
     }
   }
   return std::nullopt;
+}
+
+// "rank 1 waits for rank 0 in allreduce 'loss'"
+std::string describe_wait(const Wait& wait) {
+  return "rank " + std::to_string(wait.rank) + " waits for rank " + std::to_string(wait.awaited) +
+         " in " + describe(*wait.request);
 }
 
 }  // namespace
 
 void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
   std::vector<std::pair<std::string, Status>> failures;
-  for (const auto& [name, tally] : coordinator_.books().at(0).tallies) {
+  const Coordinator::Book& book = coordinator_.books().at(0);
+  for (const auto& [name, tally] : book.tallies) {
     if (!tally.request.changes_process_sets()) continue;
     if (seconds_between(tally.since, now) < warning_) continue;
-    if (auto text = describe_circle(coordinator_.books(), tally)) {
-      failures.emplace_back(name, Status(StatusCode::kMismatch, std::move(*text)));
-    }
+    // A change blocks the rank that makes it, so this can never end.
+    const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
+                                Coordinator::submitters(book, tally));
+    if (!wait) continue;
+    failures.emplace_back(name,
+                          Status(StatusCode::kMismatch,
+                                 std::string(name_of(tally.request.kind)) + ": rank " +
+                                     std::to_string(wait->awaited) + " waits in it for rank " +
+                                     std::to_string(wait->rank) + ", but " + describe_wait(*wait) +
+                                     "; every rank changes process sets at the same point"));
   }
   for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
 }
@@ -81,11 +85,13 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
     for (auto& [name, tally] : book.tallies) {
       const Coordinator::TimePoint since = coordinator_.idle_since(book, tally);
       if (shutdown_ > 0 && seconds_between(since, now) >= shutdown_ && fatal.empty()) {
-        fatal =
-            describe_stall(book, tally, now) + "; stall_shutdown is " + text_of_seconds(shutdown_);
+        fatal = describe_stall(book, tally, now) + "; stall_shutdown is " +
+                text_of_seconds(shutdown_) +
+                ": set HVDLITE_STALL_SHUTDOWN to wait longer, or to 0 to wait for ever";
       }
-      const auto warned = std::max(tally.warned, since);
-      if (warning_ <= 0 || seconds_between(warned, now) < warning_) continue;
+      const double silence = std::max(warning_, seconds_between(since, tally.warned));
+      const auto last = std::max(tally.warned, since);
+      if (warning_ <= 0 || seconds_between(last, now) < silence) continue;
       tally.warned = now;
       if (warnings.size() < kNamesShown) {
         warnings.push_back(describe_stall(book, tally, now));
@@ -117,9 +123,7 @@ std::string StallMonitor::describe_stall(const Coordinator::Book& book,
   std::string text = describe(tally.request) + " has waited " +
                      text_of_seconds(seconds_between(tally.since, now)) + " for ";
   std::string separator;
-  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
-    if (tally.submitted[i]) continue;
-    const int rank = book.group.ranks[i];
+  for (const int rank : coordinator_.missing_ranks(book, tally)) {
     const Coordinator::Activity& last = coordinator_.activity(rank);
     text += separator + "rank " + std::to_string(rank);
     text += last.name.empty() ? " (has submitted nothing yet)"
@@ -127,7 +131,16 @@ std::string StallMonitor::describe_stall(const Coordinator::Book& book,
                                     text_of_seconds(seconds_between(last.when, now)) + " ago)";
     separator = ", ";
   }
-  return text;
+  return text + describe_mutual_wait(book, tally);
+}
+
+std::string StallMonitor::describe_mutual_wait(const Coordinator::Book& book,
+                                               const Coordinator::Tally& tally) const {
+  const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
+                              Coordinator::submitters(book, tally));
+  if (!wait) return "";
+  return "; " + describe_wait(*wait) +
+         ": if ranks have different numbers of steps, end the loop on every rank with hvd.join()";
 }
 
 }  // namespace hvdlite

@@ -19,7 +19,8 @@ class StallMonitor {
         shutdown_(config.stall_shutdown),
         coordinator_(coordinator) {}
 
-  // Warnings that are due at `now`. Fails what has waited past stall_shutdown, and changes of the
+  // Warnings that are due at `now`: of each tensor after stall_warning, and again whenever it has
+  // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
   // process sets that have waited past stall_warning for ranks that wait for those that make them.
   std::vector<std::string> check(Coordinator::TimePoint now);
   // How long the runner may sleep before check() has something to do.
@@ -29,6 +30,10 @@ class StallMonitor {
   std::string describe_stall(const Coordinator::Book& book, const Coordinator::Tally& tally,
                              Coordinator::TimePoint now) const;
   void fail_circular_changes(Coordinator::TimePoint now);
+  // Where a rank that is missing in `tally` waits itself for one that has submitted it, as at the
+  // end of loops of different lengths: where, and what to do. Otherwise nothing.
+  std::string describe_mutual_wait(const Coordinator::Book& book,
+                                   const Coordinator::Tally& tally) const;
   double warning_;
   double shutdown_;
   Coordinator& coordinator_;  // borrowed from the negotiator, which owns both

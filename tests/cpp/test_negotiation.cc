@@ -137,6 +137,40 @@ TEST(stall_monitor_names_tensors_missing_ranks_and_their_last_activity) {
   CHECK(monitor.check(kStart + 12s).empty());
 }
 
+TEST(stall_monitor_warns_less_and_less_often) {
+  Config config;
+  config.stall_warning = 10;
+  Coordinator coordinator = make_coordinator(2);
+  StallMonitor monitor(config, coordinator);
+  CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  std::vector<int> warned;
+  for (int second = 1; second < 200; ++second) {
+    if (!monitor.check(kStart + std::chrono::seconds(second)).empty()) warned.push_back(second);
+  }
+  CHECK(warned == (std::vector<int>{10, 20, 40, 80, 160}));
+}
+
+TEST(stall_monitor_says_join_where_ranks_wait_for_each_other) {
+  Config config;
+  config.stall_warning = 10;
+  Coordinator coordinator = make_coordinator(3);
+  StallMonitor monitor(config, coordinator);
+  CHECK_OK(coordinator.submit(0, allreduce_of("end of epoch", 4), kStart));
+  CHECK_OK(coordinator.submit(1, allreduce_of("gradient", 4), kStart + 5s));
+  const auto first = monitor.check(kStart + 10s);
+  CHECK_EQ(first.size(), std::size_t{1});
+  CHECK(first[0].find("; rank 1 waits for rank 0 in allreduce 'gradient': if ranks have different "
+                      "numbers of steps, end the loop on every rank with hvd.join()") !=
+        std::string::npos);
+  Request join;
+  join.kind = Kind::kJoin;
+  join.name = kJoinName;
+  CHECK_OK(coordinator.submit(2, join, kStart + 11s));
+  for (const std::string& text : monitor.check(kStart + 40s)) {
+    CHECK(text.find("rank 2") == std::string::npos);  // nobody waits for a rank that has joined
+  }
+}
+
 TEST(stall_monitor_fails_the_tensor_after_stall_shutdown) {
   Config config;
   config.stall_shutdown = 12;

@@ -311,7 +311,7 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   const auto responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
   CHECK_STATUS(responses.at(0).error, StatusCode::kMismatch);
-  CHECK(says(responses[0].error, "rank 0 waits in it for rank 2, which waits for rank 0 in"));
+  CHECK(says(responses[0].error, "rank 0 waits in it for rank 2, but rank 2 waits for rank 0 in"));
   CHECK_OK(coordinator.submit(1, adding({0, 1}), kStart + 13s));
   CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kMismatch);
 }
