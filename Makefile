@@ -15,15 +15,17 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double tests/tensorflow_double)
 CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name '*_ptx.inc')
 
-.PHONY: help demo demo-keras test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
+.PHONY: help demo demo-keras check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
         asan bench docs ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
 	@echo 'make demo-keras        the same with Keras on TensorFlow'
+	@echo 'make check             before each commit: style, all of C++, and the tests of tests/check.txt'
 	@echo 'make test              every test (C++, Python)'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
-	@echo 'make lint              format, lint, types, layering, spelling, thread-safety annotations'
+	@echo 'make style             formats, ruff, types, spelling'
+	@echo 'make lint              that, layering, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
@@ -38,6 +40,13 @@ demo: $(DONE)/core $(DONE)/demo
 demo-keras: $(DONE)/core $(DONE)/demo-keras
 	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare
 
+# The C++ tests mostly wait, so pytest runs beside them.
+check: build/cpp/hvdlite_tests style $(DONE)/test
+	$< >build/check_cpp.log 2>&1 & cpp=$$!; \
+	$(IN_VENV) python -m pytest -q -n $(JOBS) --dist loadfile @tests/check.txt; python=$$?; \
+	wait $$cpp && tail -n 1 build/check_cpp.log && exit $$python; \
+	cat build/check_cpp.log; exit 1
+
 test: test-cpp test-python
 
 test-cpp: build/cpp/hvdlite_tests
@@ -51,12 +60,15 @@ test-python: $(DONE)/core $(DONE)/test
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py
 
-lint: $(DONE)/core $(DONE)/dev tidy
+# What takes seconds.
+style: $(DONE)/core $(DONE)/dev
 	$(IN_VENV) ruff check .
 	$(IN_VENV) ruff format --check .
 	$(IN_VENV) mypy
 	$(IN_VENV) clang-format --dry-run --Werror $(CPP_FILES)
 	$(IN_VENV) codespell
+
+lint: style tidy
 	$(IN_VENV) python -m pytest -q tests/unit/test_layering.py tests/unit/test_stub.py
 
 # Clang's -Wthread-safety over the annotations of base/mutex.h, and the checks of .clang-tidy.
