@@ -6,7 +6,8 @@ from typing import Any, final
 __version__: str
 
 # Element types and reduce operations, by their number on the wire.
-DTYPES: dict[str, int]  # "uint8", ..., "float16", "bfloat16", "float32", "float64", "bool"
+DTYPES: dict[str, int]  # "uint8", ..., "float16", "bfloat16", ..., "bool", "float8_e5m2"...
+REDUCIBLE: frozenset[str]  # those that a reduction computes; the others are copied only
 REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "adasum": 2, "min", "max", "product": 5
 
 def knobs() -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from hvdlite._core import DTYPES, REDUCE_OPS
+from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
 
 
@@ -104,8 +105,8 @@ def check_passes(passes: int) -> None:
         raise ArgumentError("backward_passes_per_step is a whole number of at least 1")
 
 
-def dtype_number(dtype: str) -> int:
-    """Return the core's number of an element type.
+def dtype_number(dtype: str, name: str = "") -> int:
+    """Return the core's number of an element type, of the tensor of that name.
 
     Raises:
         ArgumentError: the core has no such type; the message says what to send instead.
@@ -113,8 +114,26 @@ def dtype_number(dtype: str) -> int:
     number = DTYPES.get(dtype)
     if number is not None:
         return number
-    if dtype.startswith("complex"):
-        advice = "send its real and imaginary parts as one real tensor (in torch: view_as_real)"
-    else:
-        advice = f"convert it to one of {', '.join(DTYPES)}"
-    raise ArgumentError(f"tensors of dtype {dtype} cannot be sent; {advice}")
+    subject = f"'{name}': " if name else ""
+    raise ArgumentError(
+        f"{subject}tensors of dtype {dtype} cannot be sent; convert it to one of "
+        f"{', '.join(DTYPES)}"
+    )
+
+
+def check_reducible(dtype: str, name: str) -> None:
+    """Refuse to reduce what can be copied only.
+
+    Raises:
+        ArgumentError: `dtype` has no arithmetic here; the message says what to do.
+    """
+    if dtype == "bool":
+        raise ArgumentError(
+            f"'{name}' is bool, which no operation reduces; convert it to uint8 and use op=hvd.Max "
+            "(any) or op=hvd.Min (all)"
+        )
+    if dtype not in REDUCIBLE:
+        raise ArgumentError(
+            f"'{name}', of dtype {dtype}, cannot be reduced, only copied; convert it, for example "
+            "to float16"
+        )

@@ -1,5 +1,6 @@
 #include "backend/nccl_api.h"
 
+#include <iterator>
 #include <utility>
 
 namespace hvdlite {
@@ -64,8 +65,9 @@ std::string nccl_version_text(int version) {
 }
 
 int nccl_dtype(DataType dtype) {
-  constexpr int kNumbers[kDataTypeCount] = {1, 0, -1, 2, 4, 6, 9, 7, 8, -1};
-  return kNumbers[static_cast<int>(dtype)];
+  constexpr int kNumbers[] = {1, 0, -1, 2, 4, 6, 9, 7, 8, -1, -1, 3, 5};  // none after uint64
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < std::size(kNumbers) ? kNumbers[index] : -1;
 }
 
 std::vector<std::string> NcclApi::features() const {

@@ -124,7 +124,8 @@ struct NcclApi {
 
 // "2.28.9" of 22809.
 std::string nccl_version_text(int version);
-// NCCL's number of an element type; -1 where NCCL cannot reduce it (int16, bool).
+// NCCL's number of an element type; -1 where NCCL cannot reduce it (16-bit integers, complex
+// numbers, what is copied only).
 int nccl_dtype(DataType dtype);
 
 }  // namespace hvdlite

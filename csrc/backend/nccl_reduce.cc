@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backend/device_types.h"
 #include "backend/nccl_backend.h"
+#include "backend/staged_backend.h"
 
 namespace hvdlite {
 namespace {
@@ -34,6 +36,14 @@ ElementTypes widened(ElementTypes types) {
 
 Status NcclBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
+  if (!runs_on_device(types.memory, op, pieces)) {
+    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    through_host.look_in(std::move(nonfinite_));
+    return through_host.allreduce(group, types, op, pieces, patience);
+  }
+  if (is_complex(types.memory)) {
+    return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
+  }
   const Status status = op == ReduceOp::kAdasum
                             ? reduce_adasum(group, types.memory, pieces, patience)
                             : reduce(widened(types), op, pieces, patience);
@@ -221,9 +231,20 @@ Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces)
   return workspace_.copies->enqueue(dtype, dtype, segments_);
 }
 
-Status NcclBackend::reducescatter(const Group&, DataType dtype, ReduceOp op, const Piece& piece,
-                                  std::span<const std::uint64_t> counts, Patience patience) {
+Status NcclBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
+                                  const Piece& piece, std::span<const std::uint64_t> counts,
+                                  Patience patience) {
   if (piece.count == 0) return Status();
+  if (!runs_on_device(dtype, op, {&piece, 1})) {
+    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    return through_host.reducescatter(group, dtype, op, piece, counts, patience);
+  }
+  if (is_complex(dtype)) {
+    std::vector<std::uint64_t> twice(counts.begin(), counts.end());
+    for (std::uint64_t& count : twice) count *= 2;
+    const std::vector<Piece> parts = parts_of_complex({&piece, 1});
+    return reducescatter(group, component_of(dtype), op, parts[0], twice, patience);
+  }
   const DataType wire = widened(dtype).wire;
   if (wire == dtype && piece.prescale == 1.0) {
     HVDLITE_RETURN_IF_ERROR(scatter(wire, op, piece.input, piece.output, counts, patience));

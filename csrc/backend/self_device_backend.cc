@@ -3,11 +3,24 @@
 #include <algorithm>
 #include <limits>
 
+#include "backend/device_types.h"
 #include "backend/fusion_layout.h"
+#include "backend/self_backend.h"
+#include "backend/staged_backend.h"
 
 namespace hvdlite {
-Status SelfDeviceBackend::allreduce(const Group&, ElementTypes types, ReduceOp,
-                                    std::span<const Piece> pieces, Patience) {
+
+Status SelfDeviceBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                                    std::span<const Piece> pieces, Patience patience) {
+  if (is_complex(types.memory)) {
+    // Whatever the op is: there is nobody to reduce with.
+    return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
+  }
+  if (!runs_on_device(types.memory, op, pieces)) {
+    SelfBackend host;
+    return StagedBackend(workspace_, host, group.ranks[0])
+        .allreduce(group, types, op, pieces, patience);
+  }
   const CudaDevice::Current current(device());
   if (types.cast()) return cast_and_back(types, pieces);
   std::vector<CopySegment> segments;

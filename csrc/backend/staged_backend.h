@@ -1,7 +1,9 @@
-// The data plane of GPU tensors where some member has no NCCL: to the host, through the host's data
-// plane, and back. Correct and slow: its calls wait for the device.
+// The data plane of GPU tensors where some member has no NCCL, and of reductions that a device does
+// not know (device_types.h): to the host, through the host's data plane, and back. Correct and
+// slow: its calls wait for the device.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "backend/device_backend.h"
@@ -32,6 +34,8 @@ class StagedBackend : public DeviceBackend {
   Result<FiniteWord> look_for_nonfinite() override {
     return nonfinite_ = std::make_shared<std::uint32_t>(0);
   }
+  // Another way to ask for it: the next allreduce sets this word; null: it does not look.
+  void look_in(FiniteWord word) { nonfinite_ = std::move(word); }
   Status barrier(const Group& group, Patience patience) override {
     return host_.barrier(group, patience);
   }

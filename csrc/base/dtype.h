@@ -18,9 +18,23 @@ enum class DataType : std::uint8_t {
   kBfloat16 = 6,
   kFloat32 = 7,
   kFloat64 = 8,
-  kBool = 9,  // allgather and broadcast only
+  kBool = 9,  // copied only
+  kUint16 = 10,
+  kUint32 = 11,
+  kUint64 = 12,
+  kComplex64 = 13,  // a real part, then an imaginary one; without minima and maxima
+  kComplex128 = 14,
+  // From here on copied only.
+  kFloat8E4m3fn = 15,
+  kFloat8E5m2 = 16,
+  kFloat8E4m3fnuz = 17,
+  kFloat8E5m2fnuz = 18,
+  kFloat8E4m3b11fnuz = 19,
+  kFloat8E8m0fnu = 20,
+  kComplex32 = 21,
 };
-inline constexpr int kDataTypeCount = 10;
+// Numbers are never given anew: they travel, and other builds of the core know them.
+inline constexpr int kDataTypeCount = 22;
 
 // Where a tensor's memory is.
 enum class DeviceType : std::uint8_t { kHost = 0, kGpu = 1 };
@@ -47,15 +61,19 @@ struct ElementTypes {
 
 // Bytes of one element.
 constexpr std::size_t size_of(DataType dtype) {
-  constexpr std::size_t kSizes[kDataTypeCount] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+  constexpr std::size_t kSizes[kDataTypeCount] = {1, 1, 2, 4,  8, 2, 2, 4, 8, 1, 2,
+                                                  4, 8, 8, 16, 1, 1, 1, 1, 1, 1, 4};
   return kSizes[static_cast<int>(dtype)];
 }
 
-// "float32", "bool"...; "average", "sum"...
+// As frameworks call it: "float32", "bool"...; "average", "sum"...
 constexpr std::string_view name_of(DataType dtype) {
-  constexpr std::string_view kNames[kDataTypeCount] = {"uint8",   "int8",    "int16",    "int32",
-                                                       "int64",   "float16", "bfloat16", "float32",
-                                                       "float64", "bool"};
+  constexpr std::string_view kNames[kDataTypeCount] = {
+      "uint8",          "int8",        "int16",           "int32",           "int64",
+      "float16",        "bfloat16",    "float32",         "float64",         "bool",
+      "uint16",         "uint32",      "uint64",          "complex64",       "complex128",
+      "float8_e4m3fn",  "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz",
+      "float8_e8m0fnu", "complex32"};
   return kNames[static_cast<int>(dtype)];
 }
 constexpr std::string_view name_of(DeviceType device) {
@@ -80,6 +98,21 @@ constexpr std::string_view name_of(ReduceOp op) {
 }
 constexpr bool is_floating(DataType dtype) {
   return dtype >= DataType::kFloat16 && dtype <= DataType::kFloat64;
+}
+constexpr bool is_complex(DataType dtype) {
+  return dtype == DataType::kComplex64 || dtype == DataType::kComplex128;
+}
+// Whether elements can be added, and scaled; otherwise they are bytes that are copied.
+constexpr bool computes(DataType dtype) {
+  return dtype != DataType::kBool && dtype <= DataType::kComplex128;
+}
+constexpr bool is_integer(DataType dtype) {
+  return computes(dtype) && !is_floating(dtype) && !is_complex(dtype);
+}
+// The type of a complex number's two parts; another type's own.
+constexpr DataType component_of(DataType dtype) {
+  if (dtype == DataType::kComplex64) return DataType::kFloat32;
+  return dtype == DataType::kComplex128 ? DataType::kFloat64 : dtype;
 }
 constexpr bool is_valid_dtype(int value) { return value >= 0 && value < kDataTypeCount; }
 constexpr bool is_valid_op(int value) { return value >= 0 && value <= 5; }

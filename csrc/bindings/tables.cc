@@ -23,6 +23,15 @@ py::dict dtype_table() {
   return table;
 }
 
+py::set reducible_names() {
+  py::set names;
+  for (int i = 0; i < kDataTypeCount; ++i) {
+    const auto dtype = static_cast<DataType>(i);
+    if (computes(dtype)) names.add(py::str(std::string(name_of(dtype))));
+  }
+  return names;
+}
+
 py::dict op_table() {
   py::dict table;
   for (int i = 0; i <= static_cast<int>(ReduceOp::kProduct); ++i) {
@@ -97,6 +106,7 @@ double memcpy_speed(std::size_t bytes, int repeats) {
 
 void register_tables(py::module_& module) {
   module.attr("DTYPES") = dtype_table();
+  module.attr("REDUCIBLE") = py::frozenset(reducible_names());
   module.attr("REDUCE_OPS") = op_table();
   module.def("knobs", &knob_rows);
   module.def("knob_values", &knob_values);

@@ -40,6 +40,9 @@ std::size_t find(DataType dtype, const std::byte* from, std::size_t count) {
 
 std::size_t first_nonfinite(ElementTypes types, const void* source, std::size_t count,
                             double factor) {
+  if (is_complex(types.memory)) {
+    return first_nonfinite(component_of(types.memory), source, 2 * count, factor) / 2;
+  }
   const bool as_it_is = !types.cast() && factor == 1.0;
   std::byte sent[kBlock * sizeof(double)];
   for (std::size_t at = 0; at < count; at += kBlock) {

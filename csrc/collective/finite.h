@@ -8,7 +8,7 @@
 namespace hvdlite {
 
 // The first of `count` elements for which factor * source[i], cast to types.wire, is infinite or
-// NaN; `count` if none is. Floating-point types.
+// NaN; `count` if none is. Floating-point and complex types.
 std::size_t first_nonfinite(ElementTypes types, const void* source, std::size_t count,
                             double factor);
 

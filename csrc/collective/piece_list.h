@@ -16,7 +16,7 @@ struct Piece {
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t count = 0;   // elements, may be 0
-  double prescale = 1.0;   // factor on this rank's input (floating-point types; 1 otherwise)
+  double prescale = 1.0;   // factor on this rank's input
   double postscale = 1.0;  // factor on the result, after the division of an average
   bool own_scale = false;  // the prescale is this rank's: others may have another one
 };

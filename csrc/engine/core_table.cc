@@ -106,6 +106,16 @@ Status check(const HvdliteCall& call) {
   if (!is_valid_op(call.op)) {
     return Status(StatusCode::kInvalidArgument, "op " + std::to_string(call.op) + " is unknown");
   }
+  for (std::int32_t i = 0; i < call.count; ++i) {
+    const HvdliteTensor& tensor = call.tensors[i];
+    for (const std::int32_t dtype : {tensor.dtype, tensor.wire}) {
+      if (is_valid_dtype(dtype)) continue;
+      return Status(StatusCode::kInvalidArgument,
+                    "'" + std::string(tensor.name) +
+                        "' is of a dtype that cannot be sent (number " + std::to_string(dtype) +
+                        ")");
+    }
+  }
   return Status();
 }
 

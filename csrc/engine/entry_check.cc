@@ -21,22 +21,36 @@ Status check_wire(const Request& request, const TensorShape& tensor) {
   return invalid_call(request, "a wire dtype is float16 or bfloat16, of a floating-point tensor");
 }
 
+// "'layer1', of dtype complex64," for a refusal.
+std::string described(const Request& request, const TensorShape& tensor) {
+  return "'" + (tensor.name.empty() ? request.name : tensor.name) + "', of dtype " +
+         std::string(name_of(tensor.dtype)) + ",";
+}
+
 Status check_reduction(const Request& request, const TensorShape& tensor) {
   if (tensor.dtype == DataType::kBool) {
     return invalid_call(request, "bool cannot be reduced; convert it, for example to uint8");
+  }
+  if (!computes(tensor.dtype)) {
+    return invalid_call(request, described(request, tensor) + " cannot be reduced by " +
+                                     std::string(name_of(request.op)) +
+                                     ", only copied; convert it, for example to float16");
   }
   if (request.op == ReduceOp::kAdasum && request.kind == Kind::kReducescatter) {
     return invalid_call(request,
                         "Adasum combines whole tensors; use allreduce, and take a part of it");
   }
-  if (is_floating(tensor.dtype)) return Status();
-  if (request.op == ReduceOp::kAdasum) {
+  if (request.op == ReduceOp::kAdasum && !is_floating(tensor.dtype)) {
     return invalid_call(request, "Adasum takes floating-point tensors");
   }
-  if (request.weighted)
+  const bool orders = request.op == ReduceOp::kMin || request.op == ReduceOp::kMax;
+  if (orders && is_complex(tensor.dtype)) {
+    return invalid_call(request,
+                        described(request, tensor) + " has no " + std::string(name_of(request.op)) +
+                            ": complex numbers have no order; use sum, average or product");
+  }
+  if (request.weighted && is_integer(tensor.dtype)) {
     return invalid_call(request, "a weighted average takes floating-point tensors");
-  if (request.prescale != 1.0 || request.postscale != 1.0) {
-    return invalid_call(request, "prescale and postscale factors take floating-point tensors");
   }
   return Status();
 }

@@ -186,7 +186,7 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
     }
     pieces_.back().prescale *= weights_[i] == 0 ? 0 : entry.weight / weights_[i];
   }
-  if (finite_.on() && is_floating(batch.types.memory)) {
+  if (finite_.on() && !is_integer(batch.types.memory)) {
     HVDLITE_RETURN_IF_ERROR(check_finite(batch, round));
   }
   const ReduceOp op = batch.weighted ? ReduceOp::kSum : batch.op;

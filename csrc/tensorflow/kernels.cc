@@ -134,25 +134,19 @@ using HostArguments = std::vector<const char*>;
 
 struct AsyncOp {
   const char* name;
-  bool with_bool;
   void* (*create)(TF_OpKernelConstruction*);
   HostArguments on_host;
 };
 
 void register_async(const AsyncOp& op, const char* device,
                     void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*)) {
-  static constexpr TF_DataType kTypes[] = {TF_UINT8, TF_INT8,  TF_INT16,  TF_INT32,    TF_INT64,
-                                           TF_HALF,  TF_FLOAT, TF_DOUBLE, TF_BFLOAT16, TF_BOOL};
-  for (const TF_DataType type : kTypes) {
-    if (type == TF_BOOL && !op.with_bool) continue;
-    const OwnedStatus status = new_status();
-    TF_KernelBuilder* kernel =
-        TF_NewAsyncKernelBuilder(op.name, device, op.create, compute, &destroy_node);
-    TF_KernelBuilder_TypeConstraint(kernel, "T", type, status.get());
-    for (const char* argument : op.on_host) TF_KernelBuilder_HostMemory(kernel, argument);
-    TF_RegisterKernelBuilder(op.name, kernel, status.get());
-    warn_unless_ok(status.get(), op.name);
-  }
+  // For every type that the operation takes: a constraint to 8-bit floats could not be said here.
+  const OwnedStatus status = new_status();
+  TF_KernelBuilder* kernel =
+      TF_NewAsyncKernelBuilder(op.name, device, op.create, compute, &destroy_node);
+  for (const char* argument : op.on_host) TF_KernelBuilder_HostMemory(kernel, argument);
+  TF_RegisterKernelBuilder(op.name, kernel, status.get());
+  warn_unless_ok(status.get(), op.name);
 }
 
 // A knob that cannot be read is an error of init().
@@ -180,15 +174,14 @@ void register_query(const char* device) {
 
 void register_kernels() {
   register_op<&Pending::allreduce>(
-      {kAllreduceOp, false, &create_node<Attributes::kOpAndWire, true>, {"terms"}});
+      {kAllreduceOp, &create_node<Attributes::kOpAndWire, true>, {"terms"}});
   register_op<&Pending::broadcast>(
-      {kBroadcastOp, true, &create_node<Attributes::kRoot, true>, {"terms"}});
+      {kBroadcastOp, &create_node<Attributes::kRoot, true>, {"terms"}});
   register_op<&Pending::allgather>(
-      {kAllgatherOp, true, &create_node<Attributes::kNone, true>, {"terms", "sizes"}});
+      {kAllgatherOp, &create_node<Attributes::kNone, true>, {"terms", "sizes"}});
   register_op<&Pending::reducescatter>(
-      {kReducescatterOp, false, &create_node<Attributes::kOp, true>, {"terms"}});
+      {kReducescatterOp, &create_node<Attributes::kOp, true>, {"terms"}});
   register_op<&Pending::alltoall>({kAlltoallOp,
-                                   true,
                                    &create_node<Attributes::kNone, false>,
                                    {"terms", "splits", "received_splits"}});
   register_query("CPU");

@@ -66,6 +66,26 @@ int core_dtype(TF_DataType dtype) {
       return static_cast<int>(DataType::kFloat64);
     case TF_BOOL:
       return static_cast<int>(DataType::kBool);
+    case TF_UINT16:
+      return static_cast<int>(DataType::kUint16);
+    case TF_UINT32:
+      return static_cast<int>(DataType::kUint32);
+    case TF_UINT64:
+      return static_cast<int>(DataType::kUint64);
+    case TF_COMPLEX64:
+      return static_cast<int>(DataType::kComplex64);
+    case TF_COMPLEX128:
+      return static_cast<int>(DataType::kComplex128);
+    case TF_FLOAT8_E4M3FN:
+      return static_cast<int>(DataType::kFloat8E4m3fn);
+    case TF_FLOAT8_E5M2:
+      return static_cast<int>(DataType::kFloat8E5m2);
+    case TF_FLOAT8_E4M3FNUZ:
+      return static_cast<int>(DataType::kFloat8E4m3fnuz);
+    case TF_FLOAT8_E5M2FNUZ:
+      return static_cast<int>(DataType::kFloat8E5m2fnuz);
+    case TF_FLOAT8_E4M3B11FNUZ:
+      return static_cast<int>(DataType::kFloat8E4m3b11fnuz);
   }
   return -1;
 }

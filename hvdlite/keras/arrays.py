@@ -28,7 +28,7 @@ def _array(value: Any) -> Any:
 
 
 def _spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
-    number = ops.dtype_number(source.dtype.name)
+    number = ops.dtype_number(source.dtype.name, name)
     output = 0 if target is None else target.ctypes.data
     wire = cast if source.dtype in (np.float32, np.float64) else None
     return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)

@@ -16,9 +16,6 @@ from hvdlite.tensorflow import requests
 from hvdlite.tensorflow.names import WireName, in_session_graph, wire_name
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
-# Types that the core does not know travel as their bits.
-_AS_BITS = {tf.uint16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64, tf.complex64: tf.int64}
-
 
 @traced_as_it_is
 def broadcast_variables(
@@ -99,16 +96,12 @@ def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> list[A
     for variable, name in zip(targets, names, strict=True):
         if not hasattr(variable, "assign"):
             raise ArgumentError(f"'{name}' is a {type(variable).__name__}, not a variable")
-        tensor = tf.convert_to_tensor(variable)
-        bits = _AS_BITS.get(tensor.dtype)
-        tensors.append(requests.check(tensor if bits is None else tf.bitcast(tensor, bits), name))
+        tensors.append(requests.check(variable, name))
     received = requests.broadcast(tensors, wire, names, root_rank) if tensors else []
     options = {"read_value": False} if in_session_graph() else {}
     assigned = []
     for variable, tensor in zip(targets, received, strict=True):
-        dtype = tf.as_dtype(variable.dtype).base_dtype
-        value = tf.bitcast(tensor, dtype) if dtype in _AS_BITS else tensor
-        assigned.append(variable.assign(value, **options))
+        assigned.append(variable.assign(tensor, **options))
     return assigned
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvdlite import _core, basics, ops
+from hvdlite import basics, ops
 from hvdlite.compression import cast_in_core, send_compressed
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
@@ -57,12 +57,9 @@ def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
             f"'{name}' is a {type(tensor).__name__}, not a tensor; use "
             "broadcast_object/allgather_object for any object"
         ) from error
-    dtype_number(tensor.dtype.name)
-    if reducible and tensor.dtype == tf.bool:
-        raise ArgumentError(
-            f"'{name}' is bool, which no operation reduces; tf.cast it to tf.uint8 and use "
-            "op=hvd.Max (any) or op=hvd.Min (all)"
-        )
+    dtype_number(tensor.dtype.name, name)
+    if reducible:
+        ops.check_reducible(tensor.dtype.name, name)
     return tensor
 
 
@@ -307,7 +304,3 @@ def query(what: str, name: str | None = None) -> tf.Tensor:
     if tf.executing_eagerly():
         basics.engine()
     return raw_ops().hvdlite_query(terms(), what=what, name=name)
-
-
-# The dtypes that the core knows, as TensorFlow's.
-DTYPES = frozenset(tf.as_dtype(name) for name in _core.DTYPES)

@@ -22,7 +22,7 @@ from hvdlite.torch.submit import (
     start_alltoall,
     take_received,
 )
-from hvdlite.torch.tensors import note_written, spec
+from hvdlite.torch.tensors import note_written, plain, spec
 
 
 def tie(
@@ -45,7 +45,7 @@ def tie(
 
 def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
     """Reduce one checked tensor into a new one, and wait; differentiable."""
-    source = tensor.detach().contiguous()
+    source = plain(tensor.detach())
     output = torch.empty_like(source)
     start_allreduce(
         name,
@@ -63,7 +63,7 @@ def _sum(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tens
 
 def gather(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, and wait; differentiable."""
-    source = tensor.detach().contiguous()
+    source = plain(tensor.detach())
     specs = [spec(name, source, None)]
     handle = start_allgather(name, specs, process_set, keep=source, blocking=True)
     handle.wait()
@@ -75,7 +75,7 @@ def exchange(
     tensor: torch.Tensor, name: str, splits: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
     """Send rows to each rank and return those that come back, and wait; differentiable."""
-    source = tensor.detach().contiguous()
+    source = plain(tensor.detach())
     one = spec(name, source, None)
     handle = start_alltoall(name, one, splits, process_set, keep=source, blocking=True)
     handle.wait()

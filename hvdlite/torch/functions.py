@@ -14,7 +14,7 @@ from hvdlite.numbering import next_name
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.submit import start_broadcast
-from hvdlite.torch.tensors import check, note_written, spec
+from hvdlite.torch.tensors import check, note_written, plain, spec
 
 
 def broadcast_parameters(
@@ -72,12 +72,12 @@ def _broadcast_tensors(
     blocks = {}
     for key, tensor in tensors.items():
         check(tensor, key)
-        blocks[key] = tensor.detach().contiguous()
+        blocks[key] = plain(tensor.detach())
     specs = [spec(key, block, block) for key, block in blocks.items()]
     if specs:
         start_broadcast(name, specs, root_rank, process_set, keep=blocks, blocking=True).wait()
     for key, tensor in tensors.items():
-        if tensor.is_contiguous():
+        if blocks[key].data_ptr() == tensor.data_ptr():
             note_written([tensor])
         else:
             with torch.no_grad():

@@ -38,7 +38,12 @@ def check(tensor: torch.Tensor, name: str) -> None:
             "move it with .cpu()"
         )
     if tensor.dtype not in NUMBER_OF:
-        dtype_number(str(tensor.dtype).removeprefix("torch."))
+        dtype_number(str(tensor.dtype).removeprefix("torch."), name)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its values: contiguous, and no view of a conjugate."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def read_and_written(
@@ -53,12 +58,17 @@ def read_and_written(
     """
     check(tensor, name)
     if not in_place:
-        source = tensor.detach().contiguous()
+        source = plain(tensor.detach())
         return source, torch.empty_like(source)
     if not tensor.is_contiguous():
         raise ArgumentError(
             f"'{name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}): "
             f"{verb}_ writes into its memory in place; use {verb}(), or tensor.contiguous()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise ArgumentError(
+            f"'{name}' is a view whose memory holds other values, conjugate or negative ones: "
+            f"{verb}_ writes into it in place; use {verb}(), or tensor.resolve_conj().resolve_neg()"
         )
     return tensor, tensor
 

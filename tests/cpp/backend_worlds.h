@@ -74,6 +74,22 @@ inline void for_every_world(const EveryBody& body) {
   for_every_gpu_world(body);
 }
 
+// Every type that computes.
+inline std::vector<DataType> reducible_types() {
+  std::vector<DataType> types;
+  for (int dtype = 0; dtype < kDataTypeCount; ++dtype) {
+    if (computes(static_cast<DataType>(dtype))) types.push_back(static_cast<DataType>(dtype));
+  }
+  return types;
+}
+inline bool is_unsigned(DataType dtype) {
+  return dtype == DataType::kUint8 || (dtype >= DataType::kUint16 && dtype <= DataType::kUint64);
+}
+// Of the values below, some of which are negative and wrap around where a type has no sign.
+inline bool has_expected(DataType dtype, ReduceOp op) {
+  return op == ReduceOp::kSum || !(is_unsigned(dtype) || is_complex(dtype));
+}
+
 inline double value_of(int rank, std::size_t i) {
   return static_cast<double>((rank * 7 + i) % 11) - 3;
 }
@@ -100,6 +116,10 @@ inline void store(DataType dtype, std::byte* at, double value) {
       return put(static_cast<float>(value));
     case DataType::kFloat64:
       return put(value);
+    case DataType::kComplex64:
+    case DataType::kComplex128:
+      store(component_of(dtype), at, value);
+      return store(component_of(dtype), at + size_of(dtype) / 2, 2 * value);
     default:
       break;
   }

@@ -1,6 +1,7 @@
 // One conformance suite for data planes: the same checks over every backend and every shape of
 // world.
 #include <cmath>
+#include <complex>
 #include <thread>
 #include <vector>
 
@@ -13,10 +14,9 @@ using namespace std::chrono_literals;
 
 TEST(backends_reduce_every_dtype_op_and_length) {
   for_every_world([](int size, int rank, Backend& backend, const Group& world) {
-    for (int dtype = 0; dtype < kDataTypeCount - 1; ++dtype) {
-      const auto type = static_cast<DataType>(dtype);
+    for (const DataType type : reducible_types()) {
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
-        if (type == DataType::kUint8 && op != ReduceOp::kSum) continue;  // negative values wrap
+        if (!has_expected(type, op)) continue;
         for (const std::size_t count : {0, 1, 7, 300, 5003}) {
           auto tensor = make_tensor(type, count, [&](auto i) { return value_of(rank, i); });
           const Piece piece{tensor.data(), tensor.data(), count};
@@ -37,6 +37,52 @@ TEST(backends_average_and_scale) {
         backend.allreduce(world, DataType::kFloat32, ReduceOp::kAverage, {&piece, 1}, kPatience));
     CHECK_EQ(results[2999], static_cast<float>(size - 1));  // 0.5 * 4 * (size - 1) / 2
     CHECK_EQ(values[2999], static_cast<float>(rank));
+  });
+}
+
+namespace {
+
+using Complex = std::complex<float>;
+
+// Gaussian integers, whose products are exact in any order.
+Complex complex_of(int rank, std::size_t i) {
+  constexpr Complex kValues[] = {{1, 0}, {0, 1}, {1, 1}, {-1, 0}, {1, -1}};
+  return kValues[(static_cast<std::size_t>(rank) + i) % std::size(kValues)];
+}
+
+std::vector<Complex> expected_complex(ReduceOp op, int size, std::size_t count) {
+  std::vector<Complex> results(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Complex total = 2.0f * complex_of(0, i);
+    for (int rank = 1; rank < size; ++rank) {
+      const Complex value = 2.0f * complex_of(rank, i);
+      total = op == ReduceOp::kProduct ? total * value : total + value;
+    }
+    if (op == ReduceOp::kAverage) total /= static_cast<float>(size);
+    results[i] = 0.5f * total;
+  }
+  return results;
+}
+
+}  // namespace
+
+TEST(backends_sum_average_multiply_and_scale_complex_numbers) {
+  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kProduct}) {
+      std::vector<Complex> values(3001);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = complex_of(rank, i);
+      auto result = values;
+      std::vector<Piece> pieces;
+      for (const auto& [begin, count] : {std::pair{0, 1}, {1, 0}, {1, 3000}}) {
+        pieces.push_back({values.data() + begin, result.data() + begin,
+                          static_cast<std::size_t>(count), 2.0, 0.5});
+      }
+      CHECK_OK(backend.allreduce(world, DataType::kComplex64, op, pieces, kPatience));
+      const auto expected = expected_complex(op, size, values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        CHECK(std::abs(result[i] - expected[i]) <= 1e-6f * std::abs(expected[i]));
+      }
+    }
   });
 }
 

@@ -47,7 +47,7 @@ const std::vector<TF_KernelBuilder>& kernels() {
 
 const TF_KernelBuilder& kernel(const std::string& op) {
   for (const TF_KernelBuilder& one : kernels()) {
-    if (one.op == op && one.device == "GPU" && one.dtype == TF_FLOAT) return one;
+    if (one.op == op && one.device == "GPU") return one;
   }
   CHECK(false);
   return kernels().front();

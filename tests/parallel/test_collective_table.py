@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,8 +24,13 @@ torch: Any = Later("torch")
 hvd: Any = Later("hvdlite.torch")
 Array = NDArray[Any]
 
-INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
+UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
+INTEGERS = [*UNSIGNED, "int8", "int16", "int32", "int64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
+COMPLEX = ["complex64", "complex128"]
+COPIED = ["bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+          "float8_e8m0fnu", "complex32"]  # fmt: skip
+ANY = [*INTEGERS, *FLOATS, *COMPLEX, *COPIED]
 SHAPES = [(), (0,), (1,), (7,), (5, 3), (2, 0, 3), (257, 33)]
 ROWS = [shape for shape in SHAPES if shape]
 COMBINE = {"Sum": np.add, "Average": np.add, "Min": np.minimum, "Max": np.maximum,
@@ -69,10 +75,14 @@ def given(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
     if dtype == "bool":
         values = generator.integers(0, 2, shape)
     elif dtype in INTEGERS:
-        values = generator.integers(0 if dtype == "uint8" else -100, 100, shape)
+        values = generator.integers(0 if dtype in UNSIGNED else -100, 100, shape)
     else:
         values = generator.standard_normal(shape)
-    return torch.from_numpy(np.asarray(values)).to(getattr(torch, dtype))
+        if dtype.startswith("complex"):
+            values = values + 1j * generator.standard_normal(shape)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+        return torch.from_numpy(np.asarray(values)).to(getattr(torch, dtype))
 
 
 def wide(tensor: Any) -> Array:
@@ -97,7 +107,7 @@ def reduced(tensors: Sequence[Any], hosts: Sequence[int], op: str) -> Any:
         result = level(on_hosts)
     if op != "Average":
         return result
-    if not result.is_floating_point():
+    if not is_inexact(result):
         return torch.from_numpy(np.asarray(np.trunc(result.numpy() / len(tensors)))).to(
             result.dtype
         )
@@ -105,13 +115,31 @@ def reduced(tensors: Sequence[Any], hosts: Sequence[int], op: str) -> Any:
 
 
 def agrees(result: Any, tensors: Sequence[Any], hosts: Sequence[int], op: str) -> bool:
-    """Compare to the bit; an average of floats with one rounding more or less."""
+    """Compare to the bit; an average of floats with one rounding more or less.
+
+    A product of complex numbers, too: NumPy fuses its multiplications and additions.
+    """
     expected = reduced(tensors, hosts, op)
-    if op != "Average" or not result.is_floating_point():
+    if not is_inexact(result) or (
+        op != "Average" and not (result.is_complex() and op == "Product")
+    ):
         return same(result, expected)
     bound = 4 * torch.finfo(result.dtype).eps
-    expected = expected.double() / len(tensors)
-    return bool(torch.allclose(result.double(), expected, rtol=bound, atol=bound))
+    exact = torch.complex128 if result.is_complex() else torch.float64
+    expected = expected.to(exact) / (len(tensors) if op == "Average" else 1)
+    return bool(torch.allclose(result.to(exact), expected, rtol=bound, atol=bound))
+
+
+def is_inexact(tensor: Any) -> bool:
+    """Say whether its elements are rounded."""
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def with_op() -> Iterator[tuple[Place, str, str]]:
+    """Give every process set with every dtype and op that it can be reduced by."""
+    for place, dtype, op in itertools.product(places(), INTEGERS + FLOATS + COMPLEX, COMBINE):
+        if dtype not in COMPLEX or op not in ("Min", "Max"):
+            yield place, dtype, op
 
 
 def same(a: Any, b: Any) -> bool:
@@ -165,9 +193,7 @@ def clones(tensors: Sequence[Any]) -> list[Any]:
 
 
 def scenario_allreduce() -> None:
-    for (process_set, ranks, hosts), dtype, op in itertools.product(
-        places(), INTEGERS + FLOATS, COMBINE
-    ):
+    for (process_set, ranks, hosts), dtype, op in with_op():
         for name, form in ALLREDUCE_FORMS.items():
             mine = [given(hvd.rank(), dtype, shape) for shape in SHAPES]
             results = form(mine, op=getattr(hvd, op), process_set=process_set)
@@ -177,9 +203,7 @@ def scenario_allreduce() -> None:
 
 
 def scenario_reducescatter() -> None:
-    for (process_set, ranks, hosts), dtype, op in itertools.product(
-        places(), INTEGERS + FLOATS, COMBINE
-    ):
+    for (process_set, ranks, hosts), dtype, op in with_op():
         position = ranks.index(hvd.rank())
         for name, form in SCATTER_FORMS.items():
             mine = [given(hvd.rank(), dtype, shape) for shape in ROWS]
@@ -191,13 +215,58 @@ def scenario_reducescatter() -> None:
                 assert agrees(result, tensors, hosts, op), (name, dtype, op, shape, ranks)
 
 
+def cut(values: Any, factor: float, dtype: str) -> Any:
+    """Multiply integers in float64, cut towards zero, and keep to the range of the type."""
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return np.clip(np.trunc(values.astype(np.float64) * factor), least, most).astype(dtype)
+
+
+def scenario_factors_on_integers() -> None:
+    small = [dtype for dtype in INTEGERS if not dtype.endswith("64")]
+    for (process_set, ranks, _), dtype in itertools.product(places(), [*small, "int64"]):
+        for op, before, after in [("Sum", 0.3, 2.5), ("Average", 2.6, 1.0), ("Sum", 1.0, -0.7),
+                                  ("Max", 1.7, 0.5), ("Sum", 3.0, 1e9)]:  # fmt: skip
+            factors = {"prescale_factor": before, "postscale_factor": after}
+            for shape in [(7,), (257, 33)]:
+                scaled = [cut(given(rank, dtype, shape).numpy(), before, dtype) for rank in ranks]
+                with np.errstate(over="ignore"):
+                    total = functools.reduce(COMBINE[op], scaled)
+                if op == "Average":
+                    total = np.trunc(total / len(ranks)).astype(dtype)
+                expected = torch.from_numpy(cut(total, after, dtype))
+                mine = given(hvd.rank(), dtype, shape)
+                for name, form in [*ALLREDUCE_FORMS.items(), *SCATTER_FORMS.items()]:
+                    (result,) = form(
+                        [mine], op=getattr(hvd, op), process_set=process_set, **factors
+                    )
+                    own = expected
+                    if name in SCATTER_FORMS:
+                        own = expected.tensor_split(len(ranks))[ranks.index(hvd.rank())]
+                    assert same(result, own), (name, dtype, op, before, after, shape)
+
+
+def scenario_views_of_other_memory_are_sent_as_they_read() -> None:
+    number = hvd.rank() + 1
+    views = [torch.full((3,), complex(number, 2 * number)).conj(), torch.ones(3)._neg_view()]
+    sums = [sum(complex(r + 1, -2 * (r + 1)) for r in range(hvd.size())), -hvd.size()]
+    for view, total in zip(views, sums, strict=True):
+        assert hvd.allreduce(view, op=hvd.Sum).tolist() == [total] * 3
+        assert hvd.reducescatter(view.repeat(hvd.size()), op=hvd.Sum).tolist() == [total] * 3
+        assert hvd.allgather(view)[-1] == hvd.broadcast(view, hvd.size() - 1)[0]
+        parameter = view.clone()[:] if hvd.rank() == 0 else view
+        hvd.broadcast_parameters({"view": parameter}, root_rank=0)
+        assert len(set(hvd.allgather(parameter.clone()).tolist())) == 1
+        with pytest.raises(hvd.ArgumentError, match="'flipped' is a view .*resolve_conj"):
+            hvd.allreduce_(view, name="flipped", op=hvd.Sum)
+
+
 def rows_of(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
     """Make a tensor whose number of rows depends on the rank."""
     return given(rank, dtype, (shape[0] * rank % 5, *shape[1:]))
 
 
 def scenario_allgather() -> None:
-    for (process_set, ranks, _), dtype in itertools.product(places(), [*INTEGERS, *FLOATS, "bool"]):
+    for (process_set, ranks, _), dtype in itertools.product(places(), ANY):
         for name, form in GATHER_FORMS.items():
             mine = [rows_of(hvd.rank(), dtype, shape) for shape in ROWS]
             results = form(mine, process_set=process_set)
@@ -207,7 +276,7 @@ def scenario_allgather() -> None:
 
 
 def scenario_broadcast() -> None:
-    for (process_set, ranks, _), dtype in itertools.product(places(), [*INTEGERS, *FLOATS, "bool"]):
+    for (process_set, ranks, _), dtype in itertools.product(places(), ANY):
         for (name, form), root in itertools.product(BROADCAST_FORMS.items(), ranks):
             mine = [given(hvd.rank(), dtype, shape) for shape in SHAPES]
             results = form(mine, root_rank=root, process_set=process_set)
@@ -221,9 +290,7 @@ def splits_of(rank: int, members: int) -> list[int]:
 
 
 def scenario_alltoall() -> None:
-    for (process_set, ranks, _), dtype, shape in itertools.product(
-        places(), [*INTEGERS, *FLOATS, "bool"], ROWS
-    ):
+    for (process_set, ranks, _), dtype, shape in itertools.product(places(), ANY, ROWS):
         position, members = ranks.index(hvd.rank()), len(ranks)
         sent = {
             rank: given(rank, dtype, (sum(splits_of(rank, members)), *shape[1:])) for rank in ranks
@@ -324,10 +391,21 @@ def scenario_disagreements_end_in_one_error() -> None:
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="wrong")[0] == hvd.size(), name
 
 
+def quantized() -> Any:
+    """Make a tensor whose elements mean something with its scale alone."""
+    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
 # What every rank does wrong alike: refused before anything is sent.
 MISTAKES: dict[str, Callable[[], Any]] = {
-    "dtype": lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)),
+    "dtype": lambda: hvd.broadcast(quantized(), 0, name="q"),
     "dtype that cannot be reduced": lambda: hvd.reducescatter(torch.ones(2, dtype=torch.bool)),
+    "dtype without arithmetic": lambda: hvd.allreduce(
+        torch.ones(2, dtype=torch.float8_e5m2), name="f"
+    ),
+    "dtype without order": lambda: hvd.grouped_allreduce(
+        [torch.ones(2, dtype=torch.complex64)], op=hvd.Min, name="c"
+    ),
     "shape without rows": lambda: hvd.allgather(torch.tensor(1.0)),
     "op": lambda: hvd.allreduce(torch.ones(2), op=17),
     "splits": lambda: hvd.alltoall(torch.ones(2), [0.5] * hvd.size()),
@@ -337,12 +415,20 @@ MISTAKES: dict[str, Callable[[], Any]] = {
 }
 
 
+SAYS = {
+    "dtype": "'q': tensors of dtype qint8 cannot be sent",
+    "dtype without arithmetic": "'f', of dtype float8_e5m2, cannot be reduced by average",
+    "dtype without order": "'c.0', of dtype complex64, has no min",
+}
+
+
 def scenario_mistakes_are_refused() -> None:
     for name, call in MISTAKES.items():
         with pytest.raises(hvd.ArgumentError) as caught:
             call()
         texts = hvd.allgather_object(str(caught.value))
         assert len(set(texts)) == 1, (name, texts)
+        assert SAYS.get(name, "") in texts[0], (name, texts)
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size(), name
 
 

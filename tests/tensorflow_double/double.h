@@ -25,7 +25,6 @@ struct TF_OpKernelConstruction {
 struct TF_KernelBuilder {
   std::string op;
   std::string device;
-  TF_DataType dtype = TF_FLOAT;
   std::vector<std::string> on_host;
   void* (*create)(TF_OpKernelConstruction*) = nullptr;
   void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*) = nullptr;

@@ -127,17 +127,13 @@ TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
                                            void (*compute)(void*, TF_OpKernelContext*,
                                                            TF_AsyncOpKernelDoneCallback*),
                                            void (*destroy)(void*)) {
-  return new TF_KernelBuilder{op, device, TF_FLOAT, {}, create, compute, destroy};
+  return new TF_KernelBuilder{op, device, {}, create, compute, destroy};
 }
 TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
                                       void* (*create)(TF_OpKernelConstruction*),
                                       void (*)(void*, TF_OpKernelContext*),
                                       void (*destroy)(void*)) {
-  return new TF_KernelBuilder{op, device, TF_FLOAT, {}, create, nullptr, destroy};
-}
-void TF_KernelBuilder_TypeConstraint(TF_KernelBuilder* kernel, const char*, TF_DataType dtype,
-                                     TF_Status*) {
-  kernel->dtype = dtype;
+  return new TF_KernelBuilder{op, device, {}, create, nullptr, destroy};
 }
 void TF_KernelBuilder_HostMemory(TF_KernelBuilder* kernel, const char* argument) {
   kernel->on_host.emplace_back(argument);
