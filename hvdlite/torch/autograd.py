@@ -3,8 +3,8 @@
 Each function here ties the output of a completed collective to its input; the backward is a
 collective itself, and differentiable again. The formulas are Horovod's, and docs/collectives.md has
 them: an allreduce and an alltoall give what the ranks' outputs say about the input in sum, a gather
-and a broadcast give the mean over the ranks, and a reducescatter gives what an allreduce of the same
-`op` would give if the ranks' gradients were all equal.
+and a broadcast give the mean over the ranks, and a reducescatter followed by a gather gives what an
+allreduce does.
 """
 
 from __future__ import annotations

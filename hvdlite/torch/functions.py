@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics
+from hvdlite import basics, horovod_mode
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
 from hvdlite.objects import broadcast_object
@@ -137,6 +137,10 @@ def broadcast_optimizer_state(
     Any optimizer of torch.optim, with any state: ranks other than the root may have none yet, or
     another; all of it is replaced.
 
+    Gradients stay as they are. In a script that imports `horovod` those of an optimizer without any
+    state become zeros, as there: so momentum and weight decay act on a parameter that the first
+    steps do not use.
+
     Args:
         optimizer: of the same kind, over the same parameters, on all ranks.
         root_rank: the rank whose state all receive.
@@ -152,6 +156,8 @@ def broadcast_optimizer_state(
     check_root(root_rank, process_set)
     name = next_name("broadcast_optimizer_state", member_id(process_set))
     is_root = basics.rank() == root_rank
+    if horovod_mode.is_on() and not optimizer.state:
+        _zero_gradients(optimizer)
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects", process_set)
@@ -168,6 +174,13 @@ def broadcast_optimizer_state(
     )
     if not is_root:
         _load_exactly(optimizer, _put_tensors(skeleton, tensors))
+
+
+def _zero_gradients(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.requires_grad:
+                param.grad = torch.zeros_like(param)
 
 
 def _load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:

@@ -81,6 +81,11 @@ def in_place(verb: str, **options: Any) -> list[Any]:
     ]
 
 
+def reducing(op: int, process_set: Any, prescale: float, postscale: float) -> dict[str, Any]:
+    scales = {"prescale_factor": prescale, "postscale_factor": postscale}
+    return {"op": op, "process_set": process_set, **scales}
+
+
 def compare(found: list[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -90,7 +95,7 @@ def scenario_allreduce_is_reduced_in_the_same_way() -> None:
     for (ps, ranks), op, (pre, post) in itertools.product(
         own_sets(), (hvd.Average, hvd.Sum), SCALES
     ):
-        options = dict(op=op, process_set=ps, prescale_factor=pre, postscale_factor=post)
+        options = reducing(op, ps, pre, post)
         factor = pre * post * (len(ranks) if op == hvd.Sum else 1)
         expected = [factor * mean([slope(r, 3, seed) for r in ranks]) for seed in range(2)]
         groups = [
@@ -130,7 +135,7 @@ def scenario_reducescatter_is_gathered_and_a_sum_times_the_ranks() -> None:
     for (ps, ranks), op, (pre, post) in itertools.product(
         own_sets(), (hvd.Average, hvd.Sum), SCALES
     ):
-        options = dict(op=op, process_set=ps, prescale_factor=pre, postscale_factor=post)
+        options = reducing(op, ps, pre, post)
         factor = pre * post * (len(ranks) if op == hvd.Sum else 1)
         expected = []
         for seed, rows in enumerate((7, 2 * len(ranks))):
@@ -149,17 +154,16 @@ def scenario_alltoall_is_sent_back() -> None:
         for receiver, rank in enumerate(ranks):
             rows = [splits[sender][receiver] for sender in ranks]
             expected.append(slope(rank, sum(rows)).split(rows)[position])
-        for form in (
-            lambda ts: [hvd.alltoall(ts[0], splits[hvd.rank()], process_set=ps)[0]],
-            lambda ts: [hvd.alltoall_async(ts[0], splits[hvd.rank()], process_set=ps).wait()[0]],
-        ):
-            compare(gradients(form, [sum(splits[hvd.rank()])]), [torch.cat(expected)])
+        own = splits[hvd.rank()]
+        for form in forms_of("alltoall", False, splits=own, process_set=ps):
+            found = gradients(lambda ts, form=form: [form(ts)[0][0]], [sum(own)])
+            compare(found, [torch.cat(expected)])
 
 
 def scenario_a_reducescatter_and_an_allgather_are_an_allreduce() -> None:
     for op in (hvd.Average, hvd.Sum):
-        whole = gradients(lambda ts: [hvd.allreduce(ts[0], op=op)], [7])
-        parts = gradients(lambda ts: [hvd.allgather(hvd.reducescatter(ts[0], op=op))], [7])
+        whole = gradients(lambda ts, op=op: [hvd.allreduce(ts[0], op=op)], [7])
+        parts = gradients(lambda ts, op=op: [hvd.allgather(hvd.reducescatter(ts[0], op=op))], [7])
         compare(parts, whole)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -208,6 +209,17 @@ def scenario_broadcast() -> None:
         tensor = mine(5)
         assert hvd.synchronize(hvd.broadcast_async_(tensor, root)) is tensor
         assert (tensor == root + 1).all()
+
+
+def scenario_a_name_is_used_again_while_other_ranks_still_wait() -> None:
+    for i in range(20):
+        for root in range(hvd.size()):
+            if hvd.rank() != root:
+                time.sleep(0.002)  # the root is done with one long before the others take it up
+            assert hvd.broadcast(mine() + i, root, name="again").item() == root + 1 + i
+        assert hvd.allreduce(mine() + i, op=hvd.Sum, name="again").item() == sum(ranks()) + (
+            i * hvd.size()
+        )
 
 
 def scenario_gradient_of_allreduce() -> None:
