@@ -24,7 +24,7 @@ from hvdlite.torch.submit import (
     start_alltoall,
     take_received,
 )
-from hvdlite.torch.tensors import note_written, spec
+from hvdlite.torch.tensors import note_written, readable, spec
 
 
 def tie(
@@ -47,7 +47,7 @@ def tie(
 
 def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
     """Reduce one checked tensor into a new one, and wait; differentiable."""
-    source = tensor.detach().contiguous()
+    source = readable(tensor)
     output = torch.empty_like(source)
     start_allreduce(
         name,
@@ -65,7 +65,7 @@ def _combine(tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet) 
 
 def gather(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, and wait; differentiable."""
-    source = tensor.detach().contiguous()
+    source = readable(tensor)
     specs = [spec(name, source, None)]
     handle = start_allgather(name, specs, process_set, keep=source, blocking=True)
     handle.wait()
@@ -77,7 +77,7 @@ def exchange(
     tensor: torch.Tensor, name: str, splits: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
     """Send rows to each rank and return those that come back, and wait; differentiable."""
-    source = tensor.detach().contiguous()
+    source = readable(tensor)
     one = spec(name, source, None)
     handle = start_alltoall(name, one, splits, process_set, keep=source, blocking=True)
     handle.wait()

@@ -22,7 +22,7 @@ from hvdlite.ops import dtype_number
 from hvdlite.torch.slot import BucketPlaces, Place, flags_dtype
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
-from hvdlite.torch.tensors import check, spec
+from hvdlite.torch.tensors import check, lies_otherwise, spec
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
 
@@ -81,6 +81,7 @@ class _Trip:
     param: torch.Tensor
     gradient: torch.Tensor  # the parameter's own, or zeros
     version: int  # of `gradient` when it left; -1 where the parameter had none
+    address: int  # of its memory then
     wire: torch.Tensor  # what is reduced; may be `gradient` itself
     context: Any  # of the compressor
     target: torch.Tensor  # where the core writes the result; most often `wire`
@@ -95,7 +96,18 @@ class _Trip:
         """Say whether nobody replaced or wrote to the gradient since it left."""
         if not self.present:
             return self.param.grad is None
-        return self.param.grad is self.gradient and self.gradient._version == self.version
+        same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
+        return same and _address_of(self.gradient) == self.address
+
+
+def _address_of(gradient: torch.Tensor) -> int:
+    address: int = (gradient._values() if is_sparse(gradient) else gradient).data_ptr()
+    return address
+
+
+def _shorten(name: str, limit: int) -> str:
+    """Cut a name to so many bytes: the core takes no more than 512."""
+    return name.encode()[:limit].decode(errors="ignore")
 
 
 class Bucket:
@@ -125,8 +137,9 @@ class Bucket:
         """
         self.params = list(params)
         self.missing = len(self.params)  # parameters whose gradient is not ready; the owner counts
-        self._name = f"{name}[{names[0][:100]}..{names[-1][:100]}]"
+        self._name = f"{name}[{_shorten(names[0], 100)}..{_shorten(names[-1], 100)}]"
         self._names = list(names)
+        self._labels = [_shorten(one, 400) for one in names]  # what the core calls them
         self._compression = compression
         self._by_hand = compression  # what of it is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
@@ -163,14 +176,15 @@ class Bucket:
             flags = self._write_flags(trips)
         dense = [
             (name, trip.wire, trip.target)
-            for position, (name, trip) in enumerate(zip(self._names, trips, strict=True))
+            for position, (name, trip) in enumerate(zip(self._labels, trips, strict=True))
             if position not in by_rows
         ]
         specs = [spec(name, wire, target, cast) for name, wire, target in dense]
         # float16 is too narrow for the share of a rank with a small weight.
         narrow = None if cast == dtype_number("float16") else cast
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
-        keep = ([wire for _, wire, _ in dense], [target for _, _, target in dense], flags)
+        # Not the tensors but their memory, which others may take from them meanwhile.
+        keep = [[one.detach() for one in parts] for _, *parts in dense], flags
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
         self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
@@ -181,7 +195,7 @@ class Bucket:
         with torch.no_grad():
             self._gathering = RowGathering(
                 [trips[position].wire for position in positions],
-                [self._names[position] for position in positions],
+                [self._labels[position] for position in positions],
                 f"{self._name}.rows",
                 reduction,
                 self._compression,
@@ -198,7 +212,8 @@ class Bucket:
         if position in by_rows:
             wire = self._ways.rows_of(position)
             version = -1 if gradient is None else gradient._version
-            return _Trip(param, wire if gradient is None else gradient, version, wire, None, wire)
+            gradient = wire if gradient is None else gradient
+            return _Trip(param, gradient, version, _address_of(gradient), wire, None, wire)
         if gradient is None and place is not None:
             gradient = place.view.zero_()
         elif gradient is None:
@@ -211,12 +226,15 @@ class Bucket:
         if is_sparse(gradient):
             dense, rows = self._ways.to_dense(position, gradient)
         check(dense, name)
+        if lies_otherwise(dense):
+            dense = dense.resolve_conj().resolve_neg()
         if place is not None:
             dense = place.wire(dense)
         wire, context = self._by_hand.compress(dense)
         wire = wire.contiguous()
         target = place.memory if place is not None and place.takes(wire) else wire
-        return _Trip(param, gradient, version, wire, context, target, rows, place)
+        address = _address_of(gradient)
+        return _Trip(param, gradient, version, address, wire, context, target, rows, place)
 
     def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
         count = len(trips)

@@ -14,7 +14,7 @@ from hvdlite.numbering import next_name
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.submit import start_broadcast
-from hvdlite.torch.tensors import check, note_written, spec
+from hvdlite.torch.tensors import check, note_written, readable, spec
 
 
 def broadcast_parameters(
@@ -68,16 +68,16 @@ def broadcast_parameters(
 def _broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
-    """Overwrite all of them, contiguous or not, in one operation."""
+    """Overwrite all of them, however they lie in memory, in one operation."""
     blocks = {}
     for key, tensor in tensors.items():
         check(tensor, key)
-        blocks[key] = tensor.detach().contiguous()
+        blocks[key] = readable(tensor)
     specs = [spec(key, block, block) for key, block in blocks.items()]
     if specs:
         start_broadcast(name, specs, root_rank, process_set, keep=blocks, blocking=True).wait()
     for key, tensor in tensors.items():
-        if tensor.is_contiguous():
+        if tensor.data_ptr() == blocks[key].data_ptr():
             note_written([tensor])
         else:
             with torch.no_grad():

@@ -22,7 +22,7 @@ from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import Received, Reduction, start_allgather, take_received
-from hvdlite.torch.tensors import check, spec
+from hvdlite.torch.tensors import check, readable, spec
 
 
 class SparseHandle(Handle):
@@ -52,7 +52,7 @@ def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
     tensor = tensor.detach().coalesce()
     values = tensor.values() if scale == 1.0 else tensor.values() * scale
     wire, context = compression.compress(values.contiguous())
-    return _Rows(tensor.shape, tensor.indices().t().contiguous(), wire.contiguous(), context)
+    return _Rows(tensor.shape, tensor.indices().t().contiguous(), readable(wire), context)
 
 
 class GatheredRows(NamedTuple):
