@@ -16,8 +16,8 @@ import torch
 
 from hvdlite import _core, basics
 
-# How many ride along for each parameter: whether there is a gradient; where it is sparse and travels
-# dense its rows, that this is so, and how many of its dimensions are sparse.
+# How many ride along for each parameter: whether there is a gradient; where a sparse one travels
+# dense: its rows, that this is so, and how many of its dimensions are sparse.
 FLAGS = 4
 ALIGNMENT = 16  # bytes; that of csrc/backend/fusion_layout.h
 
