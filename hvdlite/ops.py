@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from hvdlite._core import DTYPES, REDUCE_OPS
 from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 
+from hvdlite import horovod_mode
+
 # Horovod's name, and ours; of several that fit, the longest counts. What is not listed has the same
 # name below both.
 _MODULES = {
@@ -94,5 +96,6 @@ class AliasFinder(MetaPathFinder):
 
 def install() -> None:
     """Answer imports below `horovod` from now on."""
+    horovod_mode.turn_on()
     if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder())

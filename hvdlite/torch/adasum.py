@@ -33,6 +33,15 @@ class DistributedAdasum(Wrapping):
     _adasum_cap: int
     _adasum_set: ProcessSet
 
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The names by parameter; scripts for Horovod read it."""
+        names = {}
+        for number, group in enumerate(self.param_groups):
+            for index, param in enumerate(group["params"]):
+                names[param] = self._adasum_names.get(param, f"parameter.{number}.{index}")
+        return names
+
     def synchronize(self) -> None:
         """Do nothing: gradients stay this rank's own, and `step` combines what comes of them."""
 

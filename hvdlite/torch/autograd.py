@@ -1,8 +1,10 @@
 """How gradients flow back through the collectives.
 
-The loss of the whole job is the sum of the ranks' losses, so a rank's gradient is what the outputs
-of all ranks say about its input. Each function here ties the output of a completed collective to
-its input; the backward is a collective itself, and differentiable again.
+Each function here ties the output of a completed collective to its input; the backward is a
+collective itself, and differentiable again. The formulas are Horovod's, and docs/collectives.md has
+them: an allreduce and an alltoall give what the ranks' outputs say about the input in sum, a gather
+and a broadcast give the mean over the ranks, and a reducescatter followed by a gather gives what an
+allreduce does.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from hvdlite.torch.submit import (
     start_alltoall,
     take_received,
 )
-from hvdlite.torch.tensors import note_written, plain, spec
+from hvdlite.torch.tensors import note_written, readable, spec
 
 
 def tie(
@@ -45,7 +47,7 @@ def tie(
 
 def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
     """Reduce one checked tensor into a new one, and wait; differentiable."""
-    source = plain(tensor.detach())
+    source = readable(tensor)
     output = torch.empty_like(source)
     start_allreduce(
         name,
@@ -57,13 +59,13 @@ def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tenso
     return tie(Reduced, tensor, output, name, reduction)
 
 
-def _sum(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
-    return reduce(tensor, name, Reduction(ops.Sum, process_set=process_set))
+def _combine(tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet) -> torch.Tensor:
+    return reduce(tensor, name, Reduction(op, process_set=process_set))
 
 
 def gather(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, and wait; differentiable."""
-    source = plain(tensor.detach())
+    source = readable(tensor)
     specs = [spec(name, source, None)]
     handle = start_allgather(name, specs, process_set, keep=source, blocking=True)
     handle.wait()
@@ -75,7 +77,7 @@ def exchange(
     tensor: torch.Tensor, name: str, splits: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
     """Send rows to each rank and return those that come back, and wait; differentiable."""
-    source = plain(tensor.detach())
+    source = readable(tensor)
     one = spec(name, source, None)
     handle = start_alltoall(name, one, splits, process_set, keep=source, blocking=True)
     handle.wait()
@@ -119,7 +121,7 @@ class Reduced(torch.autograd.Function):  # type: ignore[misc]
         _check_differentiable("allreduce", ctx.name, reduction.op)
         if reduction.weight is not None:
             weight = torch.tensor(reduction.weight, dtype=torch.float64)
-            total = float(_sum(weight, f"{name}.weight", reduction.process_set))
+            total = float(_combine(weight, f"{name}.weight", ops.Sum, reduction.process_set))
             gradient = reduce(gradient, name, reduction._replace(op=ops.Sum, weight=None))
             return gradient * (reduction.weight / total if total else 0.0), None, None, None
         return reduce(gradient, name, reduction), None, None, None
@@ -143,11 +145,11 @@ class Gathered(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Sum the ranks' gradients and take the rows that this rank gave."""
-        total = _sum(gradient, f"{ctx.name}.backward", ctx.process_set)
+        """Average the ranks' gradients and take the rows that this rank gave."""
+        mean = _combine(gradient, f"{ctx.name}.backward", ops.Average, ctx.process_set)
         index = ctx.process_set.rank()
         start = sum(ctx.first_dimensions[:index])
-        return total[start : start + ctx.first_dimensions[index]], None, None, None, None
+        return mean[start : start + ctx.first_dimensions[index]], None, None, None, None
 
 
 class Scattered(torch.autograd.Function):  # type: ignore[misc]
@@ -168,12 +170,15 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
+        """Gather the ranks' gradients, with the same scales: each is about some of the rows.
+
+        Those of a sum are multiplied by the number of ranks.
+        """
         reduction = ctx.reduction
         _check_differentiable("reducescatter", ctx.name, reduction.op)
         factor = reduction.prescale * reduction.postscale
-        if reduction.op == ops.Average:
-            factor /= ctx.members
+        if reduction.op == ops.Sum:
+            factor *= ctx.members
         name = f"{ctx.name}.backward"
         return gather(gradient * factor, name, reduction.process_set), None, None, None, None
 
@@ -220,8 +225,8 @@ class Broadcast(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Sum the ranks' gradients on the root; what the others put in had no effect."""
-        total = _sum(gradient, f"{ctx.name}.backward", ctx.process_set)
+        """Average the ranks' gradients on the root; what the others put in had no effect."""
+        mean = _combine(gradient, f"{ctx.name}.backward", ops.Average, ctx.process_set)
         if ctx.process_set.ranks[ctx.process_set.rank()] != ctx.root_rank:
-            total = torch.zeros_like(total)
-        return total, None, None, None, None
+            mean = torch.zeros_like(mean)
+        return mean, None, None, None, None

@@ -9,8 +9,8 @@ from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.autograd import Broadcast, tie
 from hvdlite.torch.handle import Handle
-from hvdlite.torch.submit import start_broadcast
-from hvdlite.torch.tensors import read_and_written, spec
+from hvdlite.torch.submit import Submission, start_broadcast
+from hvdlite.torch.tensors import read_and_written, result_of, spec
 
 
 def _start_broadcasting(
@@ -26,7 +26,12 @@ def _start_broadcasting(
     source, output = read_and_written(tensor, name, "broadcast", in_place)
     specs = [spec(name, source, output)]
     core = start_broadcast(name, specs, root_rank, process_set, (source, output), blocking)
-    return Handle(core, lambda _: tie(Broadcast, tensor, output, name, root_rank, process_set))
+
+    def finish(_: Submission) -> torch.Tensor:
+        result = result_of(tensor, output, name, in_place)
+        return tie(Broadcast, tensor, result, name, root_rank, process_set)
+
+    return Handle(core, finish)
 
 
 def broadcast(

@@ -3,26 +3,27 @@
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
 *present* on a rank that has a gradient for it; the others contribute zeros, and a vector of flags,
 one per parameter, rides along: where no rank had a gradient, every rank leaves `grad` at None.
-Behind them ride the numbers of rows of sparse gradients, from which all ranks see alike how those
-travel in the next round: as rows, by an operation beside this one, or dense (see `sparse`).
+Behind them ride what ranks have to know alike of sparse gradients: the number of rows, from which
+follows how those travel in the next round: as rows, by an operation beside this one, or dense (see
+`sparse`). They arrive sparse either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvdlite import ops
+from hvdlite import _core, ops
 from hvdlite.compression import cast_in_core
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
-from hvdlite.torch.slot import BucketPlaces, Place, flags_dtype
+from hvdlite.torch.slot import FLAGS, BucketPlaces, Place, flags_dtype
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
-from hvdlite.torch.tensors import check, spec
+from hvdlite.torch.tensors import check, lies_otherwise, spec
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
 
@@ -81,6 +82,7 @@ class _Trip:
     param: torch.Tensor
     gradient: torch.Tensor  # the parameter's own, or zeros
     version: int  # of `gradient` when it left; -1 where the parameter had none
+    address: int  # of its memory then
     wire: torch.Tensor  # what is reduced; may be `gradient` itself
     context: Any  # of the compressor
     target: torch.Tensor  # where the core writes the result; most often `wire`
@@ -95,7 +97,18 @@ class _Trip:
         """Say whether nobody replaced or wrote to the gradient since it left."""
         if not self.present:
             return self.param.grad is None
-        return self.param.grad is self.gradient and self.gradient._version == self.version
+        same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
+        return same and _address_of(self.gradient) == self.address
+
+
+def _address_of(gradient: torch.Tensor) -> int:
+    address: int = (gradient._values() if is_sparse(gradient) else gradient).data_ptr()
+    return address
+
+
+def _shorten(name: str, limit: int) -> str:
+    """Cut a name to so many bytes: the core takes no more than 512."""
+    return name.encode()[:limit].decode(errors="ignore")
 
 
 class Bucket:
@@ -125,8 +138,9 @@ class Bucket:
         """
         self.params = list(params)
         self.missing = len(self.params)  # parameters whose gradient is not ready; the owner counts
-        self._name = f"{name}[{names[0][:100]}..{names[-1][:100]}]"
+        self._name = f"{name}[{_shorten(names[0], 100)}..{_shorten(names[-1], 100)}]"
         self._names = list(names)
+        self._labels = [_shorten(one, 400) for one in names]  # what the core calls them
         self._compression = compression
         self._by_hand = compression  # what of it is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
@@ -139,7 +153,7 @@ class Bucket:
         self._gathered: list[int] = []  # positions of the parameters whose rows are under way
         self._gathering: RowGathering | None = None
         self._reduction: Reduction | None = None
-        self._dense_for_good = False
+        self._masks: dict[int, torch.Tensor] = {}  # by position, of those under way
 
     @property
     def submitted(self) -> bool:
@@ -163,17 +177,22 @@ class Bucket:
             flags = self._write_flags(trips)
         dense = [
             (name, trip.wire, trip.target)
-            for position, (name, trip) in enumerate(zip(self._names, trips, strict=True))
+            for position, (name, trip) in enumerate(zip(self._labels, trips, strict=True))
             if position not in by_rows
         ]
         specs = [spec(name, wire, target, cast) for name, wire, target in dense]
         # float16 is too narrow for the share of a rank with a small weight.
         narrow = None if cast == dtype_number("float16") else cast
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
-        keep = ([wire for _, wire, _ in dense], [target for _, _, target in dense], flags)
+        # Not the tensors but their memory, which others may take from them meanwhile.
+        memory = [[one.detach() for one in parts] for _, *parts in dense]
+        masks = self._make_masks(sorted(self._ways.with_mask), trips)
+        specs += self._mask_specs(masks)
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
+        keep = memory, flags, masks
         self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
+        self._masks = masks
         self._trips = trips
         self._reduction = reduction
 
@@ -181,7 +200,7 @@ class Bucket:
         with torch.no_grad():
             self._gathering = RowGathering(
                 [trips[position].wire for position in positions],
-                [self._names[position] for position in positions],
+                [self._labels[position] for position in positions],
                 f"{self._name}.rows",
                 reduction,
                 self._compression,
@@ -198,38 +217,46 @@ class Bucket:
         if position in by_rows:
             wire = self._ways.rows_of(position)
             version = -1 if gradient is None else gradient._version
-            return _Trip(param, wire if gradient is None else gradient, version, wire, None, wire)
+            gradient = wire if gradient is None else gradient
+            return _Trip(param, gradient, version, _address_of(gradient), wire, None, wire)
         if gradient is None and place is not None:
             gradient = place.view.zero_()
         elif gradient is None:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
-            if gradient.layout != torch.strided and (self._sparse_as_dense or self._dense_for_good):
+            as_dense = self._sparse_as_dense or self._ways.dense_for_good
+            if gradient.layout != torch.strided and as_dense:
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
         dense = gradient
         if is_sparse(gradient):
             dense, rows = self._ways.to_dense(position, gradient)
         check(dense, name)
+        if lies_otherwise(dense):
+            dense = dense.resolve_conj().resolve_neg()
         if place is not None:
             dense = place.wire(dense)
         wire, context = self._by_hand.compress(dense)
         wire = wire.contiguous()
         target = place.memory if place is not None and place.takes(wire) else wire
-        return _Trip(param, gradient, version, wire, context, target, rows, place)
+        address = _address_of(gradient)
+        return _Trip(param, gradient, version, address, wire, context, target, rows, place)
 
     def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
         count = len(trips)
         wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
         dtype = flags_dtype(wire)
         flags, device = self._flags, trips[0].wire.device
-        if (flags.numel(), flags.dtype, flags.device) != (2 * count, dtype, device):
-            flags = self._flags = torch.empty(2 * count, dtype=dtype, device=device)
+        if (flags.numel(), flags.dtype, flags.device) != (FLAGS * count, dtype, device):
+            flags = self._flags = torch.empty(FLAGS * count, dtype=dtype, device=device)
         if all(trip.present and not trip.rows for trip in trips):
             flags[:count] = 1
             flags[count:] = 0
         else:
-            values = [trip.present for trip in trips] + [trip.rows for trip in trips]
+            values: list[float] = [trip.present for trip in trips]
+            values += [trip.rows for trip in trips]
+            values += [trip.rows > 0 for trip in trips]
+            values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
             flags.copy_(torch.tensor(values, dtype=dtype))
         return self._flags
 
@@ -249,6 +276,12 @@ class Bucket:
         gathered: dict[int, GatheredRows] = {}
         if gathering is not None:
             gathered = dict(zip(positions, gathering.finish(), strict=True))
+        present, rows = self._read_flags(trips, counts, handle.members, reduction.op)
+        masks = self._masks
+        late = [i for i in range(len(trips)) if rows[i] > 0 and i not in masks]
+        if late:
+            # All ranks come by here, before any raises below.
+            masks = masks | self._send_masks(late, trips, reduction)
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
             if not trip.untouched():
@@ -257,11 +290,6 @@ class Bucket:
                     "now; call optimizer.synchronize() after backward(), before clipping, "
                     "unscaling, zeroing or a second backward()"
                 )
-        size = len(trips)
-        known = counts and all(trip.present for trip in trips)
-        present = [True] * size if known else (self._flags[:size] > 0).tolist()
-        rows = self._rows_of_all(handle.members if reduction.op == ops.Average else 1)
-        self._dense_for_good |= not gathered and all(present) and not any(rows)
         with torch.no_grad():
             for i, trip in enumerate(trips):
                 if not present[i]:
@@ -270,25 +298,61 @@ class Bucket:
                     trip.param.grad = gathered[i].tensor
                     rows[i] = gathered[i].rows
                 else:
-                    self._arrive(i, trip, sparse=rows[i] > 0)
+                    self._arrive(trip, masks[i] if rows[i] > 0 else None)
                 self._ways.choose(i, rows[i])
 
-    def _rows_of_all(self, factor: int) -> list[float]:
-        """Return the numbers of rows that travelled dense; `factor` makes sums of averages.
+    def _read_flags(
+        self, trips: Sequence[_Trip], counts: bool, members: int, op: int
+    ) -> tuple[list[bool], list[float]]:
+        """Return of what some rank had a gradient, and how many rows travelled dense.
 
-        Once every parameter has had a gradient and none was sparse, the bucket is dense for good,
-        on all ranks alike: to look again and again would make the host wait for a GPU.
+        The rows are those of all ranks together, of sparse gradients.
         """
-        if self._dense_for_good:
-            return [0.0] * len(self.params)
-        return list((self._flags[len(self.params) :].double() * factor).tolist())
+        size, ways = len(trips), self._ways
+        if ways.dense_for_good and counts and all(trip.present for trip in trips):
+            return [True] * size, [0.0] * size
+        flags = self._flags.tolist()
+        present = [flag > 0 for flag in flags[:size]]
+        if ways.dense_for_good:
+            return present, [0.0] * size
+        factor = members if op == ops.Average else 1
+        rows = [flag * factor for flag in flags[size : 2 * size]]
+        for i, (sparse, dimensions) in enumerate(
+            zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
+        ):
+            if sparse > 0:
+                ways.agree(i, dimensions / sparse)
+        any_rows = any(rows) or self._gathering is not None
+        ways.dense_for_good = self._flags.is_cuda and all(present) and not any_rows
+        return present, rows
 
-    def _arrive(self, position: int, trip: _Trip, sparse: bool) -> None:
+    def _make_masks(
+        self, positions: Sequence[int], trips: Sequence[_Trip]
+    ) -> dict[int, torch.Tensor]:
+        with torch.no_grad():
+            return {
+                i: self._ways.mask_of(i, trips[i].gradient if trips[i].present else None)
+                for i in positions
+            }
+
+    def _mask_specs(self, masks: Mapping[int, torch.Tensor]) -> list[_core.Tensor]:
+        return [spec(f"{self._labels[i]}.mask", mask, mask) for i, mask in masks.items()]
+
+    def _send_masks(
+        self, positions: Sequence[int], trips: Sequence[_Trip], reduction: Reduction
+    ) -> dict[int, torch.Tensor]:
+        """Reduce the masks of gradients that nobody expected to be sparse, and wait."""
+        masks = self._make_masks(positions, trips)
+        specs = self._mask_specs(masks)
+        start_allreduce(f"{self._name}.masks", specs, reduction, masks, blocking=True).wait()
+        return masks
+
+    def _arrive(self, trip: _Trip, mask: torch.Tensor | None) -> None:
         result = self._by_hand.decompress(trip.target, trip.context)
         if trip.place is not None:
             result = trip.place.take(result)
-        if sparse:
-            trip.param.grad = self._ways.to_sparse(position, result)
+        if mask is not None:
+            trip.param.grad = self._ways.to_sparse(result, mask)
         elif trip.present and trip.place is None and result is not trip.gradient:
             trip.gradient.copy_(result)
         elif not trip.present or result is not trip.gradient:
@@ -298,5 +362,6 @@ class Bucket:
         """Forget the round."""
         self._handle = None
         self._gathering = None
+        self._masks = {}
         self._trips = []
         self.missing = len(self.params)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from hvdlite import basics
+from hvdlite import basics, horovod_mode
 from hvdlite.errors import ArgumentError
 from hvdlite.numbering import next_name
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 from hvdlite.torch.submit import start_broadcast
-from hvdlite.torch.tensors import check, note_written, plain, spec
+from hvdlite.torch.tensors import check, note_written, readable, spec
 
 
 def broadcast_parameters(
@@ -68,16 +68,16 @@ def broadcast_parameters(
 def _broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
-    """Overwrite all of them, contiguous or not, in one operation."""
+    """Overwrite all of them, however they lie in memory, in one operation."""
     blocks = {}
     for key, tensor in tensors.items():
         check(tensor, key)
-        blocks[key] = plain(tensor.detach())
+        blocks[key] = readable(tensor)
     specs = [spec(key, block, block) for key, block in blocks.items()]
     if specs:
         start_broadcast(name, specs, root_rank, process_set, keep=blocks, blocking=True).wait()
     for key, tensor in tensors.items():
-        if blocks[key].data_ptr() == tensor.data_ptr():
+        if tensor.data_ptr() == blocks[key].data_ptr():
             note_written([tensor])
         else:
             with torch.no_grad():
@@ -137,6 +137,10 @@ def broadcast_optimizer_state(
     Any optimizer of torch.optim, with any state: ranks other than the root may have none yet, or
     another; all of it is replaced.
 
+    Gradients stay as they are. In a script that imports `horovod` those of an optimizer without any
+    state become zeros, as there: so momentum and weight decay act on a parameter that the first
+    steps do not use.
+
     Args:
         optimizer: of the same kind, over the same parameters, on all ranks.
         root_rank: the rank whose state all receive.
@@ -152,6 +156,8 @@ def broadcast_optimizer_state(
     check_root(root_rank, process_set)
     name = next_name("broadcast_optimizer_state", member_id(process_set))
     is_root = basics.rank() == root_rank
+    if horovod_mode.is_on() and not optimizer.state:
+        _zero_gradients(optimizer)
     tensors: list[torch.Tensor] = []
     skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, f"{name}.objects", process_set)
@@ -168,6 +174,13 @@ def broadcast_optimizer_state(
     )
     if not is_root:
         _load_exactly(optimizer, _put_tensors(skeleton, tensors))
+
+
+def _zero_gradients(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.requires_grad:
+                param.grad = torch.zeros_like(param)
 
 
 def _load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:

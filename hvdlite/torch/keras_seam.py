@@ -12,6 +12,7 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import start_reducing
 from hvdlite.torch.submit import Reduction
+from hvdlite.torch.tensors import readable
 
 __all__ = ["Compression", "allreduce_gradients", "scale_gradient"]
 
@@ -52,7 +53,7 @@ def allreduce_gradients(
             gradient = gradient.to_dense()
         wire, context = compression.compress(gradient)
         if wire.layout == torch.strided:
-            wire = wire.contiguous()
+            wire = readable(wire)
         handle = start_reducing([wire], [name], name, reduction, in_place=True).first()
         started.append((handle, context))
     return [

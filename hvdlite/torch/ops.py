@@ -21,7 +21,7 @@ from hvdlite.torch.autograd import Reduced, tie
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
-from hvdlite.torch.tensors import check, names_of, read_and_written, spec
+from hvdlite.torch.tensors import check, names_of, read_and_written, result_of, spec
 
 
 def _reduction(
@@ -54,10 +54,16 @@ def start_reducing(
         outputs.append(output)
     core = start_allreduce(name, specs, reduction, (sources, outputs), blocking)
 
+    def results() -> list[torch.Tensor]:
+        return [
+            result_of(tensor, output, tensor_name, in_place)
+            for tensor, output, tensor_name in zip(tensors, outputs, names, strict=True)
+        ]
+
     def finish(_: Submission) -> list[torch.Tensor]:
         return [
             tie(Reduced, tensor, output, tensor_name, reduction)
-            for tensor, output, tensor_name in zip(tensors, outputs, names, strict=True)
+            for tensor, output, tensor_name in zip(tensors, results(), names, strict=True)
         ]
 
     return Handle(core, finish)

@@ -51,6 +51,11 @@ class Distributed(Wrapping):
         self.__dict__["param_groups"] = groups
 
     @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """The names by parameter; scripts for Horovod read it."""
+        return self._reducer.parameter_names
+
+    @property
     def weight(self) -> Weight:
         """What this rank's next gradients count in the average: its samples or tokens.
 

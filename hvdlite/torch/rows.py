@@ -28,13 +28,13 @@ from hvdlite.torch.submit import (
     start_reducescatter,
     take_received,
 )
-from hvdlite.torch.tensors import check, names_of, plain, spec
+from hvdlite.torch.tensors import check, names_of, readable, spec
 
 
 def _sources(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> list[torch.Tensor]:
     for tensor, name in zip(tensors, names, strict=True):
         check(tensor, name)
-    return [plain(tensor.detach()) for tensor in tensors]
+    return [readable(tensor) for tensor in tensors]
 
 
 def _specs(sources: Sequence[torch.Tensor], names: Sequence[str]) -> list[_core.Tensor]:

@@ -16,6 +16,9 @@ import torch
 
 from hvdlite import _core, basics
 
+# How many ride along for each parameter: whether there is a gradient; where a sparse one travels
+# dense: its rows, that this is so, and how many of its dimensions are sparse.
+FLAGS = 4
 ALIGNMENT = 16  # bytes; that of csrc/backend/fusion_layout.h
 
 
@@ -112,7 +115,7 @@ class Slots:
         for params in self._buckets:
             wanted += [((param.dtype, param.device), param.numel()) for param in params]
             first = params[0]
-            wanted.append(((flags_dtype(first.dtype), first.device), 2 * len(params)))
+            wanted.append(((flags_dtype(first.dtype), first.device), FLAGS * len(params)))
         parts = _carve(wanted)
         return [
             BucketPlaces([Place(param, next(parts)) for param in params], next(parts))

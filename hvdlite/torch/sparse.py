@@ -22,7 +22,7 @@ from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 from hvdlite.torch.handle import Handle
 from hvdlite.torch.submit import Received, Reduction, start_allgather, take_received
-from hvdlite.torch.tensors import check, spec
+from hvdlite.torch.tensors import check, readable, spec
 
 
 class SparseHandle(Handle):
@@ -52,7 +52,7 @@ def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
     tensor = tensor.detach().coalesce()
     values = tensor.values() if scale == 1.0 else tensor.values() * scale
     wire, context = compression.compress(values.contiguous())
-    return _Rows(tensor.shape, tensor.indices().t().contiguous(), wire.contiguous(), context)
+    return _Rows(tensor.shape, tensor.indices().t().contiguous(), readable(wire), context)
 
 
 class GatheredRows(NamedTuple):
@@ -176,14 +176,22 @@ def sparse_allreduce_async(
 
 
 class SparseWays:
-    """Which parameters of a bucket send rows in the next cycle, alike on all ranks."""
+    """Which parameters of a bucket have sparse gradients, and how those travel, alike on all ranks.
+
+    One that travels dense has a *mask* beside it, which says what rows some rank had: a row of
+    zeros is a row to an optimizer, as where rows travel.
+    """
 
     def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         self._params = params
         self._names = names
         self._restarts = numbering.restarts()
-        self.by_rows: set[int] = set()  # positions
-        self._dimensions = [1] * len(params)  # sparse ones, as far as this rank saw
+        self.by_rows: set[int] = set()  # positions of those whose rows travel in the next cycle
+        self.with_mask: set[int] = set()  # of those that travel dense, their masks beside them
+        # On a GPU to look for sparse gradients in each cycle would make the host wait; so once all
+        # parameters had gradients and none was sparse, the bucket is dense for good.
+        self.dense_for_good = False
+        self._dimensions = [1] * len(params)  # sparse ones
         self._said: set[int] = set()  # positions
 
     def begin(self) -> set[int]:
@@ -192,6 +200,8 @@ class SparseWays:
             # Ranks have missed cycles: everybody starts anew.
             self._restarts = numbering.restarts()
             self.by_rows = set()
+            self.with_mask = set()
+            self.dense_for_good = False
         return self.by_rows
 
     def rows_of(self, position: int) -> torch.Tensor:
@@ -216,9 +226,33 @@ class SparseWays:
         gradient = gradient.coalesce()
         return gradient.to_dense(), max(gradient._nnz(), 1)
 
-    def to_sparse(self, position: int, dense: torch.Tensor) -> torch.Tensor:
-        """Return what arrived dense as a sparse gradient."""
-        return dense.to_sparse(self._dimensions[position])
+    def dimensions_of(self, gradient: torch.Tensor) -> int:
+        """Return how many of a gradient's dimensions are sparse; 0 of a dense one."""
+        return gradient.sparse_dim() if is_sparse(gradient) else 0
+
+    def agree(self, position: int, dimensions: float) -> None:
+        """Take over how many sparse dimensions the gradient has on the ranks that have one."""
+        if dimensions > 0:
+            self._dimensions[position] = round(dimensions)
+
+    def mask_of(self, position: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        """Return a vector of ones for the rows that this rank's gradient has, zeros elsewhere."""
+        param, rank = self._params[position], self._dimensions[position]
+        mask = torch.zeros(param.shape[:rank], dtype=torch.float32, device=param.device)
+        if gradient is None:
+            return mask
+        if is_sparse(gradient) and gradient.sparse_dim() == rank:
+            mask[tuple(gradient.coalesce().indices())] = 1
+            return mask
+        return (gradient.to_dense() != 0).reshape(*mask.shape, -1).any(-1).float()
+
+    def to_sparse(self, dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return what arrived dense as a sparse gradient with the rows of its mask."""
+        indices = mask.nonzero().t()
+        values = dense[tuple(indices)]
+        return torch.sparse_coo_tensor(
+            indices, values, dense.shape, check_invariants=False, is_coalesced=True
+        )
 
     def choose(self, position: int, rows: float) -> None:
         """Decide how the parameter's next gradient travels.
@@ -229,12 +263,14 @@ class SparseWays:
         """
         if rows <= 0:
             return
+        self.with_mask.discard(position)
         param = self._params[position]
         row_bytes = param.shape[self._dimensions[position] :].numel() * param.element_size()
         if rows < sparse_rows.dense_from(row_bytes, param.numel() * param.element_size()):
             self.by_rows.add(position)
             return
         self.by_rows.discard(position)
+        self.with_mask.add(position)
         if position not in self._said:
             self._said.add(position)
             sparse_rows.say_dense(self._names[position], int(rows))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite import _core
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.ops import dtype_number
 from hvdlite.torch.compression import WIDE
 
@@ -41,9 +41,21 @@ def check(tensor: torch.Tensor, name: str) -> None:
         dtype_number(str(tensor.dtype).removeprefix("torch."), name)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds its values: contiguous, and no view of a conjugate."""
-    return tensor.resolve_conj().resolve_neg().contiguous()
+def lies_otherwise(tensor: torch.Tensor) -> bool:
+    """Say whether memory holds other values than the tensor, as of `x.conj().imag`."""
+    otherwise: bool = tensor.is_neg() or tensor.is_conj()
+    return otherwise
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a checked tensor as memory for the core to read: its own, or a copy in order.
+
+    It is another object, which keeps that memory even if `tensor` is given other.
+    """
+    source = tensor.detach()
+    if lies_otherwise(source):
+        source = source.resolve_conj().resolve_neg()
+    return source.contiguous()
 
 
 def read_and_written(
@@ -51,26 +63,46 @@ def read_and_written(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Check a tensor; give what a collective reads of it, and what receives a result like it.
 
-    In place both are the tensor itself.
+    In place both are the tensor's memory. They hold on to it: whoever gives the tensor other memory
+    meanwhile frees nothing that the core reads or writes.
 
     Raises:
-        ArgumentError: as `check`, or it is to be overwritten and not contiguous.
+        ArgumentError: as `check`, or it is to be overwritten and cannot be.
     """
     check(tensor, name)
     if not in_place:
-        source = plain(tensor.detach())
+        source = readable(tensor)
         return source, torch.empty_like(source)
+    if lies_otherwise(tensor):
+        raise ArgumentError(
+            f"'{name}' is a negated or conjugated view: {verb}_ writes into its memory in place; "
+            f"use {verb}(), or tensor.resolve_conj().resolve_neg()"
+        )
     if not tensor.is_contiguous():
         raise ArgumentError(
             f"'{name}' is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}): "
             f"{verb}_ writes into its memory in place; use {verb}(), or tensor.contiguous()"
         )
-    if tensor.is_conj() or tensor.is_neg():
-        raise ArgumentError(
-            f"'{name}' is a view whose memory holds other values, conjugate or negative ones: "
-            f"{verb}_ writes into it in place; use {verb}(), or tensor.resolve_conj().resolve_neg()"
+    memory = tensor.detach()
+    return memory, memory
+
+
+def result_of(
+    tensor: torch.Tensor, output: torch.Tensor, name: str, in_place: bool
+) -> torch.Tensor:
+    """Give what a collective returns for a tensor whose result arrived in `output`.
+
+    Raises:
+        HvdliteError: it was to be overwritten, and lies elsewhere now.
+    """
+    if not in_place:
+        return output
+    if tensor.data_ptr() != output.data_ptr():
+        raise HvdliteError(
+            f"'{name}' was given other memory, by tensor.data = ... or tensor.set_(), while a "
+            "collective wrote to it in place; the result is lost: synchronize() the handle first"
         )
-    return tensor, tensor
+    return tensor
 
 
 def spec(

@@ -31,6 +31,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+assert all((param.grad == 0).all() for param in model.parameters())
 for step in range(3):
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()

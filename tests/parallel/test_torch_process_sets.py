@@ -147,18 +147,18 @@ def scenario_gradients_flow_within_the_set() -> None:
         gathered = gradient_of(
             lambda x, ps=ps: hvd.allgather(x, name="g", process_set=ps), index + 1
         )
-        assert gathered == [scale] * (index + 1)
+        assert gathered == pytest.approx([scale / count] * (index + 1))
         root = ps.ranks[-1]
 
         def share(x: torch.Tensor, ps: Any = ps, root: int = root) -> torch.Tensor:
             return hvd.broadcast(x, root, name="b", process_set=ps)
 
         shared = gradient_of(share, 2)
-        assert shared == [scale if hvd.rank() == root else 0.0] * 2
+        assert shared == pytest.approx([scale / count if hvd.rank() == root else 0.0] * 2)
         swapped = gradient_of(lambda x, ps=ps: hvd.alltoall(x, name="s", process_set=ps), count)
         assert swapped == [rank + 1.0 for rank in ps.ranks]
         scattered = gradient_of(lambda x, ps=ps: hvd.reducescatter(x, process_set=ps), count)
-        assert scattered == pytest.approx([(rank + 1) / count for rank in ps.ranks])
+        assert scattered == [rank + 1.0 for rank in ps.ranks]
 
 
 def make_model() -> torch.nn.Module:

@@ -85,7 +85,8 @@ def words_of(rank: int, step: int, count: int, rows: int) -> torch.Tensor:
 
 
 def loss_of(table: nn.Embedding, words: torch.Tensor) -> torch.Tensor:
-    return table(words).sin().square().sum()
+    """Use some words; what becomes of every third one is ignored, so its row is of zeros."""
+    return (table(words).sin().square() * (words % 3 > 0).unsqueeze(-1)).sum()
 
 
 def plain_training(
@@ -210,19 +211,66 @@ def scenario_dense_and_sparse_parameters_in_one_bucket() -> None:
         optimizer.step()
 
 
-def scenario_what_was_dense_once_stays_dense() -> None:
+def scenario_layouts_are_what_backward_made() -> None:
     table = make_table()
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](table.parameters()))
     table.weight.grad = torch.full_like(table.weight, float(hvd.rank()))
     optimizer.synchronize()
+    assert table.weight.grad.layout == torch.strided
     assert_close([table.weight.grad], [torch.full((ROWS, WIDTH), (hvd.size() - 1) / 2)])
     for step in range(2):
         optimizer.zero_grad()
         mean = sum(gradient_of(table, rank, step) for rank in range(hvd.size())) / hvd.size()
         loss_of(table, words_of(hvd.rank(), step, 3, ROWS)).backward()
         optimizer.synchronize()
-        assert table.weight.grad.layout == torch.strided
-        assert_close([table.weight.grad], [mean])
+        assert table.weight.grad.is_sparse
+        assert_close([table.weight.grad.to_dense()], [mean])
+
+
+def scenario_rows_of_zeros_arrive_whichever_way_they_travel() -> None:
+    for rows, count in ((1000, 3), (8, 3)):
+        table = make_table(rows)
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["adam"](table.parameters()))
+        for step in range(4):
+            optimizer.zero_grad()
+            every = [words_of(rank, step, count, rows) for rank in range(hvd.size())]
+            idle = step == 2  # then only the last rank has a gradient
+            if not idle or hvd.rank() == hvd.size() - 1:
+                (0 * table(every[hvd.rank()]).sum()).backward()
+            optimizer.step()
+            expected = torch.cat(every[-1:] if idle else every).unique()
+            assert table.weight.grad.is_coalesced() and table.weight.grad.values().sum() == 0
+            assert table.weight.grad.indices().flatten().tolist() == expected.tolist(), step
+
+
+def scenario_several_sparse_dimensions_in_the_optimizer() -> None:
+    for size in (3, 40):
+        weight = nn.Parameter(torch.zeros(size, 4))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam([weight]))
+        for step in range(4):
+            weight.grad = None
+            if hvd.rank() == hvd.size() - 1 or step == 1:
+                weight.grad = torch.eye(size, 4).to_sparse()
+            optimizer.step()
+            part = 1.0 if step == 1 else 1 / hvd.size()
+            assert weight.grad.sparse_dim() == 2 and weight.grad._nnz() == min(size, 4)
+            assert_close([weight.grad.to_dense()], [part * torch.eye(size, 4)])
+
+
+def scenario_dense_here_and_sparse_there() -> None:
+    for size in (6, 400):
+        weight = nn.Parameter(torch.zeros(size, 2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0))
+        mine = torch.zeros(size, 2)
+        mine[2 * hvd.rank()] = 1.0
+        for _ in range(3):
+            weight.grad = mine.clone() if hvd.rank() == 0 else mine.to_sparse(1)
+            optimizer.step()
+            assert weight.grad.is_sparse == (hvd.size() > 1)
+            expected = hvd.allreduce(mine)
+            assert_close([weight.grad.to_dense()], [expected])
+            if weight.grad.is_sparse:
+                assert weight.grad.indices().flatten().tolist() == list(range(0, 2 * hvd.size(), 2))
 
 
 def scenario_join() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import RankResult, run_world
+from hvdlite import horovod_mode
 from parallel.scenarios import check, names_in, run_all
 
 PRELOAD = ("torch._dynamo",)
@@ -101,6 +103,37 @@ def scenario_state_of_every_optimizer() -> None:
                 step(optimizer, model, seed=i)
             assert_equal_everywhere([param.tolist() for param in model.parameters()])
             assert_equal_everywhere(everything_of(optimizer))
+
+
+def scenario_gradients_before_the_first_step() -> None:
+    for momentum, wraps in itertools.product((0.0, 0.9), (False, True)):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        if wraps:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        hvd.broadcast_optimizer_state(optimizer)
+        assert all(param.grad is None for param in model.parameters())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(horovod_mode, "is_on", lambda: True)
+            hvd.broadcast_optimizer_state(optimizer)
+            assert all((param.grad == 0).all() for param in model.parameters())
+            step(optimizer, model, seed=0)
+            before = [param.grad.clone() for param in model.parameters()]  # type: ignore[union-attr]
+            hvd.broadcast_optimizer_state(optimizer)
+            for param, gradient in zip(model.parameters(), before, strict=True):
+                zeroed = momentum == 0  # there is no state after a step, either
+                assert torch.equal(param.grad, 0 * gradient if zeroed else gradient)
+
+
+def scenario_names_of_parameters() -> None:
+    for op in (hvd.Average, hvd.Adasum):
+        model = nn.Linear(2, 2)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        named = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=op)
+        assert named._parameter_names == {model.weight: "weight", model.bias: "bias"}
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        unnamed = hvd.DistributedOptimizer(sgd, op=op)._parameter_names
+        assert unnamed == {model.weight: "parameter.0.0", model.bias: "parameter.0.1"}
 
 
 def scenario_options_of_groups() -> None:
