@@ -36,6 +36,15 @@ std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", wh
 
 }  // namespace
 
+Status left_early(int rank, std::uint64_t collectives, const std::string& missing) {
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(rank) + " left after " + std::to_string(collectives) +
+                    " collectives (clean exit), but " + missing +
+                    "; give every rank the same number of steps, or end the loop on every rank "
+                    "with hvd.join()",
+                rank);
+}
+
 void Coordinator::add_set(const Group& group) {
   books_[static_cast<std::uint32_t>(group.id)].group = group;
 }
@@ -163,14 +172,9 @@ void Coordinator::leave(int rank, std::uint64_t collectives) {
 bool Coordinator::fail_if_left(const Book& book, const Tally& tally) {
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
     const int rank = book.group.ranks[i];
-    if (tally.submitted[i] || !left_[rank]) continue;
-    respond_error(tally, Status(StatusCode::kRankFailed,
-                                "rank " + std::to_string(rank) + " left after " +
-                                    std::to_string(*left_[rank]) +
-                                    " collectives (clean exit), but " + describe(tally.request) +
-                                    " waits for it; give every rank the same number of steps, or "
-                                    "end the loop on every rank with hvd.join()",
-                                rank));
+    const bool awaited = tally.request.kind == Kind::kJoin || !joined_[rank];
+    if (tally.submitted[i] || !left_[rank] || !awaited) continue;
+    respond_error(tally, left_early(rank, *left_[rank], describe(tally.request) + " waits for it"));
     return true;
   }
   return false;

@@ -22,6 +22,10 @@
 
 namespace hvdlite {
 
+// A rank has left cleanly after so many collectives, and something still needs it: `missing` says
+// what, "allreduce 'x' waits for it".
+Status left_early(int rank, std::uint64_t collectives, const std::string& missing);
+
 class Coordinator {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;

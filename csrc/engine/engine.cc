@@ -30,7 +30,7 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
   backend_->trace_to(*trace_);
   if (size_ == 1) return;
   negotiator_ =
-      std::make_unique<Negotiator>(*fabric_, *sets_.get(0), config_, queue_, counters_, timeline_);
+      std::make_unique<Negotiator>(*fabric_, sets_, config_, queue_, counters_, timeline_);
   if (config_.autotune != 0 && rank_ == 0) {
     autotune_ = std::make_unique<Autotune>(config_, fabric_->topology.host_count() > 1,
                                            fabric_->own_segment->layout().slot_bytes);

@@ -61,10 +61,11 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 
 }  // namespace
 
-Negotiator::Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
-                       Counters& counters, const Timeline& timeline)
+Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
+                       TensorQueue& queue, Counters& counters, const Timeline& timeline)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
+      sets_(sets),
       queue_(queue),
       counters_(counters),
       waiter_(*fabric.waiter),
@@ -74,7 +75,7 @@ Negotiator::Negotiator(Fabric& fabric, const Group& world, const Config& config,
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
   coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity, &timeline);
-  coordinator_->add_set(world);
+  coordinator_->add_set(*sets.get(0));
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }
@@ -124,8 +125,12 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     Status status = handle_ended(rank, why);
     if (failure.ok()) failure = std::move(status);
   }
-  if (!failure.ok()) return root_cause(std::move(failure));
-  if (!coordinator_) return Status();
+  if (!failure.ok()) {
+    control_.poll();
+    listen_for_causes();
+    return told_.ok() ? failure : told_;
+  }
+  if (!coordinator_) return unanswered();
   if (!coordinator_->idle() && Clock::now() >= next_stall_check_) warn_stalls();
   return coordinate(rounds);
 }
@@ -174,25 +179,30 @@ Status Negotiator::handle_goodbye(const Frame& frame) {
 
 Status Negotiator::handle_ended(int rank, Status why) {
   if (why.code() == StatusCode::kInternal) return why;
-  if (!left_[rank]) {
-    return Status(StatusCode::kRankFailed,
-                  "rank " + std::to_string(rank) +
-                      " died: its connections closed without a goodbye (killed, crashed, or out of "
-                      "memory; see the launcher's report)",
-                  rank);
-  }
-  // Nobody is left to answer, unless nobody asks.
-  if (rank != kCoordinatorRank || pending_.empty()) return Status();
-  return left_early(rank, describe(pending_.begin()->second->request) + " waits for it");
+  if (left_[rank]) return Status();
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(rank) +
+                    " died: its connections closed without a goodbye (killed, crashed, or out of "
+                    "memory; see the launcher's report)",
+                rank);
 }
 
-Status Negotiator::left_early(int rank, const std::string& missing) const {
+Status Negotiator::unanswered() const {
+  constexpr int kLeft = kCoordinatorRank;
+  // All that it has answered is there once its stream has ended.
+  if (pending_.empty() || !left_[kLeft] || !control_.ended(kLeft)) return Status();
+  const Request& request = pending_.begin()->second->request;
+  const GroupPtr set = sets_.get(request.process_set);
+  if (set == nullptr || set->index_of(kLeft) >= 0) {
+    return left_early(kLeft, *left_[kLeft], describe(request) + " waits for it");
+  }
   return Status(StatusCode::kRankFailed,
-                "rank " + std::to_string(rank) + " left after " + std::to_string(*left_[rank]) +
-                    " collectives (clean exit), but " + missing +
-                    "; give every rank the same number of steps, or end the loop on every rank "
-                    "with hvd.join()",
-                rank);
+                "rank 0 left after " + std::to_string(*left_[kLeft]) +
+                    " collectives (clean exit), but " + describe(request) + " of " +
+                    describe(*set) +
+                    " waits for it: rank 0 decides for all process sets; end the program on every "
+                    "rank with hvd.barrier()",
+                kLeft);
 }
 
 Status Negotiator::root_cause(Status fallback) {
@@ -211,7 +221,9 @@ Status Negotiator::root_cause(Status fallback) {
     Status status = handle_ended(ended, why);
     if (!status.ok()) return status;
   }
-  if (expected && left_[rank]) return left_early(rank, "a collective was under way with it");
+  if (expected && left_[rank]) {
+    return left_early(rank, *left_[rank], "a collective was under way with it");
+  }
   return fallback;
 }
 

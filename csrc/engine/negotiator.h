@@ -16,6 +16,7 @@
 #include "engine/coordinator.h"
 #include "engine/count.h"
 #include "engine/entry.h"
+#include "engine/process_set.h"
 #include "engine/stall_monitor.h"
 #include "engine/tensor_queue.h"
 #include "engine/timeline.h"
@@ -35,7 +36,7 @@ struct Counters {
 class Negotiator {
  public:
   // All borrowed; the engine owns them and outlives this.
-  Negotiator(Fabric& fabric, const Group& world, const Config& config, TensorQueue& queue,
+  Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config, TensorQueue& queue,
              Counters& counters, const Timeline& timeline);
 
   void submit(const std::vector<EntryPtr>& entries);
@@ -56,7 +57,8 @@ class Negotiator {
   bool awaited() const;
   // Rank 0: all ranks change to these settings, between the same two rounds.
   void tune(const Tunables& tunables) { coordinator_->tune(tunables); }
-  // Why a rank is gone, from what it or others said before; `fallback` when nobody said anything.
+  // Why a rank is gone that the data plane misses, from what it or others said before; `fallback`
+  // when nobody said anything.
   Status root_cause(Status fallback);
 
   // Until when the runner may sleep before receive() must run again.
@@ -73,7 +75,8 @@ class Negotiator {
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
   Status handle_ended(int rank, Status why);
-  Status left_early(int rank, const std::string& missing) const;  // after a goodbye
+  // Rank 0 has left, now or long ago, and this rank wants something: nobody will answer.
+  Status unanswered() const;
   void listen_for_causes();
   void listen_for_cause(const Frame& frame);
   Status coordinate(std::vector<Round>& rounds);
@@ -86,6 +89,7 @@ class Negotiator {
 
   const int rank_;
   const int size_;
+  const ProcessSets& sets_;
   TensorQueue& queue_;
   Counters& counters_;
   Waiter& waiter_;

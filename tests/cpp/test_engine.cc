@@ -224,17 +224,6 @@ TEST(engine_abort_reaches_every_rank_with_its_reason) {
   });
 }
 
-TEST(engine_early_exit_names_who_left) {
-  run_world(one_host(3), [](int rank, Engine& engine) {
-    std::vector<float> values(4, 1.0f);
-    CHECK_OK(run(engine, allreduce_entry("x", values)));
-    if (rank == 1) return;
-    const Status status = run(engine, allreduce_entry("y", values));
-    CHECK_STATUS(status, StatusCode::kRankFailed);
-    CHECK(status.message().find("rank 1 left after 1 collectives") != std::string::npos);
-  });
-}
-
 TEST(engine_shutdown_with_operations_in_flight_ends_them_all) {
   run_world(one_host(2), [](int rank, Engine& engine) {
     std::vector<std::vector<float>> values(200, std::vector<float>(100, 1.0f));

@@ -90,16 +90,33 @@ TEST(coordinator_tells_every_rank_of_a_mismatch_once_all_have_submitted) {
 }
 
 TEST(coordinator_fails_what_waits_for_a_rank_that_left) {
-  Coordinator coordinator = make_coordinator(2);
+  for (const int left : {0, 1}) {
+    const int other = 1 - left;
+    Coordinator coordinator = make_coordinator(2);
+    CHECK_OK(coordinator.submit(other, allreduce_of("a", 4), kStart));
+    coordinator.leave(left, 20);
+    auto responses = coordinator.take_responses();
+    CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
+    CHECK_EQ(responses[0].error.failed_rank(), left);
+    CHECK(responses[0].error.message().find(" left after 20 collectives") != std::string::npos);
+    CHECK_OK(coordinator.submit(other, allreduce_of("b", 4), kStart));
+    responses = coordinator.take_responses();
+    CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
+    CHECK(coordinator.idle());
+  }
+}
+
+TEST(coordinator_does_not_wait_for_a_rank_that_joined_and_then_left) {
+  Coordinator coordinator = make_coordinator(3);
+  Request join;
+  join.kind = Kind::kJoin;
+  join.name = kJoinName;
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));
+  CHECK_OK(coordinator.submit(1, join, kStart));
   coordinator.leave(1, 20);
-  auto responses = coordinator.take_responses();
-  CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
-  CHECK(responses[0].error.message().find("rank 1 left after 20") != std::string::npos);
-  CHECK_OK(coordinator.submit(0, allreduce_of("b", 4), kStart));
-  responses = coordinator.take_responses();
-  CHECK_STATUS(responses.at(0).error, StatusCode::kRankFailed);
-  CHECK(coordinator.idle());
+  CHECK(coordinator.take_responses().empty());
+  CHECK_OK(coordinator.submit(2, allreduce_of("a", 4), kStart));
+  CHECK_EQ(coordinator.take_responses().at(0).absent, (std::vector<int>{1}));
 }
 
 TEST(coordinator_keeps_one_order_over_several_process_sets) {

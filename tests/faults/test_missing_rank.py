@@ -1,11 +1,9 @@
-"""Rows 17 to 19 and 21: a rank that does not come, left, or raised, is named to the others."""
+"""Rows 17, 18 and 21: a rank that does not come, or raised, is named to the others."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
-
-import pytest
 
 from faults.arrays import (
     describe,
@@ -71,30 +69,6 @@ def test_missing_rank_fails_the_job_after_the_stall_shutdown_time() -> None:
         assert "rank 2" in result.value["message"]
     for result in results[:2]:
         assert limit <= result.value["seen"] - result.value["begun"] <= limit + 1
-
-
-def leave_early(steps: int, noted: str) -> dict[str, Any]:
-    basics.init()
-    for _ in range(steps):
-        reduce_array(ones(), TENSOR)
-    if basics.rank() == 2:
-        note_time(noted)
-        return {}
-    return reduce_until_error(TENSOR)
-
-
-@pytest.mark.parametrize("steps", [0, 20])
-def test_early_exit_of_a_rank_is_told_as_a_clean_leave(steps: int, tmp_path: Any) -> None:
-    noted = tmp_path / "left"
-    results = run_world(3, leave_early, args=(steps, str(noted)))
-    for result in results[:2]:
-        error = result.value
-        assert error["kind"] == "RankFailedError"
-        assert error["rank"] == 2
-        assert "rank 2" in error["message"]
-        assert TENSOR in error["message"]
-        assert "left" in error["message"]
-        assert error["seen"] - float(noted.read_text()) <= 1.0
 
 
 def raise_in_rank_one(noted: str) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Row 19: a rank leaves cleanly, whichever it is; the others are told, once they want something."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.arrays import describe, note_time, ones, reduce_array, submit
+from harness import run_world
+from hvdlite import _core, basics
+from hvdlite.errors import HvdliteError
+
+TENSOR = "encoder.weight"
+BOUND = 1.0  # seconds from the rank's leaving, or from the call where that is later, to the error
+SEEN = 0.2  # seconds in which the others see it go
+RANKS = 3
+# Who leaves, after how many steps, and what the others want: before it goes, or after they have
+# seen it go. A set of theirs alone has a name in front.
+CASES = [
+    (2, 0, "allreduce", "before"),
+    (0, 0, "allreduce", "before"),
+    (2, 20, "allreduce", "after"),
+    (0, 20, "allreduce", "after"),
+    (1, 1, "broadcast", "before"),
+    (0, 1, "broadcast", "after"),
+    (1, 1, "barrier", "after"),
+    (0, 1, "join", "after"),
+    (0, 1, "add_process_set", "after"),
+    (0, 1, "set allreduce", "after"),
+]
+
+
+def operation(kind: str, own_set: int) -> _core.Handle:
+    """Start it on this rank."""
+    engine = basics.engine()
+    if kind == "barrier":
+        return engine.barrier(TENSOR)
+    if kind == "join":
+        return engine.join()
+    if kind == "add_process_set":
+        return engine.add_process_set(TENSOR, [1, 2])
+    array = ones()
+    if kind == "broadcast":
+        address = array.ctypes.data
+        tensor = _core.Tensor(TENSOR, _core.DTYPES["float32"], array.shape, address, address)
+        return engine.broadcast(TENSOR, [tensor], 0, keep=array)
+    return submit(array, TENSOR, process_set=own_set)
+
+
+def error_of(kind: str, own_set: int) -> dict[str, Any]:
+    asked = time.monotonic()
+    try:
+        operation(kind, own_set).wait(timeout=30)
+    except HvdliteError as error:
+        return {**describe(error), "asked": asked}
+    raise AssertionError("nothing failed")
+
+
+def add_set(kind: str) -> int:
+    """Add the set of ranks 1 and 2, where the case has one."""
+    if not kind.startswith("set "):
+        return 0
+    handle = basics.engine().add_process_set("own", [1, 2])
+    handle.wait()
+    return int(handle.first_dimensions[0])
+
+
+def leave(folder: str) -> list[dict[str, Any]]:
+    """Go through all cases, each in a world of its own; return each case's error."""
+    errors: list[dict[str, Any]] = []
+    for number, (leaver, steps, kind, when) in enumerate(CASES):
+        noted = Path(folder) / str(number)
+        basics.init()
+        own_set = add_set(kind)
+        for _ in range(steps):
+            reduce_array(ones(), TENSOR)
+        if basics.rank() == leaver:
+            time.sleep(SEEN if when == "before" else 0)  # the others have submitted
+            basics.shutdown()
+            note_time(str(noted))
+            errors.append({})
+        else:
+            while when == "after" and not noted.exists():
+                time.sleep(0.01)
+            time.sleep(SEEN if when == "after" else 0)
+            errors.append(error_of(kind, own_set))
+        basics.shutdown()
+    return errors
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 1]], ids=["shared_memory", "tcp"])
+def test_early_exit_of_any_rank_is_told_as_a_clean_leave(hosts: list[int], tmp_path: Path) -> None:
+    env = {"HVDLITE_SHUTDOWN_TIMEOUT": "0.2"}  # rank 0 stays half of it for a set of others
+    results = run_world(RANKS, leave, str(tmp_path), hosts=hosts, env=env)
+    for number, (leaver, steps, kind, _) in enumerate(CASES):
+        left = float((tmp_path / str(number)).read_text())
+        for result in results:
+            error = result.value[number]
+            if result.rank == leaver:
+                continue
+            assert error["kind"] == "RankFailedError", (CASES[number], error)
+            assert error["rank"] == leaver
+            message = error["message"]
+            done = steps + kind.startswith("set ")
+            assert f"rank {leaver} left after {done} collectives (clean exit)" in message
+            assert ("join()" if kind == "join" else TENSOR) in message
+            advice = "hvd.barrier()" if kind.startswith("set ") else "the same number of steps"
+            assert advice in message
+            assert error["seen"] - max(left, error["asked"]) <= BOUND
