@@ -260,11 +260,12 @@ class Bucket:
             flags.copy_(torch.tensor(values, dtype=dtype))
         return self._flags
 
-    def finish(self, counts: bool) -> None:
+    def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`.
 
         Args:
             counts: whether this rank's gradients count (its weight is not zero).
+            dropped: whether nobody wants the results, so that it does not matter who changed them.
 
         Raises:
             HvdliteError: the reduction failed, or somebody changed a gradient that was under way.
@@ -284,7 +285,7 @@ class Bucket:
             masks = masks | self._send_masks(late, trips, reduction)
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
-            if not trip.untouched():
+            if not dropped and not trip.untouched():
                 raise HvdliteError(
                     f"the gradient of {name} was changed while it was being reduced, and is wrong "
                     "now; call optimizer.synchronize() after backward(), before clipping, "

@@ -240,6 +240,11 @@ class GradientReducer:
         self._submit_rest(blocking=True)
         self._wait()
 
+    def _drop_what_is_under_way(self) -> None:
+        """Bring to its end what a backward that raised began, for the ranks that wait for it."""
+        self._submit_rest(blocking=True)
+        self._wait(dropped=True)
+
     def _submit_rest(self, blocking: bool) -> None:
         for bucket in self._buckets:
             if not bucket.submitted:
@@ -248,12 +253,12 @@ class GradientReducer:
                 except HvdliteError as error:
                     self._failure = self._failure or error
 
-    def _wait(self) -> None:
+    def _wait(self, dropped: bool = False) -> None:
         failure = self._failure
         for bucket in self._buckets:
             if bucket.submitted:
                 try:
-                    bucket.finish(counts=self._weight != 0)
+                    bucket.finish(self._weight != 0, dropped)
                 except HvdliteError as error:
                     failure = failure or error
         self._end_cycle()
@@ -285,7 +290,7 @@ class GradientReducer:
         After a backward that raised, bring to its end what others may wait for.
         """
         if self.settings.in_backward and self.waiting and self.may_synchronize():
-            self.synchronize()
+            self._drop_what_is_under_way()
         if self.waiting:
             raise HvdliteError(
                 "zero_grad() between backward() and step() would race with the reduction of the "

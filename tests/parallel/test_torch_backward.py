@@ -304,7 +304,8 @@ def scenario_only_the_backward_of_parameters_reduces() -> None:
     loss.backward(inputs=[model[0].weight], retain_graph=True)
     assert_close([model[0].weight.grad], mean_gradients()[:1])
     optimizer.zero_grad()
-    loss.backward(create_graph=True)
+    with pytest.warns(UserWarning, match="will create a reference cycle"):
+        loss.backward(create_graph=True)
     assert_close(gradients(model), mean_gradients())
     optimizer.step()
     optimizer.zero_grad()
@@ -394,7 +395,7 @@ def scenario_compression() -> None:
 
 
 def scenario_process_sets() -> None:
-    if hvd.size() == 1:
+    if hvd.size() < 3:
         return
     members = hvd.add_process_set([0, 1])
     model = make_model()
