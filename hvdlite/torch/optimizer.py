@@ -148,7 +148,7 @@ class Distributed(Wrapping):
             result = super().step()
         else:
             result = super().step(functools.partial(self._evaluate, closure))
-        self._reducer.expect_gradients()
+        self._reducer.count_step()
         return result
 
     def _evaluate(self, closure: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import ops
+from hvdlite import numbering, ops
 from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
 from hvdlite.torch.backward import BackwardEnd, queue
 from hvdlite.torch.bucket import Bucket, follow_groups, plan_buckets, split_evenly
@@ -84,6 +84,8 @@ class GradientReducer:
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._passes: dict[torch.Tensor, int] = {}  # by parameter, in this cycle
         self._backwards = 0  # that ended in this cycle
+        self._steps = 0  # since all ranks began to count
+        self._restarts = numbering.restarts()
         self._end = BackwardEnd(_calling(self))
         self._failure: HvdliteError | None = None  # of this cycle's submissions
         # What was reduced and may not be added to; only where sums are made.
@@ -201,7 +203,7 @@ class GradientReducer:
             self._weight = None if weight is None else float(weight)
             self._weighed = True
         try:
-            bucket.submit(self.reduction, blocking)
+            bucket.submit(self.reduction, blocking, self._steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
             raise
@@ -225,6 +227,10 @@ class GradientReducer:
                     "say backward_passes_per_step=, run all but the last backward() of a step "
                     "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
                 )
+        if self._restarts != numbering.restarts():
+            # Ranks have missed steps: everybody starts anew.
+            self._restarts = numbering.restarts()
+            self._steps = 0
         self._open = True
         self._reduced = False
 
@@ -278,6 +284,11 @@ class GradientReducer:
         self._failure = None
         self._open = False
         self._weighed = False
+
+    def count_step(self) -> None:
+        """Say that the optimizer made a step, or would have."""
+        self._steps += 1
+        self.expect_gradients()
 
     def expect_gradients(self) -> None:
         """Say that the gradients, reduced or not, have been used: the next ones are new."""

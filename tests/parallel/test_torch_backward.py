@@ -292,6 +292,43 @@ def scenario_two_optimizers_in_another_order_on_each_rank() -> None:
             optimizer.step()
 
 
+def scenario_a_rank_that_calls_backward_more_often_is_noticed() -> None:
+    if hvd.size() == 1:
+        return
+    for options in ({}, {"weight": 1.0}, {"compression": hvd.Compression.bf16}):
+        model = make_model()
+        optimizer = make(model, lr=0.0, **options)
+        for step in range(20):
+            optimizer.zero_grad()
+            backward(model)
+            if step < 19:
+                optimizer.step()
+        if hvd.rank() > 0:
+            optimizer.step()
+        with raises(r"rank \d: the gradients of its step \d+, in 'gradients.*met those of another"):
+            backward(model)  # the second one of a step here, and the first of the next there
+        optimizer.zero_grad()
+        del optimizer
+
+
+def scenario_a_rank_that_leaves_out_a_step_is_noticed() -> None:
+    if hvd.size() == 1:
+        return
+    for reduce_in in ("backward", "step"):
+        model = make_model()
+        optimizer = make(model, reduce_in=reduce_in)
+        if hvd.rank() > 0:
+            optimizer.step()
+        else:
+            optimizer.synchronize()
+            optimizer.zero_grad()
+        with raises("met those of another step"):
+            backward(model)
+            optimizer.step()
+        optimizer.zero_grad()
+        del optimizer
+
+
 def scenario_only_the_backward_of_parameters_reduces() -> None:
     model = make_model()
     optimizer = make(model)
