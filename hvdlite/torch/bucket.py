@@ -3,9 +3,10 @@
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
 *present* on a rank that has a gradient for it; the others contribute zeros, and a vector of flags,
 one per parameter, rides along: where no rank had a gradient, every rank leaves `grad` at None.
-Behind them ride what ranks have to know alike of sparse gradients: the number of rows, from which
+Behind them rides what ranks have to know alike of sparse gradients: the number of rows, from which
 follows how those travel in the next round: as rows, by an operation beside this one, or dense (see
-`sparse`). They arrive sparse either way.
+`sparse`). They arrive sparse either way. Last comes the number of the step, because a rank that
+calls backward() more often than the others would otherwise meet their next step.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, ops
+from hvdlite import _core, basics, ops
 from hvdlite.compression import cast_in_core
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
-from hvdlite.torch.slot import FLAGS, BucketPlaces, Place, flags_dtype
+from hvdlite.torch.slot import COMMON_FLAGS, FLAGS, BucketPlaces, Place, flags_dtype
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, lies_otherwise, spec
 
+STEPS = 16  # are told apart: as many as 16-bit floats count exactly, also in sums of many ranks
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
 
 
@@ -153,6 +155,8 @@ class Bucket:
         self._gathered: list[int] = []  # positions of the parameters whose rows are under way
         self._gathering: RowGathering | None = None
         self._reduction: Reduction | None = None
+        self._step = 0
+        self._steps_met = 0.0  # the mean of what the ranks said; 0: not looked at, or of no weight
         self._masks: dict[int, torch.Tensor] = {}  # by position, of those under way
 
     @property
@@ -160,8 +164,13 @@ class Bucket:
         """Whether the gradients are under way."""
         return self._handle is not None
 
-    def submit(self, reduction: Reduction, blocking: bool) -> None:
+    def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Send the gradients, and zeros for those that this rank does not have.
+
+        Args:
+            reduction: how they are combined.
+            blocking: whether the caller waits at once.
+            step: in which they are sent, a number that all ranks count alike.
 
         Raises:
             HvdliteError: a gradient cannot be sent; nothing was.
@@ -174,7 +183,8 @@ class Bucket:
                 self._places, self._flags = places, places.flags
         with torch.no_grad():
             trips = [self._leave(position, by_rows) for position in range(len(self.params))]
-            flags = self._write_flags(trips)
+            flags = self._write_flags(trips, 1.0 + step % STEPS)
+            self._step = step
         dense = [
             (name, trip.wire, trip.target)
             for position, (name, trip) in enumerate(zip(self._labels, trips, strict=True))
@@ -242,29 +252,32 @@ class Bucket:
         address = _address_of(gradient)
         return _Trip(param, gradient, version, address, wire, context, target, rows, place)
 
-    def _write_flags(self, trips: list[_Trip]) -> torch.Tensor:
+    def _write_flags(self, trips: list[_Trip], step: float) -> torch.Tensor:
         count = len(trips)
+        size = FLAGS * count + COMMON_FLAGS
         wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
         dtype = flags_dtype(wire)
         flags, device = self._flags, trips[0].wire.device
-        if (flags.numel(), flags.dtype, flags.device) != (FLAGS * count, dtype, device):
-            flags = self._flags = torch.empty(FLAGS * count, dtype=dtype, device=device)
+        if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
+            flags = self._flags = torch.empty(size, dtype=dtype, device=device)
         if all(trip.present and not trip.rows for trip in trips):
             flags[:count] = 1
-            flags[count:] = 0
+            flags[count:-1] = 0
+            flags[-1] = step
         else:
             values: list[float] = [trip.present for trip in trips]
             values += [trip.rows for trip in trips]
             values += [trip.rows > 0 for trip in trips]
             values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
-            flags.copy_(torch.tensor(values, dtype=dtype))
+            flags.copy_(torch.tensor([*values, step], dtype=dtype))
         return self._flags
 
-    def finish(self, counts: bool) -> None:
+    def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`.
 
         Args:
             counts: whether this rank's gradients count (its weight is not zero).
+            dropped: whether nobody wants the results, so that it does not matter who changed them.
 
         Raises:
             HvdliteError: the reduction failed, or somebody changed a gradient that was under way.
@@ -284,12 +297,14 @@ class Bucket:
             masks = masks | self._send_masks(late, trips, reduction)
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
-            if not trip.untouched():
+            if not dropped and not trip.untouched():
                 raise HvdliteError(
                     f"the gradient of {name} was changed while it was being reduced, and is wrong "
                     "now; call optimizer.synchronize() after backward(), before clipping, "
                     "unscaling, zeroing or a second backward()"
                 )
+        if not dropped:
+            self._check_step()
         with torch.no_grad():
             for i, trip in enumerate(trips):
                 if not present[i]:
@@ -309,13 +324,15 @@ class Bucket:
         The rows are those of all ranks together, of sparse gradients.
         """
         size, ways = len(trips), self._ways
+        self._steps_met = 0.0
         if ways.dense_for_good and counts and all(trip.present for trip in trips):
             return [True] * size, [0.0] * size
-        flags = self._flags.tolist()
+        factor = members if op == ops.Average else 1
+        *flags, step = self._flags.tolist()
+        self._steps_met = step * factor / members
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
             return present, [0.0] * size
-        factor = members if op == ops.Average else 1
         rows = [flag * factor for flag in flags[size : 2 * size]]
         for i, (sparse, dimensions) in enumerate(
             zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
@@ -325,6 +342,17 @@ class Bucket:
         any_rows = any(rows) or self._gathering is not None
         ways.dense_for_good = self._flags.is_cuda and all(present) and not any_rows
         return present, rows
+
+    def _check_step(self) -> None:
+        """Refuse gradients of several steps."""
+        met, own = self._steps_met, 1.0 + self._step % STEPS
+        if met > 0 and abs(met - own) > 0.25:
+            raise HvdliteError(
+                f"rank {basics.rank()}: the gradients of its step {self._step + 1}, in "
+                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
+                "backward() and step() equally often on every rank; run further backward() calls "
+                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
+            )
 
     def _make_masks(
         self, positions: Sequence[int], trips: Sequence[_Trip]

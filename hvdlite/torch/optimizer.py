@@ -35,10 +35,10 @@ class Distributed(Wrapping):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the optimizer. Reading them after backward() waits for the gradients.
+        """The groups of the optimizer. Reading them waits for gradients that are on their way.
 
-        GradScaler reaches the gradients this way: it has to judge the reduced ones, or ranks would
-        disagree about an overflow.
+        With reduce_in="step", GradScaler reaches the gradients this way: it has to judge the
+        reduced ones, or ranks would disagree about an overflow.
         """
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.waiting and reducer.may_synchronize():
@@ -73,7 +73,8 @@ class Distributed(Wrapping):
     def synchronize(self) -> None:
         """Wait until the gradients of all parameters are reduced; `step` then does not again.
 
-        Call it to clip, unscale or look at them:
+        After a backward() they are already, and it does nothing. With reduce_in="step", and on a
+        rank that had no backward(), call it to clip, unscale or look at them:
 
         Example:
             >>> loss.backward()
@@ -147,7 +148,7 @@ class Distributed(Wrapping):
             result = super().step()
         else:
             result = super().step(functools.partial(self._evaluate, closure))
-        self._reducer.expect_gradients()
+        self._reducer.count_step()
         return result
 
     def _evaluate(self, closure: Any) -> Any:
@@ -186,13 +187,15 @@ def DistributedOptimizer(
     bucket_cap_mb: float = 4.0,
     weight: Weight = None,
     gradient_as_bucket_view: bool = False,
+    reduce_in: str = "backward",
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
-    The gradients of a bucket of parameters are sent from inside of backward() as soon as the last
-    of them is ready; `step` waits for all of them first. Every rank calls `step` equally often. A
-    parameter without a gradient on some ranks takes part with zeros there; without one on every
-    rank its `grad` stays None.
+    When backward() returns, gradients are those of all ranks: those of a bucket of parameters are
+    sent from inside of it as soon as the last of them is ready, and its end waits for all. Every
+    rank calls backward() and `step` equally often. A parameter without a gradient on some ranks
+    takes part with zeros there; without one on every rank its `grad` stays None. A rank whose
+    backward() touches no parameter, or that calls none, takes part in `step`.
 
     Args:
         optimizer: any optimizer; it is changed in place, and schedulers made before go on working.
@@ -213,6 +216,8 @@ def DistributedOptimizer(
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
             and the core sends those together that are ready together.
         weight: what this rank counts in the average, see `Distributed.weight`.
+        reduce_in: "backward", or "step": gradients are sent in backward() and arrive in
+            `synchronize` or `step`; until then they belong to hvdlite.
         gradient_as_bucket_view: keeps reduced gradients in memory of their own, as in torch's
             DistributedDataParallel: after a reduction each `grad` is a view of it, which the next
             one overwrites. On GPUs that saves copies, see docs/gpu.md.
@@ -234,6 +239,8 @@ def DistributedOptimizer(
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     reduction = _reduction(op, gradient_predivide_factor, process_set)
     _check_options(op, bucket_cap_mb, weight, gradient_as_bucket_view)
+    if reduce_in not in ("backward", "step"):
+        raise ArgumentError(f"reduce_in={reduce_in!r}: say 'backward' or 'step'")
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         adasum: Distributed = distribute_adasum(
@@ -249,6 +256,7 @@ def DistributedOptimizer(
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
         bucket_view=gradient_as_bucket_view,
+        in_backward=reduce_in == "backward",
     )
     return _distribute(optimizer, names, settings)
 

@@ -4,6 +4,12 @@ A *pass* is one backward through a parameter. A *cycle* begins with the first gr
 last cycle and ends in `synchronize`. In a cycle a bucket is submitted when each of its parameters
 has had its passes, from inside of backward, so that communication overlaps with what is left of it;
 `synchronize` submits the others, whose parameters took no part on this rank, and waits for all.
+It takes place at the end of the last backward of the cycle, so that gradients are reduced when
+backward() returns; in `step` on a rank without one, and always with reduce_in="step".
+
+Gradients that are reduced and not used or zeroed may have more added to them by another backward,
+after which they are reduced again. What they had is the same on all ranks, so that an average does
+not change it; a sum would, and is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +24,9 @@ from typing import Any
 
 import torch
 
+from hvdlite import numbering, ops
 from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
+from hvdlite.torch.backward import BackwardEnd, queue
 from hvdlite.torch.bucket import Bucket, follow_groups, plan_buckets, split_evenly
 from hvdlite.torch.slot import Slots
 from hvdlite.torch.submit import Reduction
@@ -38,6 +46,7 @@ class Settings:
     cap_bytes: int
     weight: Weight
     bucket_view: bool = False  # gradient_as_bucket_view
+    in_backward: bool = True  # reduce_in="backward"
 
 
 class GradientReducer:
@@ -74,6 +83,13 @@ class GradientReducer:
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._passes: dict[torch.Tensor, int] = {}  # by parameter, in this cycle
+        self._backwards = 0  # that ended in this cycle
+        self._steps = 0  # since all ranks began to count
+        self._restarts = numbering.restarts()
+        self._end = BackwardEnd(_calling(self))
+        self._failure: HvdliteError | None = None  # of this cycle's submissions
+        # What was reduced and may not be added to; only where sums are made.
+        self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
         self._open = False
         self._reduced = False  # gradients are reduced, and nothing came since
         self._paused = False
@@ -142,19 +158,43 @@ class GradientReducer:
             return  # No longer one of the optimizer's.
         passes = self._passes.get(param, 0) + (not self._paused)
         if bucket.submitted or passes > self.settings.passes:
-            raise HvdliteError(
-                f"the gradient of {self._names[param]} was computed more than "
-                f"backward_passes_per_step={self.settings.passes} times before step(); raise "
-                "backward_passes_per_step to the number of backward() calls per step, run the "
-                "earlier ones under optimizer.no_sync(), or call optimizer.synchronize() in between"
-            )
+            self._refuse_pass(param)
         if self._paused:
             return
+        if self.settings.in_backward:
+            self._end.expect()
         self._passes[param] = passes
         if passes == self.settings.passes:
             bucket.missing -= 1
             if bucket.missing == 0:
                 self._submit(bucket, blocking=False)
+
+    def _refuse_pass(self, param: torch.Tensor) -> None:
+        name, passes = self._names[param], self.settings.passes
+        if self.settings.in_backward:
+            raise HvdliteError(
+                f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
+                "times before it was reduced. Has backward() raised before? Then call "
+                "optimizer.zero_grad(). Do checkpoints with use_reentrant=True share the "
+                "parameter? Then set use_reentrant=False"
+            )
+        raise HvdliteError(
+            f"the gradient of {name} was computed more than "
+            f"backward_passes_per_step={passes} times before step(); raise "
+            "backward_passes_per_step to the number of backward() calls per step, run the "
+            "earlier ones under optimizer.no_sync(), or call optimizer.synchronize() in between"
+        )
+
+    def _on_backward_end(self) -> None:
+        """End the cycle with its last backward, in the thread of that.
+
+        Several reducers may be about to, in another order on each rank. So all submit before one
+        waits.
+        """
+        self._backwards += 1
+        if self._open and self._backwards >= self.settings.passes:
+            self._submit_rest(blocking=False)
+            queue(self._wait)
 
     def _submit(self, bucket: Bucket, blocking: bool) -> None:
         if not self._weighed:
@@ -163,7 +203,7 @@ class GradientReducer:
             self._weight = None if weight is None else float(weight)
             self._weighed = True
         try:
-            bucket.submit(self.reduction, blocking)
+            bucket.submit(self.reduction, blocking, self._steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
             raise
@@ -179,6 +219,18 @@ class GradientReducer:
         if self._open:
             return
         self._update_layout()
+        for param, reduced in self._sums.items():
+            if param.grad is not None and reduced() is param.grad:
+                raise HvdliteError(
+                    f"backward() would add to the gradient of {self._names[param]}, which is a sum "
+                    "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
+                    "say backward_passes_per_step=, run all but the last backward() of a step "
+                    "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
+                )
+        if self._restarts != numbering.restarts():
+            # Ranks have missed steps: everybody starts anew.
+            self._restarts = numbering.restarts()
+            self._steps = 0
         self._open = True
         self._reduced = False
 
@@ -191,37 +243,65 @@ class GradientReducer:
         if self._reduced:
             return
         self._open_cycle()
-        failure: HvdliteError | None = None
+        self._submit_rest(blocking=True)
+        self._wait()
+
+    def _drop_what_is_under_way(self) -> None:
+        """Bring to its end what a backward that raised began, for the ranks that wait for it."""
+        self._submit_rest(blocking=True)
+        self._wait(dropped=True)
+
+    def _submit_rest(self, blocking: bool) -> None:
         for bucket in self._buckets:
             if not bucket.submitted:
                 try:
-                    self._submit(bucket, blocking=True)
+                    self._submit(bucket, blocking)
                 except HvdliteError as error:
-                    failure = failure or error
+                    self._failure = self._failure or error
+
+    def _wait(self, dropped: bool = False) -> None:
+        failure = self._failure
         for bucket in self._buckets:
             if bucket.submitted:
                 try:
-                    bucket.finish(counts=self._weight != 0)
+                    bucket.finish(self._weight != 0, dropped)
                 except HvdliteError as error:
                     failure = failure or error
         self._end_cycle()
         if failure is not None:
             raise failure
         self._reduced = True
+        if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
+            grads = ((param, param.grad) for param in self._layout)
+            self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
             bucket.reset()
         self._passes.clear()
+        self._backwards = 0
+        self._end.forget()
+        self._failure = None
         self._open = False
         self._weighed = False
+
+    def count_step(self) -> None:
+        """Say that the optimizer made a step, or would have."""
+        self._steps += 1
+        self.expect_gradients()
 
     def expect_gradients(self) -> None:
         """Say that the gradients, reduced or not, have been used: the next ones are new."""
         self._reduced = False
+        self._sums.clear()
 
     def before_zero_grad(self) -> None:
-        """Refuse to zero gradients that wait to be reduced, on this rank or on another."""
+        """Refuse to zero gradients that wait to be reduced, on this rank or on another.
+
+        After a backward that raised, bring to its end what others may wait for.
+        """
+        if self.settings.in_backward and self.waiting and self.may_synchronize():
+            self._drop_what_is_under_way()
         if self.waiting:
             raise HvdliteError(
                 "zero_grad() between backward() and step() would race with the reduction of the "
@@ -230,7 +310,7 @@ class GradientReducer:
             )
         if self._open:
             self._end_cycle()
-        self._reduced = False
+        self.expect_gradients()
 
     # The layout.
 
@@ -273,6 +353,18 @@ class GradientReducer:
         if groups > 0:
             return split_evenly(params, groups)
         return plan_buckets(params, self.settings.cap_bytes)
+
+
+def _calling(reducer: GradientReducer) -> Callable[[], None]:
+    """Call `_on_backward_end` of a reducer as long as there is one."""
+    reference = weakref.ref(reducer)
+
+    def call() -> None:
+        reducer = reference()
+        if reducer is not None:
+            reducer._on_backward_end()
+
+    return call
 
 
 def check_passes(passes: int) -> int:

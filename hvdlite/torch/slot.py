@@ -19,6 +19,8 @@ from hvdlite import _core, basics
 # How many ride along for each parameter: whether there is a gradient; where a sparse one travels
 # dense: its rows, that this is so, and how many of its dimensions are sparse.
 FLAGS = 4
+# And once for all of them the number of the step: ranks see that they are in the same one.
+COMMON_FLAGS = 1
 ALIGNMENT = 16  # bytes; that of csrc/backend/fusion_layout.h
 
 
@@ -115,7 +117,9 @@ class Slots:
         for params in self._buckets:
             wanted += [((param.dtype, param.device), param.numel()) for param in params]
             first = params[0]
-            wanted.append(((flags_dtype(first.dtype), first.device), FLAGS * len(params)))
+            wanted.append(
+                ((flags_dtype(first.dtype), first.device), FLAGS * len(params) + COMMON_FLAGS)
+            )
         parts = _carve(wanted)
         return [
             BucketPlaces([Place(param, next(parts)) for param in params], next(parts))

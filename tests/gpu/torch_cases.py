@@ -268,7 +268,7 @@ def scenario_gradients(device: torch.device) -> None:
     assert x.grad is not None and is_all(x.grad, hvd.size(), device)
     x = mine(device, 2, 3).requires_grad_()
     (hvd.allgather(x) * (hvd.rank() + 1)).sum().backward()
-    assert x.grad is not None and is_all(x.grad, total(), device)
+    assert x.grad is not None and is_all(x.grad, total() / hvd.size(), device)
 
 
 def make_model(device: torch.device) -> nn.Module:

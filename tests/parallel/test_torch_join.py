@@ -127,12 +127,13 @@ def scenario_gradients_flow_among_active_ranks() -> None:
         hvd.allreduce(tensor, op=hvd.Sum).mul(hvd.rank() + 1).sum().backward()
         assert tensor.grad.tolist() == [sum(rank + 1 for rank in active)] * tensor.numel()
         tensor.grad = None
-        # Each row's mean over the active ranks lands on one of them.
-        hvd.reducescatter(tensor, op=hvd.Average).sum().backward()
-        assert_close([tensor.grad], [torch.full_like(tensor, 1 / len(active))])
-        tensor.grad = None
+        for op, factor in ((hvd.Average, 1), (hvd.Sum, len(active))):
+            hvd.reducescatter(tensor, op=op).sum().backward()
+            assert_close([tensor.grad], [torch.full_like(tensor, factor)])
+            tensor.grad = None
         (hvd.allgather(tensor) * (hvd.rank() + 1)).sum().backward()
-        assert tensor.grad.tolist() == [sum(rank + 1 for rank in active)] * tensor.numel()
+        mean = sum(rank + 1 for rank in active) / len(active)
+        assert_close([tensor.grad], [torch.full_like(tensor, mean)])
     hvd.join()
 
 

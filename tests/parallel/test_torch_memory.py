@@ -132,7 +132,8 @@ def replace_storage(gradient: torch.Tensor) -> None:
 
 def scenario_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error() -> None:
     model = wide_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(sgd, reduce_in="step")
     for replace in (replace_data, replace_storage):
         optimizer.zero_grad()
         start(lambda x: model(x).sum().backward(), torch.ones(1, model.in_features))

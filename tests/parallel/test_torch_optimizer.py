@@ -109,7 +109,7 @@ def scenario_synchronize_then_clip_then_step() -> None:
 
 def scenario_skip_synchronize_needs_synchronize() -> None:
     model = make_model()
-    optimizer = make(model)
+    optimizer = make(model, reduce_in="step")
     backward(model)
     with optimizer.skip_synchronize(), raises(r"call synchronize\(\) first"):
         optimizer.step()
@@ -118,7 +118,7 @@ def scenario_skip_synchronize_needs_synchronize() -> None:
 
 def scenario_clipping_too_early_is_noticed() -> None:
     model = make_model()
-    optimizer = make(model)
+    optimizer = make(model, reduce_in="step")
     backward(model)
     for gradient in gradients(model):
         gradient.mul_(0.5)
@@ -134,7 +134,7 @@ def scenario_clipping_too_early_is_noticed() -> None:
 def scenario_zero_grad_refuses_to_race() -> None:
     for set_to_none in (True, False):
         model = make_model()
-        optimizer = make(model)
+        optimizer = make(model, reduce_in="step")
         optimizer.zero_grad(set_to_none=set_to_none)
         backward(model)
         with raises(r"zero_grad\(\) between backward\(\) and step\(\)"):
@@ -148,7 +148,7 @@ def scenario_zero_grad_refuses_to_race() -> None:
 
 def scenario_two_backward_passes_are_an_error() -> None:
     model = make_model()
-    optimizer = make(model)
+    optimizer = make(model, reduce_in="step")
     backward(model)
     with raises("more than backward_passes_per_step=1 times before step"):
         backward(model)
@@ -291,7 +291,7 @@ def scenario_weight() -> None:
     weights = [rank + 1.0 for rank in range(hvd.size())]
     for arguments in ({"weight": weights[hvd.rank()]}, {"weight": lambda: weights[hvd.rank()]}):
         model = make_model()
-        optimizer = make(model, **arguments)
+        optimizer = make(model, reduce_in="step", **arguments)
         backward(model)
         with raises("set the weight before backward"):
             optimizer.weight = 1.0
@@ -384,9 +384,9 @@ def scenario_mismatch_names_the_parameter() -> None:
         return
     model = nn.Linear(3 + hvd.rank(), 2)
     optimizer = make(model)
-    model(torch.ones(1, 3 + hvd.rank())).sum().backward()
     with raises("'weight': ranks disagree about the shape"):
-        optimizer.step()
+        model(torch.ones(1, 3 + hvd.rank())).sum().backward()
+        optimizer.step()  # with reduce_in="step" it is here
     hvd.barrier()
 
 
