@@ -13,7 +13,7 @@ REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "adasum": 2, "min", "max",
 def knobs() -> list[dict[str, str]]:
     """List the rows of the table of knobs.
 
-    Each has name, environment, horovod, type, default, unit and help.
+    Each has name, environment, horovod, type, default, unit, help and, of an int, a range.
     """
 
 def knob_values() -> dict[str, str | int | float]:
