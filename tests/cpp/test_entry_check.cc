@@ -21,6 +21,7 @@ Entry in_place(std::vector<float>& memory, const std::vector<std::pair<int, int>
                Kind kind = Kind::kAllreduce) {
   Entry entry;
   entry.request.kind = kind;
+  entry.request.root = 0;
   entry.request.name = "group";
   for (const auto& [begin, count] : places) {
     const std::string name = "group." + std::to_string(entry.inputs.size());
@@ -38,6 +39,7 @@ bool has(const std::string& text, const std::string& part) {
 std::string refusal_of(DataType dtype, ReduceOp op, Kind kind = Kind::kAllreduce) {
   Entry entry;
   entry.request.kind = kind;
+  entry.request.root = 0;
   entry.request.name = "x";
   entry.request.op = op;
   entry.request.tensors = {{"x", dtype, {4}}};
