@@ -13,7 +13,7 @@ REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "adasum": 2, "min", "max",
 def knobs() -> list[dict[str, str]]:
     """List the rows of the table of knobs.
 
-    Each has name, environment, horovod, type, default, unit and help.
+    Each has name, environment, horovod, type, default, unit, help and, of an int, a range.
     """
 
 def knob_values() -> dict[str, str | int | float]:
@@ -106,7 +106,10 @@ class Handle:
 
     @property
     def members(self) -> int:
-        """How many ranks took part: those of the process set that had not joined."""
+        """What an average divides by: the ranks of the process set that had not joined.
+
+        All ranks of the set with HVDLITE_AVERAGE_OVER_JOINED=1.
+        """
 
     def take_output(self, index: int = 0) -> memoryview:
         """Hand over the bytes that were received, once (writable, owns its memory).

@@ -16,6 +16,9 @@ Each knob is an environment variable that every rank reads when hvdlite starts. 
 `hvdlite-run`, which hands it on to all ranks, or give hvdlite-run the flag of that name
 (`--fusion-threshold`). Where Horovod has a variable for the same thing, that one is read if ours is
 not set. All ranks must have the same values.
+
+A number is written with a point, whatever the locale. Of every time in seconds 0 means never, or no
+limit, and so does `inf`.
 """
 
 
@@ -34,7 +37,7 @@ def knobs_page() -> str:
     for knob in _core.knobs():
         cells = [
             quoted(knob["environment"]),
-            knob["type"],
+            f"{knob['type']}, {knob['range']}" if knob["range"] else knob["type"],
             quoted(knob["default"]),
             knob["unit"],
             knob["help"],

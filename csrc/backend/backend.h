@@ -49,7 +49,9 @@ class Backend {
   // Reduces element i of every piece over the group, in ascending rank order (within a host; then
   // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
   // is the same bits on every rank and does not depend on how tensors were batched. kAverage
-  // divides the sum by the group's size (integers: towards zero). Integer sums wrap around.
+  // divides the sum by group.divisor() (integers: towards zero), for 16-bit floats on each host
+  // first by its number of ranks: so no mean of finite numbers overflows on the way. Integer sums
+  // wrap around; a factor times an integer is cut towards zero, and stays within the type.
   // Where the types differ, both floating-point, elements are cast on the way in and reduced as
   // types.wire, a 16-bit float, and the rounded result is cast back. The factors of a piece are
   // applied in types.memory: before the one cast, and after the other.

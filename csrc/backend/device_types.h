@@ -9,13 +9,16 @@
 
 #include "base/dtype.h"
 #include "collective/piece_list.h"
+#include "transport/topology.h"
 
 namespace hvdlite {
 
 // Whether a reduction runs on the device.
-inline bool runs_on_device(DataType dtype, ReduceOp op, std::span<const Piece> pieces) {
+inline bool runs_on_device(const Group& group, DataType dtype, ReduceOp op,
+                           std::span<const Piece> pieces) {
   if (is_complex(dtype)) return op == ReduceOp::kSum || op == ReduceOp::kAverage;
   if (is_floating(dtype)) return true;
+  if (op == ReduceOp::kAverage && group.average_over > 0) return false;
   const auto scaled = [](const Piece& piece) {
     return piece.prescale != 1.0 || piece.postscale != 1.0;
   };
@@ -27,6 +30,14 @@ inline std::vector<Piece> parts_of_complex(std::span<const Piece> pieces) {
   std::vector<Piece> parts(pieces.begin(), pieces.end());
   for (Piece& piece : parts) piece.count *= 2;
   return parts;
+}
+
+// Averages by group.divisor() of floats as NCCL makes its own, which divide by the number of ranks:
+// as sums of scaled values.
+inline std::vector<Piece> shares(const Group& group, std::span<const Piece> pieces) {
+  std::vector<Piece> shares(pieces.begin(), pieces.end());
+  for (Piece& piece : shares) piece.prescale /= group.divisor();
+  return shares;
 }
 
 }  // namespace hvdlite

@@ -147,7 +147,7 @@ Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience 
 void GpuPlane::track(CudaEventPtr end, std::function<void()> then) {
   if (fabric_ == nullptr) return;  // nobody to wait for
   under_way_.push_back(
-      {std::move(end), Deadline::after_seconds(config_.collective_timeout), std::move(then)});
+      {std::move(end), Deadline::after_knob(config_.collective_timeout), std::move(then)});
 }
 
 Status GpuPlane::poll() {
@@ -192,7 +192,7 @@ void GpuPlane::forget_parts() {
 
 void GpuPlane::end_planes(const std::function<bool(const Planes::value_type&)>& ends) {
   if (std::none_of(planes_.begin(), planes_.end(), ends)) return;
-  const Deadline deadline = Deadline::after_seconds(config_.collective_timeout);
+  const Deadline deadline = Deadline::after_knob(config_.collective_timeout);
   settle(deadline);
   for (auto& at : planes_) {
     if (!ends(at)) continue;

@@ -32,6 +32,7 @@ const HostBackend::Layout& HostBackend::layout_of(const Group& group) {
     layout.drivers = std::min(layout.drivers, static_cast<int>(ranks.size()));
   }
   for (const auto& ranks : layout.hosts) {
+    layout.counts.push_back(static_cast<int>(ranks.size()));
     if (layout.driver()) layout.peers.push_back(ranks[layout.locals.index]);
   }
   return layout;
@@ -63,7 +64,8 @@ Status HostBackend::allreduce(const Group& group, ElementTypes types, ReduceOp o
   if (pieces_.elements() == 0) return Status();
   const Layout& layout = layout_of(group);
   const Reduction reduction{
-      layout, types, op, static_cast<int>(group.ranks.size()), size_of(types.wire), patience};
+      layout,  types, op, op == ReduceOp::kAverage ? group.divisor() : 1, size_of(types.wire),
+      patience};
   const std::uint64_t bytes = pieces_.elements() * reduction.element_bytes;
   const bool small =
       bytes <= static_cast<std::uint64_t>(std::max<std::int64_t>(tunables_.shm_small, 0)) &&
@@ -133,9 +135,8 @@ Status HostBackend::reduce_slice(const Reduction& reduction, const Step& step, R
   // Nobody else reads this part of this rank's slot before the result lies in it.
   if (reads_own_slice_in_place(reduction)) sources_[layout.locals.index] = nullptr;
   if (layout.spans_hosts()) {
-    hvdlite::reduce(reduction.types.wire,
-                    reduction.op == ReduceOp::kAverage ? ReduceOp::kSum : reduction.op, sources_,
-                    own, slice.count(), {});
+    hvdlite::reduce(reduction.types.wire, reduction.op_within_host(), sources_, own, slice.count(),
+                    reduction.end_within_host());
     HVDLITE_RETURN_IF_ERROR(reduce_across_hosts(reduction, step, chunk, slice));
   } else {
     finish(reduction, slice, own);
@@ -232,7 +233,7 @@ void HostBackend::finish(const Reduction& reduction, Range range, std::byte* to)
                                            : static_cast<const std::byte*>(source) + offset);
     }
     hvdlite::reduce(reduction.types.wire, reduction.op, shifted_, output, count,
-                    {reduction.divisor(), piece.postscale});
+                    reduction.end(piece.postscale));
     // Between hosts the slice is taken as a whole, once all of its parts are there.
     if (to != nullptr) std::memcpy(to + offset, output, count * reduction.element_bytes);
   });
@@ -245,7 +246,7 @@ void HostBackend::finish_cast(const Reduction& reduction, Range range, std::byte
   {
     const TraceSpan traced = part("reduce");
     hvdlite::reduce(reduction.types.wire, reduction.op, sources_, result, range.count(),
-                    {reduction.divisor(), 1.0});
+                    reduction.end(1.0));
   }
   // Between hosts the slice is taken as a whole, as in finish().
   if (!reduction.layout.spans_hosts()) copy_out(reduction, range, result);

@@ -5,7 +5,8 @@
 // every host owns slice l. Per chunk, a rank (1) publishes its input in its slot, (2) if it is a
 // driver, sums its slice over the locals in ascending rank order, (3) exchanges it with the drivers
 // of the same slice on the other hosts: part h of the slice goes to host h, which sums the parts in
-// ascending host order and sends the sum back to all, (4) finishes the sum, takes it, and leaves it
+// ascending host order (of an average of 16-bit floats a host gives its mean, which counts as often
+// as it has ranks) and sends the sum back to all, (4) finishes the sum, takes it, and leaves it
 // in its slot, and (5) everybody copies the other drivers' slices out. While others work on chunk
 // k, a rank already publishes chunk k + 1. A small batch within one host takes one synchronisation:
 // everybody publishes everything and sums everything for itself, with the same order and so the
@@ -71,7 +72,8 @@ class HostBackend : public Backend {
     std::vector<std::vector<int>> hosts;  // members by host, hosts in order of their lowest rank
     int host = 0;                         // this rank's, in `hosts`
     int drivers = 1;
-    std::vector<int> peers;  // a driver's counterparts by host, this rank included
+    std::vector<int> peers;   // a driver's counterparts by host, this rank included
+    std::vector<int> counts;  // of members, by host
     bool driver() const { return locals.index < drivers; }
     bool spans_hosts() const { return hosts.size() > 1; }
   };
@@ -80,10 +82,24 @@ class HostBackend : public Backend {
     const Layout& layout;
     ElementTypes types;
     ReduceOp op;
-    int size;                     // of the group
+    int divisor;                  // 1 unless it averages
     std::uint64_t element_bytes;  // of what travels
     Patience patience;
-    int divisor() const { return op == ReduceOp::kAverage ? size : 1; }
+    // A 16-bit float may not hold the sum of a host, but it holds the mean: so the hosts give each
+    // other means, and each of them counts as often as its host has members. Wider types: sums.
+    bool exchanges_means() const {
+      return op == ReduceOp::kAverage && layout.spans_hosts() && is_floating(types.wire) &&
+             element_bytes == sizeof(std::uint16_t);
+    }
+    // What this host gives to the others of an average is a sum or a mean.
+    ReduceOp op_within_host() const { return op == ReduceOp::kAverage ? ReduceOp::kSum : op; }
+    Finish end_within_host() const {
+      return {exchanges_means() ? layout.counts[static_cast<std::size_t>(layout.host)] : 1};
+    }
+    // The end of all: over the ranks of the only host, or over what the hosts gave.
+    Finish end(double factor) const {
+      return {divisor, factor, exchanges_means() ? layout.counts.data() : nullptr};
+    }
   };
 
   // One reduce-scatter under way.

@@ -11,8 +11,8 @@ Status HostBackend::reducescatter(const Group& group, DataType dtype, ReduceOp o
   const std::uint64_t longest = *std::max_element(counts.begin(), counts.end());
   if (longest == 0) return Status();
   const Layout& layout = layout_of(group);
-  const Reduction reduction{layout,         dtype,   op, static_cast<int>(group.ranks.size()),
-                            size_of(dtype), patience};
+  const Reduction reduction{
+      layout, dtype, op, op == ReduceOp::kAverage ? group.divisor() : 1, size_of(dtype), patience};
   const Result<std::uint64_t> bytes = share_bytes(layout, counts.size());
   if (!bytes.ok()) return bytes.status();
   const Scatter scatter =
@@ -72,7 +72,6 @@ Status HostBackend::publish_parts(const Scatter& scatter, const Step& step, std:
 Status HostBackend::reduce_parts(const Scatter& scatter, const Step& step, std::uint64_t k) {
   const Reduction& reduction = scatter.reduction;
   const Layout& layout = reduction.layout;
-  const bool average = reduction.op == ReduceOp::kAverage;
   const std::uint64_t share_bytes = scatter.slot_offset(1);
   const std::size_t needed = layout.spans_hosts() ? scatter.served.size() * share_bytes : 0;
   if (partials_.size() < needed) partials_.resize(needed);
@@ -92,12 +91,12 @@ Status HostBackend::reduce_parts(const Scatter& scatter, const Step& step, std::
       auto* output = static_cast<std::byte*>(scatter.piece.output);
       hvdlite::reduce(reduction.types.wire, reduction.op, sources_,
                       output + part.begin * reduction.element_bytes, part.count(),
-                      {average ? reduction.size : 1, scatter.piece.postscale});
+                      reduction.end(scatter.piece.postscale));
       continue;
     }
     std::byte* partial = partials_.data() + i * share_bytes;
-    hvdlite::reduce(reduction.types.wire, average ? ReduceOp::kSum : reduction.op, sources_,
-                    partial, part.count(), {});
+    hvdlite::reduce(reduction.types.wire, reduction.op_within_host(), sources_, partial,
+                    part.count(), reduction.end_within_host());
     if (served.own_host) continue;
     transfers_.push_back({served.rank, {partial, part.count() * reduction.element_bytes}, {}});
   }
@@ -126,7 +125,7 @@ Status HostBackend::end_part(const Scatter& scatter, std::uint64_t k) {
   hvdlite::reduce(
       reduction.types.wire, reduction.op, sources_,
       static_cast<std::byte*>(scatter.piece.output) + part.begin * reduction.element_bytes,
-      part.count(), {reduction.divisor(), scatter.piece.postscale});
+      part.count(), reduction.end(scatter.piece.postscale));
   return Status();
 }
 

@@ -36,13 +36,16 @@ ElementTypes widened(ElementTypes types) {
 
 Status NcclBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
                               std::span<const Piece> pieces, Patience patience) {
-  if (!runs_on_device(types.memory, op, pieces)) {
+  if (!runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     through_host.look_in(std::move(nonfinite_));
     return through_host.allreduce(group, types, op, pieces, patience);
   }
   if (is_complex(types.memory)) {
     return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
+  }
+  if (op == ReduceOp::kAverage && group.average_over > 0) {
+    return allreduce(group, types, ReduceOp::kSum, shares(group, pieces), patience);
   }
   const Status status = op == ReduceOp::kAdasum
                             ? reduce_adasum(group, types.memory, pieces, patience)
@@ -235,7 +238,7 @@ Status NcclBackend::reducescatter(const Group& group, DataType dtype, ReduceOp o
                                   const Piece& piece, std::span<const std::uint64_t> counts,
                                   Patience patience) {
   if (piece.count == 0) return Status();
-  if (!runs_on_device(dtype, op, {&piece, 1})) {
+  if (!runs_on_device(group, dtype, op, {&piece, 1})) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     return through_host.reducescatter(group, dtype, op, piece, counts, patience);
   }
@@ -244,6 +247,10 @@ Status NcclBackend::reducescatter(const Group& group, DataType dtype, ReduceOp o
     for (std::uint64_t& count : twice) count *= 2;
     const std::vector<Piece> parts = parts_of_complex({&piece, 1});
     return reducescatter(group, component_of(dtype), op, parts[0], twice, patience);
+  }
+  if (op == ReduceOp::kAverage && group.average_over > 0) {
+    const std::vector<Piece> share = shares(group, {&piece, 1});
+    return reducescatter(group, dtype, ReduceOp::kSum, share[0], counts, patience);
   }
   const DataType wire = widened(dtype).wire;
   if (wire == dtype && piece.prescale == 1.0) {

@@ -12,8 +12,14 @@ void copy(std::span<const std::byte> from, std::span<std::byte> to) {
   if (!to.empty() && from.data() != to.data()) std::memcpy(to.data(), from.data(), to.size());
 }
 
+// The average of one rank's values and of nothing from those that have joined.
+void divide(DataType dtype, void* values, std::size_t count, int divisor) {
+  const void* source = values;
+  reduce(dtype, ReduceOp::kAverage, {&source, 1}, values, count, {divisor});
+}
+
 // Rounds as more ranks would.
-void cast_and_back(ElementTypes types, const Piece& piece) {
+void cast_and_back(ElementTypes types, const Piece& piece, int divisor) {
   constexpr std::size_t kBlock = 1024;
   std::byte narrow[kBlock * sizeof(std::uint16_t)];
   const std::size_t element_bytes = size_of(types.memory);
@@ -21,6 +27,7 @@ void cast_and_back(ElementTypes types, const Piece& piece) {
     const std::size_t count = std::min(kBlock, piece.count - at);
     scale_copy(types, static_cast<const std::byte*>(piece.input) + at * element_bytes, narrow,
                count, piece.prescale);
+    if (divisor != 1) divide(types.wire, narrow, count, divisor);
     scale_copy({types.wire, types.memory}, narrow,
                static_cast<std::byte*>(piece.output) + at * element_bytes, count, piece.postscale);
   }
@@ -28,14 +35,16 @@ void cast_and_back(ElementTypes types, const Piece& piece) {
 
 }  // namespace
 
-Status SelfBackend::allreduce(const Group&, ElementTypes types, ReduceOp,
+Status SelfBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
                               std::span<const Piece> pieces, Patience) {
+  const int divisor = op == ReduceOp::kAverage ? group.divisor() : 1;
   for (const Piece& piece : pieces) {
     if (types.cast()) {
-      cast_and_back(types, piece);
+      cast_and_back(types, piece, divisor);
       continue;
     }
     scale_copy(types, piece.input, piece.output, piece.count, piece.prescale);
+    if (divisor != 1) divide(types.memory, piece.output, piece.count, divisor);
     scale_copy(types, piece.output, piece.output, piece.count, piece.postscale);
   }
   return Status();

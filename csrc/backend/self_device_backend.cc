@@ -16,7 +16,10 @@ Status SelfDeviceBackend::allreduce(const Group& group, ElementTypes types, Redu
     // Whatever the op is: there is nobody to reduce with.
     return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
   }
-  if (!runs_on_device(types.memory, op, pieces)) {
+  if (op == ReduceOp::kAverage && group.average_over > 0 && is_floating(types.memory)) {
+    return allreduce(group, types, ReduceOp::kSum, shares(group, pieces), patience);
+  }
+  if (!runs_on_device(group, types.memory, op, pieces)) {
     SelfBackend host;
     return StagedBackend(workspace_, host, group.ranks[0])
         .allreduce(group, types, op, pieces, patience);

@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "base/text.h"
+
 namespace hvdlite {
 namespace {
 
@@ -29,10 +31,44 @@ bool parse(const std::string& text, std::int64_t& value) {
 }
 
 bool parse(const std::string& text, double& value) {
-  char* end = nullptr;
-  errno = 0;
-  value = std::strtod(text.c_str(), &end);
-  return errno == 0 && end != text.c_str() && *end == '\0' && value >= 0;
+  return parse_double(text, value) && value >= 0;  // no NaN either
+}
+
+struct NamedRange {
+  const char* field;
+  IntegerRange range;
+};
+constexpr NamedRange kRanges[] = {
+#define HVDLITE_RANGE(field, least, most) {#field, {least, most}},
+    HVDLITE_INTEGER_RANGES(HVDLITE_RANGE)
+#undef HVDLITE_RANGE
+};
+
+std::optional<IntegerRange> range_of(const std::string& field) {
+  for (const NamedRange& row : kRanges) {
+    if (field == row.field) return row.range;
+  }
+  return std::nullopt;
+}
+
+// Whether the value is one that the knob takes.
+template <typename T>
+bool fits(const std::string& field, const T& value) {
+  if constexpr (std::is_same_v<T, std::int64_t>) {
+    const auto range = range_of(field);
+    return !range || (value >= range->least && value <= range->most);
+  }
+  return true;
+}
+
+// "a whole number from 0 to 1", for the error.
+template <typename T>
+std::string what_it_takes(const std::string& field) {
+  if constexpr (std::is_same_v<T, double>) return "a number of at least 0, or inf";
+  const auto range = range_of(field);
+  if (!range) return "a whole number";
+  return "a whole number from " + std::to_string(range->least) + " to " +
+         std::to_string(range->most);
 }
 
 template <typename T>
@@ -44,12 +80,7 @@ std::string type_name() {
 
 std::string text_of(const std::string& value) { return value; }
 std::string text_of(std::int64_t value) { return std::to_string(value); }
-std::string text_of(double value) {
-  std::string text = std::to_string(value);
-  while (text.back() == '0') text.pop_back();
-  if (text.back() == '.') text.pop_back();
-  return text;
-}
+std::string text_of(double value) { return text_of_double(value); }
 
 // The variable that is set for a knob, Horovod's name last; nullptr when neither is.
 const char* lookup(const std::string& name, const std::string& horovod, std::string& used) {
@@ -66,10 +97,10 @@ Status read(const std::string& field, const std::string& horovod, T& value) {
   const char* text = lookup(environment_name(field), horovod, used);
   if (text == nullptr || *text == '\0') return Status();
   T parsed{};
-  if (!parse(text, parsed)) {
-    return Status(StatusCode::kInvalidArgument,
-                  used + "=" + text + " cannot be used: it takes a value of type " +
-                      type_name<T>() + "; unset it or see docs/knobs.md");
+  if (!parse(text, parsed) || !fits(field, parsed)) {
+    return Status(StatusCode::kInvalidArgument, used + "=" + text + " cannot be used: it takes " +
+                                                    what_it_takes<T>(field) +
+                                                    "; unset it or see docs/knobs.md");
   }
   value = parsed;
   return Status();
@@ -91,13 +122,15 @@ std::vector<std::pair<std::string, std::string>> Config::agreed() const {
           {environment_name("cache_capacity"), text_of(cache_capacity)},
           {environment_name("shm_chunk"), text_of(shm_chunk)},
           {environment_name("shm_small"), text_of(shm_small)},
-          {environment_name("tcp_chunk"), text_of(tcp_chunk)}};
+          {environment_name("tcp_chunk"), text_of(tcp_chunk)},
+          {environment_name("average_over_joined"), text_of(average_over_joined)}};
 }
 
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> kRows = {
 #define HVDLITE_ROW(type, field, value, unit, horovod, help)                                       \
-  {#field, environment_name(#field), horovod, type_name<type>(), text_of(type(value)), unit, help},
+  {#field, environment_name(#field), horovod, type_name<type>(), text_of(type(value)), unit,       \
+   help,   range_of(#field)},
       HVDLITE_KNOBS(HVDLITE_ROW)
 #undef HVDLITE_ROW
   };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,7 +13,8 @@
 #include "base/status.h"
 
 // X(type, field, default, unit, horovod_name, help)
-// A type of Seconds is a double. Help is one sentence without a full stop.
+// Of a type of double are times; what they mean when they are 0 or huge is said in deadline.h. Help
+// is one sentence without a full stop.
 #define HVDLITE_KNOBS(X)                                                                           \
   X(std::int64_t, fusion_threshold, 64 << 20, "bytes", "HOROVOD_FUSION_THRESHOLD",                 \
     "Largest batch of small tensors that travels as one all-reduce")                               \
@@ -23,9 +25,10 @@
   X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
     "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
-    "Fail when a peer makes no progress for this long inside a collective that all ranks joined")  \
+    "Fail when a peer makes no progress for this long inside a collective that all ranks joined; " \
+    "0 means never")                                                                               \
   X(double, shutdown_timeout, 2.0, "seconds", "",                                                  \
-    "How long shutdown waits for what is still in flight")                                         \
+    "How long shutdown waits for what is still in flight; 0 means that it never gives up")         \
   X(std::int64_t, spin_us, -1, "microseconds", "",                                                 \
     "How long a wait spins before it sleeps; -1 chooses by cores and local ranks")                 \
   X(std::int64_t, shm_chunk, 256 << 10, "bytes", "",                                               \
@@ -57,12 +60,38 @@
     "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
   X(std::int64_t, tensorflow_gpu, 1, "", "",                                                       \
     "0 has TensorFlow copy tensors of GPUs to the host, instead of sending them from there")       \
+  X(std::int64_t, average_over_joined, 0, "", "",                                                  \
+    "1 divides an average by all ranks while some have joined, as Horovod does; 0 by those that "  \
+    "still give")                                                                                  \
   X(std::int64_t, check_finite, 0, "", "",                                                         \
     "1 has each rank warn when it gives infinities or NaN to an all-reduce, naming the tensors")   \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 
+// R(field, least, most): what every knob that is an integer takes from the environment.
+#define HVDLITE_INTEGER_RANGES(R)                                                                  \
+  R(fusion_threshold, 0, std::int64_t{1} << 40)                                                    \
+  R(cache_capacity, 0, 1 << 24)                                                                    \
+  R(spin_us, -1, 60'000'000)                                                                       \
+  R(shm_chunk, 64, 1 << 30)                                                                        \
+  R(shm_small, 0, 1 << 30)                                                                         \
+  R(tcp_chunk, 64, 1 << 30)                                                                        \
+  R(autotune, 0, 1)                                                                                \
+  R(autotune_warmup_samples, 0, 1'000'000)                                                         \
+  R(autotune_steps_per_sample, 1, 1'000'000)                                                       \
+  R(autotune_trials, 0, 1'000'000)                                                                 \
+  R(timeline_mark_cycles, 0, 1)                                                                    \
+  R(require_nccl, 0, 1)                                                                            \
+  R(tensorflow_gpu, 0, 1)                                                                          \
+  R(average_over_joined, 0, 1)                                                                     \
+  R(check_finite, 0, 1)
+
 namespace hvdlite {
+
+struct IntegerRange {
+  std::int64_t least;
+  std::int64_t most;
+};
 
 struct Config {
 #define HVDLITE_FIELD(type, field, value, unit, horovod, help) type field = value;
@@ -85,6 +114,7 @@ struct Knob {
   std::string fallback;     // the default, as text
   std::string unit;
   std::string help;
+  std::optional<IntegerRange> range;  // of an "int"
 };
 const std::vector<Knob>& knobs();
 

@@ -9,14 +9,29 @@ namespace hvdlite {
 // How long a peer may make no progress before a wait for it gives up.
 using Patience = std::chrono::nanoseconds;
 
+inline constexpr Patience kForever = std::chrono::seconds(1'000'000'000);
+
+// Any number of seconds, infinity too, as a delay; negative ones are none.
+inline Patience delay_of(double seconds) {
+  if (seconds <= 0) return Patience::zero();
+  if (!(seconds < 1e9)) return kForever;
+  return std::chrono::duration_cast<Patience>(std::chrono::duration<double>(seconds));
+}
+// What a knob that is a time means: 0 is never, for all of them alike.
+inline Patience patience_of(double seconds) { return seconds == 0 ? kForever : delay_of(seconds); }
+
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static Deadline after(std::chrono::nanoseconds delay) { return Deadline(Clock::now() + delay); }
-  static Deadline after_seconds(double seconds) {
-    return after(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
+  // Never, if that is some thirty years or more.
+  static Deadline after(std::chrono::nanoseconds delay) {
+    return delay >= kForever ? never() : Deadline(Clock::now() + delay);
   }
+  // Has passed already, if `seconds` is 0 or less.
+  static Deadline after_seconds(double seconds) { return after(delay_of(seconds)); }
+  // What a knob says, see patience_of().
+  static Deadline after_knob(double seconds) { return after(patience_of(seconds)); }
   // For idle sleeps only: work that others depend on always has a real deadline.
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 

@@ -2,6 +2,7 @@
 // bare std::mutex; everything else uses Mutex, MutexLock and Condition.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -51,13 +52,16 @@ class Condition {
     condition_.wait(lock);
     lock.release();
   }
-  // False when `when` passed.
+  // False when `when` passed. May wake early, as conditions do: a day is the longest wait, because
+  // the library's arithmetic overflows at the end of time.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point when)
       HVDLITE_REQUIRES(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    const bool woken = condition_.wait_until(lock, when) == std::cv_status::no_timeout;
+    const auto latest = std::chrono::steady_clock::now() + std::chrono::hours(24);
+    const bool woken =
+        condition_.wait_until(lock, std::min(when, latest)) == std::cv_status::no_timeout;
     lock.release();
-    return woken;
+    return woken || when > latest;
   }
 
  private:

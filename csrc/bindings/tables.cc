@@ -51,6 +51,9 @@ py::list knob_rows() {
     row["default"] = knob.fallback;
     row["unit"] = knob.unit;
     row["help"] = knob.help;
+    row["range"] =
+        knob.range ? std::to_string(knob.range->least) + " to " + std::to_string(knob.range->most)
+                   : "";
     rows.append(row);
   }
   return rows;

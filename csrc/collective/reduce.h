@@ -21,6 +21,9 @@ namespace hvdlite {
 struct Finish {
   int divisor = 1;      // of an average; integers divide towards zero
   double factor = 1.0;  // after the division
+  // Sums and averages of 16-bit floats alone: source i is a mean of counts[i] values, and counts as
+  // often. Null: each counts once.
+  const int* counts = nullptr;
 };
 
 // destination[i] = finish(op over all sources of source[i]), of a type that computes().

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/text.h"
 
 namespace hvdlite {
 namespace {
@@ -26,11 +27,7 @@ std::string assignments(const Tunables& start, const Tunables& found) {
   return text;
 }
 
-std::string percent(double share) {
-  char text[32];
-  (void)std::snprintf(text, sizeof(text), "%.1f %%", 100 * share);
-  return text;
-}
+std::string percent(double share) { return text_of_fixed(100 * share, 1) + " %"; }
 
 }  // namespace
 

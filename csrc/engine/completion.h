@@ -72,8 +72,9 @@ class Completion {
   // Of a join: the last rank to join.
   std::vector<std::int64_t> first_dimensions;
   std::vector<Output> outputs;  // by tensor
-  int members = 0;              // that took part: those of the process set that had not joined
-  CudaEventPtr on_device;       // null: no GPU tensors. Written before finish()
+  int members = 0;  // what an average divides by: those of the process set that had not joined, or
+                    // all, as HVDLITE_AVERAGE_OVER_JOINED says
+  CudaEventPtr on_device;  // null: no GPU tensors. Written before finish()
   // Copies output i, once, to memory on its device, and gives the room back: on the host at once,
   // on a GPU as work of `stream`, which waits for `on_device` already. Any one thread, after done()
   // or from the continuation.

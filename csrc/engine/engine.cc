@@ -146,7 +146,7 @@ void Engine::background() {
 
 void Engine::drain() {
   // Half of the time, so that the other half is left for telling the peers.
-  const Deadline deadline = Deadline::after_seconds(config_.shutdown_timeout / 2);
+  const Deadline deadline = Deadline::after_knob(config_.shutdown_timeout / 2);
   const auto work_left = [&] {
     return negotiator_->pending() > 0 || !queue_.empty() || negotiator_->awaited();
   };
@@ -230,7 +230,7 @@ void Engine::end_world() {
   for (EntryPtr& entry : negotiator_->take_pending()) entries.push_back(std::move(entry));
   if (clean) {
     negotiator_->announce_goodbye(collectives_);
-    gpus_.close(Deadline::after_seconds(config_.shutdown_timeout / 2));
+    gpus_.close(Deadline::after_knob(config_.shutdown_timeout / 2));
   } else {
     negotiator_->announce_abort(cause);  // first: it says why NCCL's connections break
     gpus_.abort();
@@ -261,7 +261,7 @@ void Engine::abort(const std::string& reason) {
   if (size_ == 1) return;
   request_end(Status(StatusCode::kRankFailed, reason, rank_));
   fabric_->waiter->interrupt();
-  stop_thread(Deadline::after_seconds(config_.shutdown_timeout));
+  stop_thread(Deadline::after_knob(config_.shutdown_timeout));
 }
 
 void Engine::shutdown() {
@@ -272,7 +272,7 @@ void Engine::shutdown() {
   leaving_.store(true);
   turn_.close();
   fabric_->waiter->bell().ring();
-  stop_thread(Deadline::after_seconds(config_.shutdown_timeout));
+  stop_thread(Deadline::after_knob(config_.shutdown_timeout));
 }
 
 void Engine::stop_thread(Deadline patience) {

@@ -1,7 +1,11 @@
 #include "engine/entry_check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace hvdlite {
 
@@ -74,6 +78,46 @@ Status check_shape(const Request& request, const TensorShape& tensor) {
   return check_wire(request, tensor);
 }
 
+struct Place {
+  std::uintptr_t begin;
+  std::uintptr_t end;
+  std::size_t tensor;
+};
+
+std::vector<Place> places_of(const Request& request, std::span<void* const> outputs) {
+  std::vector<Place> places;
+  for (std::size_t i = 0; i < outputs.size() && i < request.tensors.size(); ++i) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(outputs[i]);
+    const std::uint64_t bytes = request.tensors[i].bytes();
+    if (begin != 0 && bytes > 0) places.push_back({begin, begin + bytes, i});
+  }
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return a.begin < b.begin; });
+  return places;
+}
+
+std::string quoted_name(const Request& request, std::size_t tensor) {
+  const std::string& own = request.tensors[tensor].name;
+  return own.empty() ? "number " + std::to_string(tensor) : "'" + own + "'";
+}
+
+// Memory that two tensors of one reduction write to would be reduced once or twice, as batches and
+// chunks fall. In a broadcast both write the same values: tied parameters travel so.
+Status check_overlap(const Entry& entry) {
+  const Request& request = entry.request;
+  if (request.kind != Kind::kAllreduce || request.tensors.size() < 2) return Status();
+  const std::vector<Place> places = places_of(request, entry.outputs);
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    if (places[i].begin >= places[i - 1].end) continue;
+    const auto [first, second] = std::minmax(places[i - 1].tensor, places[i].tensor);
+    return invalid_call(request, "tensors " + quoted_name(request, first) + " and " +
+                                     quoted_name(request, second) +
+                                     " overlap in memory, so that one result would overwrite the "
+                                     "other; give each tensor once, or a copy");
+  }
+  return Status();
+}
+
 }  // namespace
 
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size) {
@@ -108,6 +152,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size
       return invalid_call(request, "a GPU tensor comes without its device and stream");
     }
   }
+  HVDLITE_RETURN_IF_ERROR(check_overlap(entry));
   if (size == 1 && request.kind == Kind::kAlltoall) {
     // With more ranks the coordinator looks, so that all of them hear of it.
     if (const auto text = describe_bad_splits(rank, request, {true})) {

@@ -48,7 +48,7 @@ Status Executor::run(std::vector<Agreed>& round) {
     for (const TensorRef& ref : batch.tensors) {
       ++counters_.tensors;
       if (--left[ref.agreed] > 0) continue;
-      round[ref.agreed].entry->completion->members = static_cast<int>(members.group.ranks.size());
+      round[ref.agreed].entry->completion->members = members.group.divisor();
       queue_.finish(round[ref.agreed].entry, Status());
       round[ref.agreed].entry = nullptr;
     }
@@ -66,6 +66,9 @@ const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& 
   for (const int rank : whole.ranks) {
     members.present.push_back(!std::binary_search(absent.begin(), absent.end(), rank));
     if (members.present.back()) members.group.ranks.push_back(rank);
+  }
+  if (config_.average_over_joined != 0 && !absent.empty()) {
+    members.group.average_over = static_cast<int>(whole.ranks.size());
   }
   return members;
 }

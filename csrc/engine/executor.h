@@ -82,10 +82,7 @@ class Executor {
   Status alltoall(const Agreed& agreed, const Members& members);
   Status broadcast(const Agreed& agreed, const Group& group);
   Status change_sets(const Agreed& agreed);
-  Patience patience() const {
-    return std::chrono::duration_cast<Patience>(
-        std::chrono::duration<double>(config_.collective_timeout));
-  }
+  Patience patience() const { return patience_of(config_.collective_timeout); }
 
   const int rank_;
   Backend& backend_;

@@ -1,21 +1,27 @@
 #include "engine/fusion_plan.h"
 
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <tuple>
+
 namespace hvdlite {
 namespace {
 
+// Looking for room stays cheap, however many tensors do not fit where others went.
+constexpr std::size_t kMostOpen = 16;
+
 ElementTypes types_of(const TensorShape& tensor) { return {tensor.dtype, tensor.wire}; }
 
-bool may_share(const Batch& batch, const std::vector<Agreed>& round, std::size_t index,
-               const TensorShape& tensor, std::uint64_t threshold) {
-  const Agreed& agreed = round[index];
+// What the tensors of a batch have in common. By Adasum those of one entry keep to themselves.
+using Likeness = std::tuple<DataType, DataType, DeviceType, ReduceOp, bool, std::uint32_t,
+                            std::uint32_t, std::size_t>;
+
+Likeness likeness_of(const Agreed& agreed, std::size_t index, const TensorShape& tensor) {
   const Request& request = agreed.entry->request;
-  const bool fits = request.op == ReduceOp::kAdasum
-                        ? batch.tensors.back().agreed == index
-                        : batch.bytes + tensor.wire_bytes() <= threshold;
-  return fits && batch.kind == Kind::kAllreduce && batch.types == types_of(tensor) &&
-         batch.device == tensor.device && batch.op == request.op &&
-         batch.weighted == request.weighted && batch.process_set == request.process_set &&
-         batch.generation == agreed.generation;
+  const std::size_t alone = request.op == ReduceOp::kAdasum ? index + 1 : 0;
+  return {tensor.dtype,     tensor.wire,         tensor.device,     request.op,
+          request.weighted, request.process_set, agreed.generation, alone};
 }
 
 Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {
@@ -35,6 +41,7 @@ Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {
 
 std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold) {
   std::vector<Batch> batches;
+  std::map<Likeness, std::vector<std::size_t>> open_batches;  // that may have room, oldest first
   for (std::size_t i = 0; i < round.size(); ++i) {
     const Request& request = round[i].entry->request;
     if (request.kind != Kind::kAllreduce) {
@@ -47,15 +54,23 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
     }
     for (std::size_t t = 0; t < request.tensors.size(); ++t) {
       const TensorShape& tensor = request.tensors[t];
-      Batch* home = nullptr;
-      for (auto batch = batches.rbegin(); batch != batches.rend() && home == nullptr; ++batch) {
-        if (may_share(*batch, round, i, tensor, threshold)) home = &*batch;
+      std::vector<std::size_t>& open = open_batches[likeness_of(round[i], i, tensor)];
+      const auto has_room = [&](std::size_t batch) {
+        return request.op == ReduceOp::kAdasum ||
+               batches[batch].bytes + tensor.wire_bytes() <= threshold;
+      };
+      auto home = std::find_if(open.rbegin(), open.rend(), has_room);
+      if (home == open.rend()) {
+        if (open.size() == kMostOpen) open.erase(open.begin());
+        open.push_back(batches.size());
+        batches.push_back(make_batch(round[i], types_of(tensor), tensor.device));
+        home = open.rbegin();
       }
-      if (home == nullptr) {
-        home = &batches.emplace_back(make_batch(round[i], types_of(tensor), tensor.device));
-      }
-      home->bytes += tensor.wire_bytes();
-      home->tensors.push_back({i, t});
+      Batch& batch = batches[*home];
+      batch.bytes += tensor.wire_bytes();
+      batch.tensors.push_back({i, t});
+      const bool full = request.op != ReduceOp::kAdasum && batch.bytes >= threshold;
+      if (full) open.erase(std::next(home).base());
     }
   }
   return batches;

@@ -267,7 +267,7 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   // there it moves frames of several process sets only, and they could not follow.
   const auto flushed = [&] { return control_.flush(); };
   const auto never_fails = [] { return Status(); };
-  return waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_));
+  return waiter_.wait(flushed, never_fails, Deadline::after_knob(patience_));
 }
 
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {

@@ -1,11 +1,11 @@
 #include "engine/stall_monitor.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "base/text.h"
 #include "engine/entry.h"
 
 namespace hvdlite {
@@ -17,11 +17,7 @@ double seconds_between(Coordinator::TimePoint from, Coordinator::TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-std::string text_of_seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", seconds);
-  return text;
-}
+std::string text_of_seconds(double seconds) { return text_of_fixed(seconds, 1) + " s"; }
 
 int common(const std::vector<int>& a, const std::vector<int>& b) {
   const auto found = std::find_first_of(a.begin(), a.end(), b.begin(), b.end());
@@ -102,9 +98,7 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
   }
   if (hidden > 0) warnings.push_back("... and " + std::to_string(hidden) + " more tensors wait");
   if (!fatal.empty()) {
-    const auto limit = std::chrono::duration<double>(shutdown_);
-    coordinator_.fail_stalled(
-        now - std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit), fatal);
+    coordinator_.fail_stalled(now - patience_of(shutdown_), fatal);
   }
   return warnings;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/text.h"
 
 namespace hvdlite {
 namespace {
@@ -12,11 +13,7 @@ namespace {
 constexpr int kSearchingRank = 0;
 
 // JSON has no number for what is not finite; rates and ratios always are.
-std::string number(double value) {
-  char text[32];
-  (void)std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
+std::string number(double value) { return text_of_double(value, 6); }
 
 const char* boolean(bool value) { return value ? "true" : "false"; }
 

@@ -52,8 +52,9 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   SegmentLayout layout;
   layout.local_size = static_cast<std::uint64_t>(local_size);
   layout.ring_bytes = kRingBytes;
-  layout.slot_bytes = round_up(
-      static_cast<std::uint64_t>(std::max({config.shm_chunk, config.tcp_chunk, config.shm_small})));
+  // A page at least, whatever the chunks are.
+  layout.slot_bytes = round_up(static_cast<std::uint64_t>(
+      std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})));
   return layout;
 }
 

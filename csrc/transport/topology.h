@@ -34,6 +34,10 @@ struct Group {
   std::vector<int> ranks;  // members, ascending
   int lane = 0;            // of progress counters in segments; no other set of this time has it
   std::uint32_t generation = 0;
+  // What an average is divided by, where that is not the number of ranks:
+  // HVDLITE_AVERAGE_OVER_JOINED counts members that have joined as well.
+  int average_over = 0;
+  int divisor() const { return average_over > 0 ? average_over : static_cast<int>(ranks.size()); }
   // Higher than that of every group that had the lane before.
   std::uint32_t epoch() const { return std::max(static_cast<std::uint32_t>(id), generation); }
   int index_of(int rank) const;  // position in `ranks`, or -1

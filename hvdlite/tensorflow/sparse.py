@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite import ops, sparse_rows
+from hvdlite import _core, ops, sparse_rows
 from hvdlite.errors import ArgumentError
 from hvdlite.tensorflow import requests, xla
 from hvdlite.tensorflow.names import WireName
@@ -184,7 +184,9 @@ def _gather(
     indices = tf.boolean_mask(indices, indices >= 0)
     result = compression.decompress(gathered, context)
     if reduction.op == ops.Average and reduction.weight is None:
-        result /= tf.cast(tf.math.count_nonzero(sizes), result.dtype)
+        over_all = _core.knob_values()["average_over_joined"]
+        ranks = tf.size(sizes) if over_all else tf.math.count_nonzero(sizes)
+        result /= tf.cast(ranks, result.dtype)
     return result, indices
 
 

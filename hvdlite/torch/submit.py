@@ -44,7 +44,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """How many ranks took part: those of the process set that had not joined."""
+        """What an average divides by; see `_core.Handle`."""
         return self._core.members
 
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:

@@ -242,6 +242,17 @@ TEST(fusion_plan_gives_a_tensor_above_the_threshold_its_own_batch) {
   CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
 }
 
+// With a batch for each this took a minute and a half: each looked at all batches before it.
+TEST(fusion_plan_of_many_tensors_that_do_not_fit_together_is_quick) {
+  Request request = allreduce_of("a", 10);
+  request.tensors.resize(200'000, request.tensors[0]);
+  const std::vector<Agreed> round = {agreed(request)};
+  for (const std::uint64_t threshold : {0, 39, 79}) {
+    CHECK_EQ(plan_batches(round, threshold).size(), std::size_t{200'000});
+  }
+  CHECK_EQ(plan_batches(round, 80).size(), std::size_t{100'000});
+}
+
 TEST(coordinator_answers_without_those_that_have_joined) {
   Coordinator coordinator = make_coordinator(3);
   Request join;

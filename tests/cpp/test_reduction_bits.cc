@@ -134,7 +134,12 @@ T reference_element(const Case& c, const std::vector<Hosts>& by_host, int size,
     for (std::size_t i = 1; i < by_host[h].size(); ++i) {
       of_host = combine<A>(c.op, of_host, scaled(by_host[h][i]));
     }
-    if (by_host.size() > 1) of_host = widen(narrow<T>(of_host));  // once per level
+    // Once per level; of an average of 16-bit floats the mean, which counts as often as it has
+    // ranks.
+    const bool mean = c.op == ReduceOp::kAverage && by_host.size() > 1 && !std::is_same_v<T, A>;
+    const auto ranks = static_cast<A>(mean ? by_host[h].size() : 1);
+    if (by_host.size() > 1) of_host = widen(narrow<T>(static_cast<A>(of_host / ranks)));
+    of_host = static_cast<A>(of_host * ranks);
     total = h == 0 ? of_host : combine<A>(c.op, total, of_host);
   }
   if (c.op == ReduceOp::kAverage) total = static_cast<A>(total / static_cast<A>(size));

@@ -112,6 +112,12 @@ def test_knobs_of_horovod_are_honoured() -> None:
     assert "'4096'" in line and "'3'" in line
 
 
+def test_averages_divide_by_all_ranks_as_horovods_do() -> None:
+    code = "from hvdlite import _core; print(_core.knob_values()['average_over_joined'])"
+    assert run(code) == ["1", "1"]
+    assert run(code, np=1, HVDLITE_AVERAGE_OVER_JOINED="0") == ["0"]
+
+
 def test_switch_of_the_stall_check_is_honoured() -> None:
     code = "import os; print(os.environ.get('HVDLITE_STALL_WARNING'))"
     assert run(code, np=1, HOROVOD_STALL_CHECK_DISABLE="1") == ["0"]

@@ -391,14 +391,14 @@ def scenario_disagreements_end_in_one_error() -> None:
         assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="wrong")[0] == hvd.size(), name
 
 
-def quantized() -> Any:
-    """Make a tensor whose elements mean something with its scale alone."""
-    return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+def unknown() -> Any:
+    """Make a tensor of a dtype that the core does not have."""
+    return torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
 
 
 # What every rank does wrong alike: refused before anything is sent.
 MISTAKES: dict[str, Callable[[], Any]] = {
-    "dtype": lambda: hvd.broadcast(quantized(), 0, name="q"),
+    "dtype": lambda: hvd.broadcast(unknown(), 0, name="q"),
     "dtype that cannot be reduced": lambda: hvd.reducescatter(torch.ones(2, dtype=torch.bool)),
     "dtype without arithmetic": lambda: hvd.allreduce(
         torch.ones(2, dtype=torch.float8_e5m2), name="f"
@@ -416,7 +416,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
 
 
 SAYS = {
-    "dtype": "'q': tensors of dtype qint8 cannot be sent",
+    "dtype": "'q': tensors of dtype bits8 cannot be sent",
     "dtype without arithmetic": "'f', of dtype float8_e5m2, cannot be reduced by average",
     "dtype without order": "'c.0', of dtype complex64, has no min",
 }
