@@ -177,9 +177,18 @@ def scenario_complex_numbers(form: Form) -> None:
     assert same(tf.math.real(hvd.allreduce(number, op=hvd.Sum)), sum(ranks()))
 
 
+def is_known(dtype: str) -> bool:
+    """Say whether this release of TensorFlow has that type."""
+    try:
+        tf.as_dtype(dtype)
+    except TypeError:
+        return False
+    return True
+
+
 def scenario_types_that_are_copied_only(form: Form) -> None:
     root = hvd.size() - 1
-    for dtype in FLOAT8:
+    for dtype in filter(is_known, FLOAT8):
         numbers = mine(hvd.size(), 3).numpy()
         here = tf.convert_to_tensor(numbers.astype(tf.as_dtype(dtype).as_numpy_dtype))
         for result, expected in (
@@ -191,7 +200,7 @@ def scenario_types_that_are_copied_only(form: Form) -> None:
             assert (result.numpy()[-1:].astype("float32") == expected).all(), (dtype, result)
         with raises(hvd.ArgumentError, f"'eight', of dtype {dtype}, cannot be reduced"):
             form(lambda x: hvd.allreduce(x, name="eight"))(here)
-    for tensor in (tf.constant(["text"]), tf.cast(mine(2), tf.int4)):
+    for tensor in (tf.constant(["text"]), tf.bitcast(mine(2, dtype="int8"), tf.qint8)):
         with raises(hvd.ArgumentError, "'x': tensors of dtype .* cannot be sent"):
             hvd.broadcast(tensor, root, name="x")
 
