@@ -92,6 +92,20 @@ std::vector<Frame> ControlPlane::take_frames() { return std::exchange(frames_, {
 
 std::vector<std::pair<int, Status>> ControlPlane::take_ended() { return std::exchange(ended_, {}); }
 
+std::size_t ControlPlane::unsent() const {
+  std::size_t bytes = 0;
+  for (const Peer& peer : peers_) bytes += peer.outgoing.size() - peer.written;
+  return bytes;
+}
+
+std::vector<int> ControlPlane::unread() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
+    if (!peers_[rank].outgoing.empty()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 bool ControlPlane::flush() {
   bool empty = true;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {

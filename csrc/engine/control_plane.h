@@ -28,11 +28,15 @@ class ControlPlane {
   bool poll();
   std::vector<Frame> take_frames();
   // Ranks whose stream has ended since the last call, in the order of detection; a frame of theirs
-  // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer.
+  // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer;
+  // otherwise as channels end.
   std::vector<std::pair<int, Status>> take_ended();
   bool ended(int rank) const { return peers_[rank].ended; }
   // Moves what is on its way out; true when nothing is left of it.
   bool flush();
+  // What of it is left: bytes, and the ranks that have not read them.
+  std::size_t unsent() const;
+  std::vector<int> unread() const;
   std::uint64_t frames_sent() const { return frames_sent_; }
 
  private:

@@ -180,6 +180,9 @@ Status Negotiator::handle_goodbye(const Frame& frame) {
 Status Negotiator::handle_ended(int rank, Status why) {
   if (why.code() == StatusCode::kInternal) return why;
   if (left_[rank]) return Status();
+  if (why.code() == StatusCode::kTimeout) {
+    return Status(StatusCode::kRankFailed, why.message(), rank);
+  }
   return Status(StatusCode::kRankFailed,
                 "rank " + std::to_string(rank) +
                     " died: its connections closed without a goodbye (killed, crashed, or out of "
@@ -265,9 +268,29 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   if (rounds.empty()) return Status();
   // The members must have all of it before this rank enters the first of these collectives: in
   // there it moves frames of several process sets only, and they could not follow.
+  return flush_answers();
+}
+
+Status Negotiator::flush_answers() {
   const auto flushed = [&] { return control_.flush(); };
   const auto never_fails = [] { return Status(); };
-  return waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_));
+  Status status;
+  std::size_t left = 0;
+  do {
+    left = control_.unsent();
+    status = waiter_.wait(flushed, never_fails, Deadline::after_seconds(patience_));
+    // A slow link is no peer that does not read.
+  } while (status.code() == StatusCode::kTimeout && control_.unsent() < left);
+  if (status.code() != StatusCode::kTimeout) return status;
+  const std::vector<int> ranks = control_.unread();
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return Status(
+      StatusCode::kTimeout,
+      (ranks.size() == 1 ? "rank " : "ranks ") + names +
+          " did not read what rank 0 answered within collective_timeout (stopped, or busy "
+          "in a callback?)",
+      ranks.front());
 }
 
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
