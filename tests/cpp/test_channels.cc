@@ -1,6 +1,9 @@
 // One conformance suite for channels, over every kind; then what is each kind's own.
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -335,4 +338,23 @@ TEST(segment_refuses_memory_of_another_layout) {
   const auto other = create_memfd(layout.total_bytes());
   CHECK_OK(other.status());
   CHECK_STATUS(Segment::map(other.value()).status(), StatusCode::kInternal);
+}
+
+TEST(segment_refuses_memory_that_its_owner_could_shrink) {
+  const SegmentLayout layout = SegmentLayout::make(2, Config());
+  const auto sealed = Segment::create(layout);
+  CHECK_OK(sealed.status());
+  // The same bytes, in memory without a seal, and in a file that cannot have one.
+  const Fd open(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const Fd file(::open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  for (const Fd* target : {&open, &file}) {
+    const auto bytes = static_cast<off_t>(layout.total_bytes());
+    CHECK_EQ(::ftruncate(target->get(), bytes), 0);
+    off_t from = 0;
+    CHECK(::sendfile(target->get(), sealed.value().get(), &from, 4096) == 4096);
+    const auto mapped = Segment::map(*target);
+    CHECK_STATUS(mapped.status(), StatusCode::kInternal);
+    CHECK(mapped.status().message().find("seal") != std::string::npos);
+  }
+  CHECK_EQ(::ftruncate(sealed.value().get(), 4096), -1);
 }
