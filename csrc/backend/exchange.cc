@@ -30,6 +30,12 @@ std::uint64_t bytes_left(const std::vector<Transfer>& transfers) {
   return bytes;
 }
 
+Status lost(int rank, const Status& why, const char* operation) {
+  const std::string silent = why.code() == StatusCode::kTimeout ? ": " + why.message() : "";
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(rank) + " was lost during " + operation + silent, rank);
+}
+
 }  // namespace
 
 Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,
@@ -41,9 +47,7 @@ Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& wait
     for (Transfer& transfer : transfers) {
       const Result<bool> moved = move_bytes(*channels[transfer.rank], transfer);
       if (!moved.ok()) {
-        broken = Status(StatusCode::kRankFailed,
-                        "rank " + std::to_string(transfer.rank) + " was lost during " + operation,
-                        transfer.rank);
+        broken = lost(transfer.rank, moved.status(), operation);
         return true;
       }
       if (!moved.value()) waiting_for = transfer.rank;

@@ -27,6 +27,8 @@
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
     "Fail when a peer makes no progress for this long inside a collective that all ranks joined; " \
     "0 means never")                                                                               \
+  X(double, peer_timeout, 60.0, "seconds", "",                                                     \
+    "Fail when a rank of another host has not answered for this long, be it idle; 0 means never")  \
   X(double, shutdown_timeout, 2.0, "seconds", "",                                                  \
     "How long shutdown waits for what is still in flight; 0 means that it never gives up")         \
   X(std::int64_t, spin_us, -1, "microseconds", "",                                                 \

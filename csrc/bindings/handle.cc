@@ -2,7 +2,10 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -22,6 +25,58 @@ struct OutputBuffer {
 };
 
 }  // namespace
+
+// The way from the engine's thread, which never takes the GIL, to release_orphans(): Python's main
+// thread makes the call between two steps of the program.
+struct ReleaseCall {
+  std::weak_ptr<EngineHolder> holder;
+  std::atomic<bool> due{false};
+};
+
+namespace {
+
+int release_now(void* argument) {
+  const std::unique_ptr<std::shared_ptr<ReleaseCall>> call(
+      static_cast<std::shared_ptr<ReleaseCall>*>(argument));
+  (*call)->due.store(false);
+  if (const auto holder = (*call)->holder.lock()) holder->release_orphans();
+  return 0;
+}
+
+// Any thread. Where Python's list of calls is full, the next submission does it.
+void release_soon(const std::shared_ptr<ReleaseCall>& call) {
+  if (Py_IsInitialized() == 0 || call->due.exchange(true)) return;
+  auto argument = std::make_unique<std::shared_ptr<ReleaseCall>>(call);
+  if (Py_AddPendingCall(&release_now, argument.get()) == 0) {
+    (void)argument.release();  // release_now() owns it
+  } else {
+    call->due.store(false);
+  }
+}
+
+}  // namespace
+
+void EngineHolder::adopt(EntryPtr entry, py::object keep) {
+  if (release_call_ == nullptr) {
+    release_call_ = std::make_shared<ReleaseCall>();
+    release_call_->holder = weak_from_this();
+  }
+  Completion& completion = *entry->completion;
+  orphans_.emplace_back(std::move(entry), std::move(keep));
+  if (!completion.then_unless_done([call = release_call_] { release_soon(call); })) {
+    release_orphans();
+  }
+}
+
+void EngineHolder::release_orphans() {
+  // Released last: what they run may drop handles in turn.
+  std::vector<std::pair<EntryPtr, py::object>> released;
+  const auto ended = std::stable_partition(
+      orphans_.begin(), orphans_.end(),
+      [](const auto& orphan) { return !orphan.first->completion->released(); });
+  std::move(ended, orphans_.end(), std::back_inserter(released));
+  orphans_.erase(ended, orphans_.end());
+}
 
 HandleObject::~HandleObject() {
   if (!keep_.is_none() && !released()) holder_->adopt(entry_, std::move(keep_));

@@ -24,9 +24,11 @@ inline CudaStream stream_of(std::uintptr_t handle) {
 }
 
 class EngineHolder;
+struct ReleaseCall;
 
 // One submitted collective. `keep` must outlive the operation, and may be released under the GIL
-// only: a handle that is dropped early leaves it with the holder.
+// only: a handle that is dropped early leaves it with the holder, which lets Python's main thread
+// release it once the operation has ended.
 class HandleObject {
  public:
   HandleObject(std::shared_ptr<EngineHolder> holder, EntryPtr entry, pybind11::object keep,
@@ -63,7 +65,7 @@ class HandleObject {
 };
 
 // Owns the engine and the objects of operations whose handles were dropped. Under the GIL.
-class EngineHolder {
+class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
  public:
   explicit EngineHolder(std::unique_ptr<Engine> engine)
       : engine_(std::move(engine)), core_table_(make_core_table(*engine_)) {}
@@ -86,18 +88,16 @@ class EngineHolder {
   std::uintptr_t core_table() const {
     return reinterpret_cast<std::uintptr_t>(&core_table_);  // NOLINT: an address for Python
   }
-  void adopt(EntryPtr entry, pybind11::object keep) {
-    orphans_.emplace_back(std::move(entry), std::move(keep));
-  }
-  void release_orphans() {
-    std::erase_if(orphans_,
-                  [](const auto& orphan) { return orphan.first->completion->released(); });
-  }
+  // Keeps the object until its operation has ended, or that has been seen: on the host by itself,
+  // of GPU tensors, whose end is an event, at the next submission at the latest.
+  void adopt(EntryPtr entry, pybind11::object keep);
+  void release_orphans();
 
  private:
   std::unique_ptr<Engine> engine_;
   const HvdliteCore core_table_;
   std::vector<std::pair<EntryPtr, pybind11::object>> orphans_;
+  std::shared_ptr<ReleaseCall> release_call_;  // made with the first orphan
 };
 
 void register_handle(pybind11::module_& module);

@@ -51,6 +51,14 @@ class Completion {
   // Before the entry is submitted, once: `continuation` runs when the operation has ended, on the
   // thread that ended it. It must not block, and may submit.
   void then(std::function<void()> continuation) { then_ = std::move(continuation); }
+  // As then(), for an entry without a continuation that may be under way. False when it is done:
+  // then `continuation` never runs. Any thread.
+  bool then_unless_done(std::function<void()> continuation) {
+    MutexLock lock(mutex_);
+    if (done()) return false;
+    then_ = std::move(continuation);
+    return true;
+  }
   // Runner only: for whoever wants to run it later than finish() would.
   std::function<void()> take_continuation() { return std::exchange(then_, nullptr); }
   // Runner only, once.

@@ -1,10 +1,13 @@
-// Whole frames over the control channels: to and from every peer. Nothing here blocks.
+// Whole messages over the control channels: to and from every peer. Nothing here blocks.
+//
+// A message of any length can be sent: a long one travels in pieces (wire/message.h), and arrives
+// as the one frame that it was.
 //
 // What does not fit into a channel waits in an outgoing queue; poll() moves it on. A peer's stream
 // ends once everything it had written was read. Runner only.
 #pragma once
 
-#include <deque>
+#include <span>
 #include <vector>
 
 #include "transport/fabric.h"
@@ -28,18 +31,22 @@ class ControlPlane {
   bool poll();
   std::vector<Frame> take_frames();
   // Ranks whose stream has ended since the last call, in the order of detection; a frame of theirs
-  // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer.
+  // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer;
+  // otherwise as channels end.
   std::vector<std::pair<int, Status>> take_ended();
   bool ended(int rank) const { return peers_[rank].ended; }
   // Moves what is on its way out; true when nothing is left of it.
   bool flush();
+  // What of it is left: bytes, and the ranks that have not read them.
+  std::size_t unsent() const;
+  std::vector<int> unread() const;
   std::uint64_t frames_sent() const { return frames_sent_; }
 
  private:
   struct Peer {
     Channel* channel = nullptr;  // borrowed from the fabric; null for self
-    Bytes incoming;              // bytes of at most one unfinished frame, and what follows it
-    std::size_t parsed = 0;      // start of the unfinished frame in `incoming`
+    Bytes incoming;              // of an unfinished frame
+    Bytes pieces;                // of a message whose last frame is still to come
     Bytes outgoing;
     std::size_t written = 0;  // bytes of `outgoing` that have left
     bool ended = false;
@@ -47,6 +54,7 @@ class ControlPlane {
   void read(int rank);
   void write(int rank);
   void parse(int rank);
+  void take_frame(int rank, std::span<const std::byte> frame);  // without its length
   void end(int rank, Status why);
 
   std::vector<Peer> peers_;  // by rank

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/entry.h"
+#include "engine/process_set.h"
 
 namespace hvdlite {
 namespace {
@@ -32,6 +33,18 @@ std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
   return transposed(rows);
 }
 
+// What no honest rank submits, because it refuses it at the call: nothing when there is no such
+// thing. What is said here is relied on further down.
+std::optional<std::string> describe_impossible(const Request& request, const Group& group) {
+  if (request.kind == Kind::kBroadcast && group.index_of(request.root) < 0) {
+    return "its root, rank " + std::to_string(request.root) + ", is no member of " +
+           describe(group);
+  }
+  const bool of_the_world = request.kind == Kind::kJoin || request.changes_process_sets();
+  if (of_the_world && group.id != 0) return "it is for the world, not for " + describe(group);
+  return std::nullopt;
+}
+
 std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", which has joined"; }
 
 }  // namespace
@@ -57,6 +70,10 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
                                              request.name + " to process set " +
                                              std::to_string(request.process_set) +
                                              ", of which it is no member");
+  }
+  if (auto text = describe_impossible(request, found->second.group)) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             describe(request) + ", but " + *text);
   }
   if (joined_[rank]) {
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +

@@ -63,7 +63,8 @@ class Coordinator {
         joined_(size) {}
 
   void add_set(const Group& group);
-  // A rank wants a collective. kInternal when it is no member of the set, asks twice or has joined.
+  // A rank wants a collective. kInternal when it is no member of the set, asks twice, has joined,
+  // or wants what no rank lets its callers ask for.
   Status submit(int rank, const Request& request, TimePoint now);
   Status submit_cached(int rank, std::uint32_t id, TimePoint now);
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.

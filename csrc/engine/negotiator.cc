@@ -12,8 +12,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kCoordinatorRank = 0;
-// Requests of one submit frame, so that a flood of names stays far below kMaxFrameBytes.
-constexpr std::size_t kTensorsPerFrame = 4096;
 constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
 constexpr auto kLastWordsTime = std::chrono::milliseconds(200);
 
@@ -23,6 +21,17 @@ Status garbage(const Frame& frame) {
                     " sent a message that cannot be read (type " +
                     std::to_string(static_cast<int>(frame.type)) + ")",
                 frame.from);
+}
+
+std::size_t cache_capacity(const Config& config) {
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(config.cache_capacity, 0, kMaxCacheIds));
+}
+
+// How many numbers an answer to this request brings, see Response::first_dimensions.
+std::size_t numbers_due(const Request& request, std::size_t members) {
+  if (request.kind == Kind::kAllgather) return members * request.tensors.size();
+  if (request.kind == Kind::kAlltoall) return members;
+  return request.kind == Kind::kJoin || request.changes_process_sets() ? 1 : 0;
 }
 
 // The member's part of a response: of an alltoall only the rows that it receives itself. (An error
@@ -71,10 +80,10 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       waiter_(*fabric.waiter),
       patience_(config.collective_timeout),
       control_(fabric),
-      cache_(static_cast<std::size_t>(config.cache_capacity)),
+      cache_(cache_capacity(config)),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, config.cache_capacity, &timeline);
+  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline);
   coordinator_->add_set(*sets.get(0));
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
@@ -82,13 +91,6 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
   Submit message;
-  std::size_t tensors = 0;
-  const auto send = [&] {
-    if (message.cached.empty() && message.requests.empty()) return;
-    if (!coordinator_) control_.send(kCoordinatorRank, encode_submit(message));
-    message = {};
-    tensors = 0;
-  };
   for (const EntryPtr& entry : entries) {
     pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
@@ -100,11 +102,11 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
       message.cached.push_back(*id);
     } else {
       message.requests.push_back(entry->request);
-      tensors += entry->request.tensors.size() + entry->request.splits.size() + 1;
     }
-    if (tensors >= kTensorsPerFrame) send();
   }
-  send();
+  if (!message.cached.empty() || !message.requests.empty()) {
+    control_.send(kCoordinatorRank, encode_submit(message));
+  }
   counters_.messages_sent = control_.frames_sent();
 }
 
@@ -152,6 +154,8 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
     }
     case FrameType::kGoodbye:
       return handle_goodbye(frame);
+    case FrameType::kMore:
+      break;
   }
   return garbage(frame);
 }
@@ -180,6 +184,9 @@ Status Negotiator::handle_goodbye(const Frame& frame) {
 Status Negotiator::handle_ended(int rank, Status why) {
   if (why.code() == StatusCode::kInternal) return why;
   if (left_[rank]) return Status();
+  if (why.code() == StatusCode::kTimeout) {
+    return Status(StatusCode::kRankFailed, why.message(), rank);
+  }
   return Status(StatusCode::kRankFailed,
                 "rank " + std::to_string(rank) +
                     " died: its connections closed without a goodbye (killed, crashed, or out of "
@@ -265,9 +272,29 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   if (rounds.empty()) return Status();
   // The members must have all of it before this rank enters the first of these collectives: in
   // there it moves frames of several process sets only, and they could not follow.
+  return flush_answers();
+}
+
+Status Negotiator::flush_answers() {
   const auto flushed = [&] { return control_.flush(); };
   const auto never_fails = [] { return Status(); };
-  return waiter_.wait(flushed, never_fails, Deadline::after_knob(patience_));
+  Status status;
+  std::size_t left = 0;
+  do {
+    left = control_.unsent();
+    status = waiter_.wait(flushed, never_fails, Deadline::after_knob(patience_));
+    // A slow link is no peer that does not read.
+  } while (status.code() == StatusCode::kTimeout && control_.unsent() < left);
+  if (status.code() != StatusCode::kTimeout) return status;
+  const std::vector<int> ranks = control_.unread();
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return Status(
+      StatusCode::kTimeout,
+      (ranks.size() == 1 ? "rank " : "ranks ") + names +
+          " did not read what rank 0 answered within collective_timeout (stopped, or busy "
+          "in a callback?)",
+      ranks.front());
 }
 
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
@@ -325,10 +352,20 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     cache_.remember(response.cache_id, key, response.request);
   }
   const std::vector<int>& absent = response.absent;
-  if (std::binary_search(absent.begin(), absent.end(), rank_)) return Status();
+  const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
+  if (joined && entry == nullptr) return Status();
   if (entry == nullptr) {
     return Status(StatusCode::kInternal,
                   "the coordinator answered '" + key + "', which this rank has not submitted");
+  }
+  const GroupPtr set = sets_.get(entry->request.process_set);
+  if (joined || set == nullptr ||
+      response.first_dimensions.size() != numbers_due(entry->request, set->ranks.size())) {
+    const Status misfit(StatusCode::kInternal, "the coordinator's answer to " +
+                                                   describe(entry->request) +
+                                                   " does not fit what this rank has submitted");
+    queue_.finish(entry, misfit);
+    return misfit;
   }
   if (request->kind == Kind::kRemoveProcessSet) cache_.forget(entry->removes);
   round.entries.push_back(

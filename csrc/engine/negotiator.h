@@ -80,6 +80,7 @@ class Negotiator {
   void listen_for_causes();
   void listen_for_cause(const Frame& frame);
   Status coordinate(std::vector<Round>& rounds);
+  Status flush_answers();  // kTimeout names who does not read them
   // Sends the responses to the other members; gives those for this rank.
   std::vector<Response> distribute(const std::vector<Response>& responses);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);

@@ -51,6 +51,14 @@ Result<Fd> create_memfd(std::uint64_t bytes) {
   return fd;
 }
 
+Status check_sealed(const Fd& memfd) {
+  const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
+  if (seals < 0) return system_error("reading the seals of a shared segment", errno);
+  if ((seals & F_SEAL_SHRINK) != 0) return Status();
+  return Status(StatusCode::kInternal,
+                "a shared segment is not sealed: its owner could take its memory away");
+}
+
 Result<std::uint64_t> file_bytes(const Fd& fd) {
   struct stat info{};
   if (::fstat(fd.get(), &info) != 0) return system_error("fstat of a shared segment", errno);

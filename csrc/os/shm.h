@@ -33,6 +33,8 @@ class Mapping {
 // An anonymous file of that size, close-on-exec, sealed against shrinking. Nothing of it stays
 // behind when the processes end, and a small /dev/shm does not limit it.
 Result<Fd> create_memfd(std::uint64_t bytes);
+// kInternal unless nobody can shrink it any more, under those who have it mapped.
+Status check_sealed(const Fd& memfd);
 // Size of a file: kInternal when it cannot be read.
 Result<std::uint64_t> file_bytes(const Fd& fd);
 

@@ -7,7 +7,9 @@
 //
 // Thread: one user at a time (the engine's runner). Nothing here blocks. A writer wakes the
 // reader's Waiter; a TCP channel does so by the data itself.
-// Errors: kRankFailed once the peer has closed and everything it had written has been read.
+// Errors: kRankFailed once the peer has closed and everything it had written has been read;
+// kTimeout once its host has been silent for too long (peer_silent). They stay: each later call
+// gives the same.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +26,10 @@ inline Status peer_gone(int rank) {
   return Status(StatusCode::kRankFailed,
                 "the connection to rank " + std::to_string(rank) + " has closed", rank);
 }
+
+// The peer's host has not answered for `seconds`, or takes nothing any more; `error` is what the
+// system said. The peer itself may live.
+Status peer_silent(int rank, double seconds, int error);
 
 class Channel {
  public:

@@ -140,8 +140,10 @@ Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, Fd own_segment
     if (fabric->topology.same_host(link.rank)) {
       HVDLITE_RETURN_IF_ERROR(add_local_peer(*fabric, link));
     } else {
-      fabric->control[link.rank] = std::make_unique<TcpChannel>(link.rank, std::move(link.control));
-      fabric->data[link.rank] = std::make_unique<TcpChannel>(link.rank, std::move(link.data));
+      fabric->control[link.rank] =
+          std::make_unique<TcpChannel>(link.rank, std::move(link.control), config.peer_timeout);
+      fabric->data[link.rank] =
+          std::make_unique<TcpChannel>(link.rank, std::move(link.data), config.peer_timeout);
     }
   }
   HVDLITE_RETURN_IF_ERROR(attach_all(*fabric));

@@ -68,6 +68,7 @@ Result<Fd> Segment::create(const SegmentLayout& layout) {
 }
 
 Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
+  HVDLITE_RETURN_IF_ERROR(check_sealed(memfd));
   const Result<std::uint64_t> bytes = file_bytes(memfd);
   if (!bytes.ok()) return bytes.status();
   if (bytes.value() < kRingsAt) return Status(StatusCode::kInternal, "a segment is too small");

@@ -46,7 +46,7 @@ class Segment {
  public:
   // A sealed memfd of layout.total_bytes(), header written. Call once per rank, then map it.
   static Result<Fd> create(const SegmentLayout& layout);
-  // Maps a memfd and checks header, version and size: kInternal when they do not fit.
+  // Maps a memfd and checks seal, header, version and size: kInternal when they do not fit.
   static Result<std::shared_ptr<Segment>> map(const Fd& memfd);
   // Private memory of the same layout, for threads as ranks.
   static Result<std::shared_ptr<Segment>> in_process(const SegmentLayout& layout);

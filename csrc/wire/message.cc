@@ -8,7 +8,7 @@ namespace {
 constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
 constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an empty name
 constexpr std::size_t kMinRequestBytes = 37;  // fixed fields, an empty name, no tensor
-constexpr std::uint32_t kMaxCacheWords = 1 << 16;
+constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
 Writer begin(FrameType type) {
   Writer writer;

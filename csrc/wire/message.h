@@ -1,6 +1,8 @@
 // What ranks say to each other on the control plane.
 //
-//   frame    = length:u32 type:u8 body[length - 1]            length <= kMaxFrameBytes
+//   frame    = length:u32 type:u8 body[length - 1]            1 <= length <= kMaxFrameBytes
+//   message  = more* frame         its body is that of the pieces, then the frame's own
+//   more     = a frame of the type kMore: a piece of what does not fit into one frame
 //   submit   = bits requests                                   any rank -> the coordinator
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
@@ -35,12 +37,19 @@
 
 namespace hvdlite {
 
-inline constexpr std::uint32_t kMaxFrameBytes = 16 << 20;
+inline constexpr std::uint32_t kMaxFrameBytes = 1 << 20;
 inline constexpr std::size_t kMaxNameBytes = 512;
 inline constexpr std::size_t kMaxDimensions = 32;
 inline constexpr std::uint32_t kNotCached = UINT32_MAX;
+inline constexpr std::int64_t kMaxCacheIds = 1 << 22;
 
-enum class FrameType : std::uint8_t { kSubmit = 1, kRespond = 2, kAbort = 3, kGoodbye = 4 };
+enum class FrameType : std::uint8_t {
+  kSubmit = 1,
+  kRespond = 2,
+  kAbort = 3,
+  kGoodbye = 4,
+  kMore = 5,
+};
 
 enum class Kind : std::uint8_t {
   kAllreduce = 0,
@@ -147,6 +156,7 @@ std::optional<std::string> describe_bad_ranks(const Request& request, int size);
 // by receiving member; nothing for other kinds.
 std::vector<std::int64_t> rows_given(const Request& request, const Presence& present);
 
+// Whole messages as one frame, however long; the control plane sends long ones in pieces.
 Bytes encode_submit(const Submit& submit);
 Bytes encode_respond(const std::vector<Response>& responses);
 Bytes encode_abort(const Status& cause);

@@ -1,6 +1,14 @@
 // One conformance suite for channels, over every kind; then what is each kind's own.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <climits>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -74,14 +82,33 @@ std::unique_ptr<Pair> make_shm() {
   return pair;
 }
 
-std::unique_ptr<Pair> make_tcp() {
+std::pair<Fd, Fd> connected_tcp_sockets() {
+  const Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Fd dialled(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  CHECK_EQ(::bind(listener.get(), generic, length), 0);
+  CHECK_EQ(::listen(listener.get(), 1), 0);
+  CHECK_EQ(::getsockname(listener.get(), generic, &length), 0);
+  CHECK_EQ(::connect(dialled.get(), generic, length), 0);
+  Fd accepted(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  CHECK(accepted.valid());
+  return {std::move(dialled), std::move(accepted)};
+}
+
+std::unique_ptr<Pair> make_patient_tcp(double patience) {
   auto pair = std::make_unique<Pair>();
   make_waiters(*pair);
-  auto sockets = connected_sockets();
-  pair->ends[0].channel = std::make_unique<TcpChannel>(1, std::move(sockets.first));
-  pair->ends[1].channel = std::make_unique<TcpChannel>(0, std::move(sockets.second));
+  auto sockets = connected_tcp_sockets();
+  pair->ends[0].channel = std::make_unique<TcpChannel>(1, std::move(sockets.first), patience);
+  pair->ends[1].channel = std::make_unique<TcpChannel>(0, std::move(sockets.second), patience);
   return pair;
 }
+
+std::unique_ptr<Pair> make_tcp() { return make_patient_tcp(Config().peer_timeout); }
 
 void for_every_kind(const std::function<void(Pair&)>& body) {
   for (const auto make : {&make_inproc, &make_shm, &make_tcp}) {
@@ -226,6 +253,59 @@ TEST(channels_wake_a_writer_that_filled_the_ring_while_it_was_being_read) {
   }
 }
 
+TEST(tcp_channel_that_is_taken_nothing_from_says_so_and_for_how_long) {
+  const auto pair = make_patient_tcp(0.5);
+  for (End& end : pair->ends) CHECK_OK(end.channel->attach(*end.waiter));
+  Channel& channel = *pair->ends[0].channel;
+  std::vector<std::byte> buffer(1 << 20);
+  CHECK_EQ(pair->ends[1].channel->try_write(std::span(buffer).first(3)).value(), std::size_t{3});
+  const auto failed = [&] { return !channel.try_write(buffer).ok(); };
+  CHECK_OK(pair->ends[0].waiter->wait(failed, never_fails, Deadline::after(20s)));
+  CHECK(pair->ends[0].waiter->lost(1));
+  // What it had said before is still there; the reason is not lost on whoever asks later.
+  CHECK_EQ(channel.try_read(buffer).value(), std::size_t{3});
+  for (const auto& end : {channel.try_write(buffer), channel.try_read(buffer)}) {
+    CHECK_STATUS(end.status(), StatusCode::kTimeout);
+    CHECK_EQ(end.status().failed_rank(), 1);
+    const std::string start = "rank 1 has not answered for 0.5 s (Connection timed out)";
+    CHECK(end.status().message().find(start) == 0);
+  }
+}
+
+TEST(tcp_channel_asks_the_kernel_for_its_patience_whatever_the_number) {
+  struct Row {
+    double seconds;
+    int unconfirmed_ms;
+    int idle;
+  };
+  const std::vector<Row> rows = {
+      {60, 60'000, 10},
+      {Config().peer_timeout, 60'000, 10},
+      {1e-9, 1, 1},
+      {0.5, 500, 1},
+      {86400, 86'400'000, 60},
+      {INFINITY, INT_MAX, 60},
+      {0, INT_MAX, 60},
+      {1e10, INT_MAX, 60},
+      {1e300, INT_MAX, 60},
+  };
+  for (const Row& row : rows) {
+    auto sockets = connected_tcp_sockets();
+    const Fd copy(::dup(sockets.first.get()));
+    const TcpChannel channel(1, std::move(sockets.first), row.seconds);
+    const auto option = [&](int level, int name) {
+      int value = -1;
+      socklen_t length = sizeof value;
+      CHECK_EQ(::getsockopt(copy.get(), level, name, &value, &length), 0);
+      return value;
+    };
+    CHECK_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+    CHECK_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), row.unconfirmed_ms);
+    CHECK_EQ(option(IPPROTO_TCP, TCP_KEEPIDLE), row.idle);
+    CHECK_EQ(option(IPPROTO_TCP, TCP_KEEPINTVL), row.idle);
+  }
+}
+
 TEST(waiter_ends_at_its_deadline_and_when_interrupted) {
   const auto pair = make_inproc();
   Waiter& waiter = *pair->ends[0].waiter;
@@ -258,4 +338,23 @@ TEST(segment_refuses_memory_of_another_layout) {
   const auto other = create_memfd(layout.total_bytes());
   CHECK_OK(other.status());
   CHECK_STATUS(Segment::map(other.value()).status(), StatusCode::kInternal);
+}
+
+TEST(segment_refuses_memory_that_its_owner_could_shrink) {
+  const SegmentLayout layout = SegmentLayout::make(2, Config());
+  const auto sealed = Segment::create(layout);
+  CHECK_OK(sealed.status());
+  // The same bytes, in memory without a seal, and in a file that cannot have one.
+  const Fd open(::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const Fd file(::open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  for (const Fd* target : {&open, &file}) {
+    const auto bytes = static_cast<off_t>(layout.total_bytes());
+    CHECK_EQ(::ftruncate(target->get(), bytes), 0);
+    off_t from = 0;
+    CHECK(::sendfile(target->get(), sealed.value().get(), &from, 4096) == 4096);
+    const auto mapped = Segment::map(*target);
+    CHECK_STATUS(mapped.status(), StatusCode::kInternal);
+    CHECK(mapped.status().message().find("seal") != std::string::npos);
+  }
+  CHECK_EQ(::ftruncate(sealed.value().get(), 4096), -1);
 }

@@ -224,6 +224,52 @@ TEST(engine_abort_reaches_every_rank_with_its_reason) {
   });
 }
 
+TEST(engine_names_the_rank_that_does_not_read_its_answers) {
+  Config config = quick_config();
+  config.collective_timeout = 0.5;
+  auto engines = make_engines(one_host(3), config);
+  std::vector<EntryPtr> entries;
+  const auto submit = [&](int rank, const EntryPtr& entry) {
+    CHECK_OK(engines[rank]->enqueue(entry, false));
+    entries.push_back(entry);
+  };
+  for (int rank = 0; rank < 3; ++rank) submit(rank, addition({2}));
+  for (int rank = 0; rank < 3; ++rank) CHECK_OK(finish(*engines[rank], entries[rank]));
+  constexpr int kTensors = 2000;  // an answer of some 100 KiB; a ring holds 64
+  std::vector<float> value(1);
+  const auto submit_many = [&](int rank) {
+    const EntryPtr entry = allreduce_entry("many", value);
+    entry->request.tensors.clear();
+    for (int i = 0; i < kTensors; ++i) {
+      const std::string name = "a.name.that.is.sent.back." + std::to_string(i);
+      entry->request.tensors.push_back({name, DataType::kFloat32, {1}});
+    }
+    entry->inputs.assign(kTensors, value.data());
+    entry->outputs.assign(kTensors, value.data());
+    submit(rank, entry);
+  };
+  submit_many(2);
+  std::atomic<bool> busy{false};
+  std::atomic<bool> over{false};
+  const auto slow = allreduce_entry("slow", value);
+  slow->request.process_set = 1;
+  slow->completion->then([&] {
+    busy = true;
+    CHECK(soon([&] { return over.load(); }));
+  });
+  submit(2, slow);
+  CHECK(soon([&] { return busy.load(); }));
+  submit_many(0);
+  submit_many(1);
+  CHECK(ends_soon(*engines[0], 20s));
+  over = true;
+  CHECK_STATUS(engines[0]->status(), StatusCode::kTimeout);
+  CHECK_EQ(engines[0]->status().failed_rank(), 2);
+  CHECK(engines[0]->status().message().find("rank 2 did not read what rank 0 answered") == 0);
+  for (const auto& engine : engines) engine->shutdown();
+  for (const EntryPtr& entry : entries) CHECK(entry->completion->done());
+}
+
 TEST(engine_shutdown_with_operations_in_flight_ends_them_all) {
   run_world(one_host(2), [](int rank, Engine& engine) {
     std::vector<std::vector<float>> values(200, std::vector<float>(100, 1.0f));

@@ -78,6 +78,33 @@ TEST(coordinator_refuses_a_cache_id_that_was_never_given_out) {
   CHECK_STATUS(coordinator.submit_cached(1, 5, kStart), StatusCode::kInternal);
 }
 
+TEST(coordinator_refuses_what_only_a_broken_rank_can_ask_for) {
+  const auto make = [] {
+    Coordinator coordinator = make_coordinator(4);
+    coordinator.add_set({1, {1, 2}, 0, 0});
+    return coordinator;
+  };
+  const auto refused = [&](Kind kind, std::uint32_t set, int root) {
+    Coordinator coordinator = make();
+    Request request = allreduce_of("a", 4, set);
+    request.kind = kind;
+    request.root = root;
+    request.splits = {1, 2};
+    for (const int rank : {1, 2}) {
+      const Status status = coordinator.submit(rank, request, kStart);
+      CHECK_STATUS(status, StatusCode::kInternal);
+      CHECK(status.message().find("rank " + std::to_string(rank) + " submitted ") == 0);
+    }
+    CHECK(coordinator.take_responses().empty());
+    CHECK(coordinator.idle());
+  };
+  for (const int root : {-1, 0, 3, 4, INT32_MAX, INT32_MIN}) refused(Kind::kBroadcast, 1, root);
+  for (const int root : {-1, 4}) refused(Kind::kBroadcast, 0, root);
+  for (const Kind kind : {Kind::kJoin, Kind::kAddProcessSet, Kind::kRemoveProcessSet}) {
+    refused(kind, 1, -1);
+  }
+}
+
 TEST(coordinator_tells_every_rank_of_a_mismatch_once_all_have_submitted) {
   Coordinator coordinator = make_coordinator(3);
   CHECK_OK(coordinator.submit(0, allreduce_of("a", 4), kStart));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from faults.arrays import Array, ones, reduce_array, submit, total_of_ones, works
 from harness import run_world
-from hvdlite import basics
+from hvdlite import _core, basics
 
 
 def reduce_in_random_orders(tensors: int, seeds: int) -> int:
@@ -104,3 +105,36 @@ def test_ten_thousand_outstanding_tensors_are_all_right() -> None:
     for result in results:
         assert result.value["wrong"] == 0
         assert result.value["seconds"] <= 2.0
+
+
+class Kept:
+    """What an operation keeps alive."""
+
+
+def drop_handles(count: int) -> list[int]:
+    """Count what is alive while operations are under way, and after the last one, while idle."""
+    basics.init()
+    alive: weakref.WeakSet[Kept] = weakref.WeakSet()
+    arrays = [ones() for _ in range(count)]
+    reduce_array(ones(), "start")
+    if basics.rank() == 1:
+        time.sleep(0.2)
+    for number, array in enumerate(arrays):
+        kept, address = Kept(), array.ctypes.data
+        alive.add(kept)
+        tensor = _core.Tensor("", _core.DTYPES["float32"], array.shape, address, address)
+        name = f"dropped.{number}"
+        basics.engine().allreduce(name, [tensor], _core.REDUCE_OPS["sum"], keep=kept)
+    del kept
+    under_way = len(alive)
+    deadline = time.monotonic() + 20
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert all((array == total_of_ones()).all() for array in arrays)
+    return [under_way, len(alive)]
+
+
+def test_what_a_dropped_handle_keeps_is_released_when_its_operation_ends() -> None:
+    first, second = run_world(2, drop_handles, 100)
+    assert first.value == [100, 0]
+    assert second.value[1] == 0

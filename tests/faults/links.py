@@ -1,0 +1,85 @@
+"""Hosts that are network namespaces, each with a cable to one bridge: rank r is on host r.
+
+What tests/hosts/bed.py has besides (sshd, names, process ids) is not needed where the harness
+starts the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from hvdlite.bootstrap.store import Store
+
+_MARK = os.getpid() % 100_000  # two runs on one machine do not meet
+_BRIDGE = f"hvdl-br-{_MARK}"
+_SPACE = f"hvdl-{_MARK}-host"
+_NETWORK = f"10.213.{_MARK % 256}"
+ENTER = ["sh", "-c", f'exec ip netns exec {_SPACE}$HVDLITE_RANK "$@"', "sh"]
+
+
+def ip(*words: str) -> None:
+    """Run ip(8)."""
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def _can_make_namespaces() -> bool:
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
+        return False
+    probe = _SPACE + "-probe"
+    made = subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True)
+    subprocess.run(["ip", "netns", "del", probe], check=False, capture_output=True)
+    return made.returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not _can_make_namespaces(), reason="network namespaces need root, ip and tc"
+)
+
+
+@contextlib.contextmanager
+def linked_hosts(count: int, rate: str | None = None) -> Iterator[None]:
+    """Make the hosts; with `rate`, what each can send. This one is .254."""
+    with contextlib.ExitStack() as undo:
+        ip("link", "add", _BRIDGE, "type", "bridge")
+        undo.callback(ip, "link", "del", _BRIDGE)
+        ip("addr", "add", f"{_NETWORK}.254/24", "dev", _BRIDGE)
+        ip("link", "set", _BRIDGE, "up")
+        for number in range(count):
+            space, outer = f"{_SPACE}{number}", f"hvdl-v{number}-{_MARK}"
+            ip("netns", "add", space)
+            undo.callback(ip, "netns", "del", space)
+            ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            undo.callback(ip, "link", "del", outer)  # at once; a namespace takes its time
+            ip("link", "set", outer, "master", _BRIDGE, "up")
+            ip("-n", space, "addr", "add", f"{_NETWORK}.{number + 1}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            ip("-n", space, "link", "set", "lo", "up")
+            if rate is not None:
+                tbf = ["rate", rate, "burst", "32kbit", "latency", "400ms"]
+                enter = ("netns", "exec", space, "tc")
+                ip(*enter, "qdisc", "add", "dev", "eth0", "root", "tbf", *tbf)
+        yield
+
+
+def cut(host: int) -> None:
+    """Pull a host's cable."""
+    ip("-n", f"{_SPACE}{host}", "link", "set", "eth0", "down")
+
+
+@contextlib.contextmanager
+def meeting_place(count: int) -> Iterator[dict[str, str]]:
+    """Serve the store of a world of `count` ranks; give what the ranks find it by."""
+    token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
+    with Store.start(count, token, job_id, 0, f"{_NETWORK}.254:0") as store:
+        yield {
+            "HVDLITE_RENDEZVOUS": store.address,
+            "HVDLITE_TOKEN": token.hex(),
+            "HVDLITE_JOB_ID": job_id.hex(),
+        }

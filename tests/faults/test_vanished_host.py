@@ -1,0 +1,73 @@
+"""A host loses its power or its network while ranks only wait: all notice, within the peer timeout.
+
+Nothing is on its way then, so only the kernel's probes can tell. A process that is stopped answers
+them.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.arrays import describe, note_time, ones, reduce_array
+from faults.links import ENTER, cut, linked_hosts, meeting_place, needs_namespaces
+from harness import World
+from hvdlite import basics
+from hvdlite.errors import HvdliteError
+
+PATIENCE = 2.0
+BOUND = 20.0  # seconds; without probes it takes for ever
+
+
+def wait_for_each_other(lost: int, folder: str) -> dict[str, Any]:
+    """Ranks 0 and 1 wait for what the others never submit; rank 2 is idle, and asks late."""
+    basics.init()
+    print("paused", flush=True)
+    reduce_array(ones(), "all.of.us")
+    print("waiting", flush=True)
+    rank = basics.rank()
+    while rank == 2 and not (Path(folder) / f"{1 - lost}").exists():
+        time.sleep(0.05)
+    try:
+        reduce_array(ones(), f"only.rank.{rank}")
+    except HvdliteError as error:
+        note_time(str(Path(folder) / str(rank)))
+        return describe(error)
+    raise AssertionError("nothing failed")
+
+
+def pause(world: World, rank: int) -> None:
+    """Stop a rank for longer than the peer timeout, while the others wait for it."""
+    world.wait_for(rank, "paused")
+    world.signal(rank, signal.SIGSTOP)
+    time.sleep(2 * PATIENCE)
+    world.signal(rank, signal.SIGCONT)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("lost", [0, 1])
+def test_host_that_vanishes_while_all_wait_is_noticed(lost: int, tmp_path: Path) -> None:
+    with linked_hosts(3), meeting_place(3) as place:
+        environment = {**place, "HVDLITE_PEER_TIMEOUT": str(PATIENCE)}
+        body = wait_for_each_other
+        with World(3, body, lost, str(tmp_path), env=environment, command=ENTER) as world:
+            if lost == 1:
+                pause(world, 0)
+            for rank in range(3):
+                world.wait_for(rank, "waiting")
+            time.sleep(0.5)  # what was submitted has been confirmed
+            since = time.monotonic()
+            cut(lost)
+            results = world.wait()
+    for result in results:
+        error = result.value
+        assert error["kind"] == "RankFailedError"
+        assert error["seen"] - since <= BOUND
+        if result.rank != lost:
+            assert error["rank"] == lost
+            assert f"rank {lost} has not answered for 2 s (" in error["message"]
+        assert "killed, crashed" not in error["message"]
