@@ -14,6 +14,7 @@
 
 #include "base/deadline.h"
 #include "bindings/bindings.h"
+#include "bindings/unlocked.h"
 #include "engine/core_table.h"
 #include "engine/engine.h"
 
@@ -74,7 +75,7 @@ class EngineHolder {
       for (auto& orphan : orphans_) (void)orphan.second.release();
       return;
     }
-    const pybind11::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     engine_.reset();
   }
 

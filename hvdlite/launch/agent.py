@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import hvdlite
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.compat import on_path
@@ -232,7 +233,7 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(own["HVDLITE_JOB_ID"]), 0)
     address = own["HVDLITE_RENDEZVOUS"]
     try:
-        StoreClient(address, job, int(rank), _CHECK_SECONDS).close()
+        StoreClient(address, job, int(rank), Deadline(_CHECK_SECONDS)).close()
     except BootstrapError as error:
         raise OSError(
             f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
