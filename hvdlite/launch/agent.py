@@ -32,6 +32,7 @@ from hvdlite.launch.local import RESULT, Worker, start_worker
 from hvdlite.launch.loop import JobLoop
 from hvdlite.launch.placement import Slot
 from hvdlite.launch.resources import available_cores, oom_kills
+from hvdlite.launch.ssh import SAFE_PATH
 from hvdlite.launch.streams import Stream, StreamReader
 
 SILENCE = 30.0  # seconds without a word of the launcher until it counts as gone
@@ -256,6 +257,7 @@ def _receive_part(link: Link) -> dict[str, Any] | None:
 
 def main() -> int:
     """Run the agent."""
+    os.environ.pop(SAFE_PATH, None)  # It was for this process; the ranks have the user's own.
     link = Link()
     hello = {
         "version": hvdlite.__version__,
