@@ -273,18 +273,26 @@ class _Mesh:
         self, listeners: list[socket.socket], peers: list[dict[str, Any]], place: Place
     ) -> None:
         """Accept in a thread of its own while this one dials."""
-        accepting = threading.Thread(
-            target=self._accept_all, args=(listeners, place), name="hvdlite-accept", daemon=True
-        )
+        ended = threading.Event()
+
+        def accept() -> None:
+            try:
+                self._accept_all(listeners, place)
+            finally:
+                ended.set()
+
+        accepting = threading.Thread(target=accept, name="hvdlite-accept", daemon=True)
         accepting.start()
         try:
             for rank in range(self._worker.rank):
                 self._dial(rank, peers[rank], place)
+            ended.wait()
         except BaseException as error:
             self._failure = self._failure or error
             raise
         finally:
-            _outlast(accepting)
+            _outlast(ended)
+            accepting.join()
         if self._failure is not None:
             raise self._failure
 
@@ -431,12 +439,15 @@ class _Mesh:
         )
 
 
-def _outlast(thread: threading.Thread) -> None:
-    """Wait for a thread's end whatever comes: what it uses must not be closed before."""
+def _outlast(ended: threading.Event) -> None:
+    """Wait for a thread's end whatever comes: what it uses must not be closed before.
+
+    Not by `join`, which takes a thread for ended, up to Python 3.12, when a signal handler raises.
+    """
     interrupt: BaseException | None = None
-    while thread.is_alive():
+    while not ended.is_set():
         try:
-            thread.join()
+            ended.wait()
         except BaseException as error:
             interrupt = error
     if interrupt is not None:
