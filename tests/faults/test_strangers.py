@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import threading
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from faults.arrays import ones, reduce_array, total_of_ones
-from faults.flood import HELLO, flooded
+from faults.flood import HELLO, flooded, flooded_by_another_user
 from faults.jobs import (
     Address,
     listening_tcp,
@@ -47,8 +48,6 @@ def addresses_of(pid: int) -> set[Address]:
 
 
 def start_when_told(folder: str) -> dict[str, Any]:
-    import os
-
     if os.environ["HVDLITE_RANK"] == "1":
         while not (Path(folder) / "go").exists():
             time.sleep(0.01)
@@ -78,6 +77,20 @@ def test_world_starts_amid_garbage_at_every_port(tmp_path: Path) -> None:
     assert [result.value["wrong"] for result in results] == [0, 0]
     assert results[1].value["seconds"] <= 10
     assert not trap.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_world_starts_amid_a_flood_of_another_user(tmp_path: Path) -> None:
+    """Names of abstract sockets are in /proc/net/unix for everybody to connect to."""
+    with World(2, start_when_told, str(tmp_path)) as world:
+        first = world.pids[0]
+        wait_until(lambda: len(listening_unix(socket_inodes(first))) >= 1, 20, "rank 0 listens")
+        doors = listening_unix(socket_inodes(first))
+        doors |= listening_unix(socket_inodes(psutil.Process().pid))
+        with flooded_by_another_user(doors, processes=2):
+            (tmp_path / "go").touch()
+            results = world.wait()
+    assert [result.value["wrong"] for result in results] == [0, 0]
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
