@@ -20,15 +20,11 @@ namespace hvdlite {
 // which abort the process. Such a thread stays here instead, as it does in later Pythons.
 template <typename Work>
 void parked_at_the_end(Work&& work) {
-#ifdef __GLIBCXX__
   try {
     work();
   } catch (abi::__forced_unwind&) {
     park();
   }
-#else
-  work();
-#endif
 }
 
 // Releases the GIL as long as it lives; the thread holds it before and after.
