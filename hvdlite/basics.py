@@ -49,6 +49,7 @@ class _World:
     cross_size: int
     host_of: tuple[int, ...]
     recorder: Recorder
+    start: Deadline
 
 
 _world: _World | None = None
@@ -120,6 +121,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         cross_size=connection.cross_size,
         host_of=tuple(connection.host_of),
         recorder=recorder,
+        start=deadline,
     )
     try:
         numbering.restart()
@@ -163,20 +165,39 @@ def shutdown() -> None:
     Does nothing when not initialised. While `init` runs, in this thread below a signal handler or
     in another one, that is given up, and raises BootstrapError.
     """
-    global _busy
+    start, world = _starting, _world
+    _give_up_starting()
+    while not _lock.acquire(timeout=_LOOK_SECONDS):
+        if _busy == "init" and _starting is not start:
+            return  # What ran when this was called has ended; what runs now came later.
+    try:
+        if _world is not None and (_world is world or _world.start is start):
+            _leave_unless_busy(_world)
+    finally:
+        _lock.release()
+
+
+def _leave_at_exit() -> None:
+    """Leave whatever world there is; no init() of a daemon thread may hold up the end."""
     _give_up_starting()
     while not _lock.acquire(timeout=_LOOK_SECONDS):
         _give_up_starting()
     try:
-        if _busy is not None or _world is None:
-            return  # This is a signal handler, and what it interrupted goes on to its end.
-        try:
-            _busy = "shutdown"
-            _leave_world(_world)
-        finally:
-            _busy = None
+        if _world is not None:
+            _leave_unless_busy(_world)
     finally:
         _lock.release()
+
+
+def _leave_unless_busy(world: _World) -> None:
+    global _busy
+    if _busy is not None:
+        return  # This is a signal handler, and what it interrupted goes on to its end.
+    try:
+        _busy = "shutdown"
+        _leave_world(world)
+    finally:
+        _busy = None
 
 
 def _give_up_starting() -> None:
@@ -340,7 +361,7 @@ def _install_hooks() -> None:
     if _hooks_installed:
         return
     _hooks_installed = True
-    atexit.register(shutdown)
+    atexit.register(_leave_at_exit)
     previous = sys.excepthook
 
     def tell_peers_then_report(

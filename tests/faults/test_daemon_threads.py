@@ -119,7 +119,7 @@ def end_without_a_word(kind: str) -> None:
 
     basics.init()
     assert works("before")
-    atexit.unregister(basics.shutdown)
+    atexit.unregister(basics._leave_at_exit)
     if basics.rank() == 1:
         for number in range(THREADS):
             threading.Thread(target=INSIDE[kind], args=(number,), daemon=True).start()
