@@ -3,6 +3,9 @@
 This module holds the one default engine that the adapters share. `init` connects to the other ranks
 when a launcher started this process (hvdlite-run, torchrun), and makes a world of one otherwise.
 
+One lock orders whatever begins or ends a world. It lets its own thread in again, for signal
+handlers: `shutdown` in one returns at once, and an `init` that it interrupted then raises.
+
 Example:
     >>> import hvdlite.basics as hvd
     >>> hvd.init()
@@ -25,8 +28,9 @@ from typing import Any
 
 from hvdlite import _core, gpu, numbering, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
-from hvdlite.bootstrap.environment import detect, timeline_parts
-from hvdlite.errors import ArgumentError, HvdliteError, NotInitializedError
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.environment import WorkerEnvironment, detect, timeline_parts
+from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gathering import gather_bytes
 from hvdlite.process_sets import StaticSets
 from hvdlite.recording import Recorder
@@ -45,12 +49,16 @@ class _World:
     cross_size: int
     host_of: tuple[int, ...]
     recorder: Recorder
+    start: Deadline
 
 
 _world: _World | None = None
 _watchers: list[Callable[[_core.Engine | None], None]] = []
-_lock = threading.Lock()
+_lock = threading.RLock()
+_busy: str | None = None  # the function that begins or ends a world; under the lock
+_starting: Deadline | None = None  # of the init() that runs, in whatever thread
 _hooks_installed = False
+_LOOK_SECONDS = 0.1  # between looks for an init() of another thread to give up
 _LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
 
@@ -67,7 +75,7 @@ def init(comm: Any = None, process_sets: StaticSets = None) -> None:
 
     Raises:
         BootstrapError: a rank did not arrive in time, was refused, or gave other process sets; the
-            message says which.
+            message says which. Or `shutdown` was called meanwhile.
         ArgumentError: a process set cannot be, on every rank; or the file that HVDLITE_TIMELINE
             names cannot be written.
     """
@@ -76,17 +84,29 @@ def init(comm: Any = None, process_sets: StaticSets = None) -> None:
             f"init(comm={comm!r}): the world is what the launcher started; for parts of it use "
             "init(process_sets=[...])"
         )
+    global _busy, _starting
     with _lock:
-        if _world is None:
-            _join_world(process_sets)
+        if _busy is not None:
+            raise BootstrapError(
+                f"init() was called by a signal handler while {_busy}() runs in the same thread; "
+                "call it again when that has returned"
+            )
+        if _world is not None:
+            return
+        try:
+            _busy = "init"
+            worker = detect()
+            _starting = Deadline(worker.start_timeout)
+            _join_world(worker, _starting, process_sets)
+        finally:
+            _busy = _starting = None
 
 
-def _join_world(static: StaticSets) -> None:
+def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSets) -> None:
     global _world
     sets = process_sets.static_sets(static)
     agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
-    worker = detect()
-    connection = connect(worker, _core.create_segment, agreed)
+    connection = connect(worker, _core.create_segment, agreed, deadline)
     recorder = Recorder(
         connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
     )
@@ -101,17 +121,21 @@ def _join_world(static: StaticSets) -> None:
         cross_size=connection.cross_size,
         host_of=tuple(connection.host_of),
         recorder=recorder,
+        start=deadline,
     )
-    numbering.restart()
-    process_sets.begin(engine, connection.rank, connection.size)
     try:
+        numbering.restart()
+        process_sets.begin(engine, connection.rank, connection.size)
         process_sets.register_static(sets)
-    except BaseException:
+        _install_hooks()
+        for watcher in _watchers:
+            watcher(engine)
+        deadline.refuse_if_given_up()
+    except BaseException as error:
         _leave_world(_world)
+        if isinstance(error, HvdliteError):
+            deadline.refuse_if_given_up()  # What shutdown() ended says less.
         raise
-    _install_hooks()
-    for watcher in _watchers:
-        watcher(engine)
 
 
 def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
@@ -138,22 +162,66 @@ def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
 def shutdown() -> None:
     """Leave the world cleanly; what is still in flight gets a moment to end, then fails.
 
-    Does nothing when not initialised.
+    Does nothing when not initialised. While `init` runs, in this thread below a signal handler or
+    in another one, that is given up, and raises BootstrapError.
     """
-    with _lock:
-        if _world is None:
-            return
-        _leave_world(_world)
-        for watcher in _watchers:
-            watcher(None)
+    start, world = _starting, _world
+    _give_up_starting()
+    while not _lock.acquire(timeout=_LOOK_SECONDS):
+        if _busy == "init" and _starting is not start:
+            return  # What ran when this was called has ended; what runs now came later.
+    try:
+        if _world is not None and (_world is world or _world.start is start):
+            _leave_unless_busy(_world)
+    finally:
+        _lock.release()
+
+
+def _leave_at_exit() -> None:
+    """Leave whatever world there is; no init() of a daemon thread may hold up the end."""
+    _give_up_starting()
+    while not _lock.acquire(timeout=_LOOK_SECONDS):
+        _give_up_starting()
+    try:
+        if _world is not None:
+            _leave_unless_busy(_world)
+    finally:
+        _lock.release()
+
+
+def _leave_unless_busy(world: _World) -> None:
+    global _busy
+    if _busy is not None:
+        return  # This is a signal handler, and what it interrupted goes on to its end.
+    try:
+        _busy = "shutdown"
+        _leave_world(world)
+    finally:
+        _busy = None
+
+
+def _give_up_starting() -> None:
+    """Make an init() raise that runs below this signal handler, or in another thread."""
+    start, world = _starting, _world
+    if start is not None:
+        start.give_up()
+        if world is not None:
+            world.engine.shutdown()  # It may wait for other ranks to register process sets.
 
 
 def _leave_world(world: _World) -> None:
+    """End a world; all of it, whatever a signal handler raises meanwhile."""
     global _world
     _world = None
-    _stop_timeline(world)
-    world.engine.shutdown()
-    process_sets.end()
+    try:
+        _stop_timeline(world)
+    finally:
+        try:
+            world.engine.shutdown()
+        finally:
+            process_sets.end()
+            for watcher in _watchers:
+                watcher(None)
 
 
 def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
@@ -164,7 +232,10 @@ def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
     """
     with _lock:
         _watchers.append(watcher)
-        watcher(_world.engine if _world is not None else None)
+        world = _world
+        watcher(world.engine if world is not None else None)
+        if world is not None and _world is None:
+            watcher(None)  # A signal handler has shut down just before.
 
 
 def is_initialized() -> bool:
@@ -253,6 +324,9 @@ def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
         file = world.recorder.begin(file_path)
         try:
             world.engine.start_trace(file, mark_cycles)
+            if _world is not world:  # A signal handler has shut down meanwhile.
+                world.engine.stop_trace()
+                raise NotInitializedError("shutdown() was called while start_timeline() ran")
         except BaseException:
             world.recorder.cancel()
             raise
@@ -287,7 +361,7 @@ def _install_hooks() -> None:
     if _hooks_installed:
         return
     _hooks_installed = True
-    atexit.register(shutdown)
+    atexit.register(_leave_at_exit)
     previous = sys.excepthook
 
     def tell_peers_then_report(

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "bindings/handle.h"
 #include "bindings/slot.h"
+#include "bindings/unlocked.h"
 #include "os/fd.h"
 #include "transport/fabric.h"
 
@@ -211,7 +212,7 @@ py::dict tunables(const HolderPtr& self) {
 void shutdown(const HolderPtr& self) {
   if (forked()) return;  // the parent's world is not the child's to leave
   {
-    const py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     self->engine().shutdown();
   }
   self->release_orphans();
@@ -226,13 +227,13 @@ void start_trace(const HolderPtr& self, int file, bool rounds) {
 void stop_trace(const HolderPtr& self) {
   if (forked()) return;  // its writer lives in the parent only
   Trace& trace = self->engine().trace();
-  const py::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   trace.stop();
 }
 
 void abort(const HolderPtr& self, const std::string& reason) {
   Engine& engine = self->engine();
-  const py::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   engine.abort(reason);
 }
 
@@ -251,12 +252,11 @@ HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint3
 
 std::unique_ptr<SlotObject> allocate_slot(const HolderPtr& self, int gpu, std::size_t bytes) {
   Engine& engine = self->engine();
-  const py::gil_scoped_release unlocked;
-  Result<DeviceSlots::Holder> slot = engine.allocate_slot(gpu, bytes);
-  if (!slot.ok()) {
-    const py::gil_scoped_acquire locked;
-    raise_status(slot.status());
-  }
+  Result<DeviceSlots::Holder> slot = [&] {
+    const Unlocked unlocked;
+    return engine.allocate_slot(gpu, bytes);
+  }();
+  raise_if_error(slot.status());
   return std::make_unique<SlotObject>(std::move(slot.value()));
 }
 

@@ -4,6 +4,7 @@
 
 #include "backend/gpu_report.h"
 #include "bindings/bindings.h"
+#include "bindings/unlocked.h"
 
 namespace py = pybind11;
 
@@ -15,7 +16,7 @@ using Row = std::tuple<std::string, bool, std::string>;
 std::vector<Row> gpu_report(const std::vector<std::string>& nccl_folders) {
   const Result<Config> config = Config::from_environment();
   raise_if_error(config.status());
-  const py::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   const GpuReport report = examine_gpus(config.value(), nccl_folders);
   return {{"CUDA driver", report.driver.ok, report.driver.reason},
           {"NCCL", report.nccl.ok, report.nccl.reason}};

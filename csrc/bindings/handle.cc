@@ -16,6 +16,7 @@ namespace {
 
 // Between two looks for Ctrl-C while a thread waits with the GIL released.
 constexpr auto kSignalSlice = std::chrono::milliseconds(100);
+constexpr double kLongestSeconds = 1e9;
 // Between two looks at a device for whose work a thread waits.
 constexpr auto kDeviceInterval = std::chrono::microseconds(50);
 
@@ -88,7 +89,9 @@ void HandleObject::raise_timeout() const {
 }
 
 void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream) {
-  const Deadline deadline = timeout ? Deadline::after_seconds(*timeout) : Deadline::never();
+  // 0 looks once, as everywhere in Python; what no clock can count to is never, as None is.
+  const bool ends = timeout && *timeout < kLongestSeconds;
+  const Deadline deadline = ends ? Deadline::after_seconds(*timeout) : Deadline::never();
   if (!done()) wait_until_done(deadline);
   if (entry_->completion->status().ok() && entry_->completion->on_device != nullptr) {
     wait_for_device(stream, deadline);
@@ -102,7 +105,7 @@ void HandleObject::wait_until_done(const Deadline& deadline) {
   while (!done()) {
     if (deadline.passed()) raise_timeout();
     {
-      const py::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       (void)engine.wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
     }
     if (!done() && PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -119,7 +122,7 @@ void HandleObject::wait_for_device(std::optional<std::uintptr_t> stream, const D
   while (!stream && !end.reached()) {
     if (deadline.passed()) raise_timeout();
     {
-      const py::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       std::this_thread::sleep_for(kDeviceInterval);
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();

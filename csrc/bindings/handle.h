@@ -14,6 +14,7 @@
 
 #include "base/deadline.h"
 #include "bindings/bindings.h"
+#include "bindings/unlocked.h"
 #include "engine/core_table.h"
 #include "engine/engine.h"
 
@@ -76,7 +77,7 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
       for (auto& orphan : orphans_) (void)orphan.second.release();
       return;
     }
-    const pybind11::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     engine_.reset();
   }
 

@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "bindings/unlocked.h"
 
 namespace py = pybind11;
 
@@ -35,10 +36,13 @@ const char* class_of(StatusCode code) {
 }  // namespace
 
 void raise_status(const Status& status) {
-  const py::object type = py::module_::import("hvdlite.errors").attr(class_of(status.code()));
-  const py::object error = type(status.message());
-  if (status.failed_rank() >= 0) error.attr("failed_rank") = status.failed_rank();
-  PyErr_SetObject(type.ptr(), error.ptr());
+  // It runs Python, during which other threads get the GIL, and the interpreter may end.
+  parked_at_the_end([&status] {
+    const py::object type = py::module_::import("hvdlite.errors").attr(class_of(status.code()));
+    const py::object error = type(status.message());
+    if (status.failed_rank() >= 0) error.attr("failed_rank") = status.failed_rank();
+    PyErr_SetObject(type.ptr(), error.ptr());
+  });
   throw py::error_already_set();
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/device_slots.h"
+#include "bindings/unlocked.h"
 #include "os/fd.h"
 
 namespace hvdlite {
@@ -21,7 +22,7 @@ class SlotObject {
       new DeviceSlots::Holder(std::move(slot_));  // NOLINT: never deleted
       return;
     }
-    const pybind11::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     slot_.reset();
   }
   SlotObject(const SlotObject&) = delete;

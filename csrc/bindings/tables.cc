@@ -8,6 +8,7 @@
 #include "base/config.h"
 #include "base/dtype.h"
 #include "bindings/bindings.h"
+#include "bindings/unlocked.h"
 #include "transport/segment.h"
 
 namespace py = pybind11;
@@ -91,7 +92,7 @@ double memcpy_speed(std::size_t bytes, int repeats) {
   if (bytes == 0 || repeats < 1) {
     raise_status(Status(StatusCode::kInvalidArgument, "bytes and repeats are at least 1"));
   }
-  const py::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   const auto from = std::make_unique<std::byte[]>(bytes);
   const auto to = std::make_unique<std::byte[]>(bytes);
   std::memcpy(to.get(), from.get(), bytes);  // first touch

@@ -1,10 +1,18 @@
 // What the processor offers to this process.
 #pragma once
 
+#include <string>
+
 namespace hvdlite {
 
-// Processors that this process may run on (its affinity mask), at least 1.
+// Processors that this process may use, at least 1: those of its affinity mask, or fewer where its
+// cgroup, or one above it, has a quota of processor time (a container's limit).
 int available_cores();
+
+// Whole processors that the strictest quota leaves to a process, at least 1; 0 where there is none.
+// `cgroups` is the folder where cgroups are mounted, of version 1 or 2, and `membership` the text
+// of the process's /proc/PID/cgroup.
+int quota_cores(const std::string& cgroups, const std::string& membership);
 
 struct CpuFeatures {
   bool avx2_f16c = false;

@@ -1,7 +1,9 @@
 """The accepting side of all connections: many handshakes at once, bounded in number and time.
 
-A stranger costs one small object and at most `HANDSHAKE_SECONDS`; when strangers crowd the waiting
-room, the one that has waited longest goes, so a real peer always gets its turn.
+A stranger costs one small object and at most `HANDSHAKE_SECONDS`. However many knock, those that
+are in are served after every few that are let in; and when strangers crowd the waiting room, one
+goes that has not named this job, the one that has waited longest. So a real peer always gets its
+turn.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from hvdlite.bootstrap.address import same_user
 from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job, RefusedError, ServerHandshake
 
 _LEAST_ROOM = 256
+_AT_ONCE = 64  # let in, or sent away, before those that are in are served again
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Acceptor:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except OSError:
@@ -82,7 +85,7 @@ class Acceptor:
                 connection.close()
                 continue
             if len(self._pending) >= self._room:
-                self._drop(next(iter(self._pending.values())))
+                self._drop(self._least_welcome())
             connection.setblocking(False)
             deadline = time.monotonic() + HANDSHAKE_SECONDS
             pending = _Pending(connection, ServerHandshake(self._job, self._size), deadline)
@@ -90,6 +93,12 @@ class Acceptor:
             self._selector.register(
                 connection, selectors.EVENT_READ, lambda p=pending: self._advance(p)
             )
+
+    def _least_welcome(self) -> _Pending:
+        """Choose who goes: a stranger cannot name this job, but over TCP it may have listened."""
+        waiting = self._pending.values()
+        strangers = (pending for pending in waiting if not pending.handshake.transcript)
+        return next(strangers, next(iter(waiting)))
 
     def _advance(self, pending: _Pending) -> None:
         try:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import ipaddress
 import os
 import secrets
+import select
 import socket
 import struct
 from collections.abc import Sequence
+from typing import Any
 
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.errors import BootstrapError
 
 _BACKLOG = 1024
+_CROWDED_SECONDS = 0.005  # until the next try where too many wait
 _CREDENTIALS = struct.Struct("iII")
 _SIOCGIFADDR = 0x8915
 _INTERFACE = struct.Struct("16s4s4s16x")  # a name and an IPv4 socket address: family, port, address
@@ -19,15 +25,23 @@ UNIX = "unix:"
 
 
 def listen(address: str) -> socket.socket:
-    """Open a listener; a port of 0 lets the kernel choose. Its address is `address_of` it."""
+    """Open a listener; a port of 0 lets the kernel choose. Its address is `address_of` it.
+
+    Raises:
+        OSError: the address cannot be listened on.
+        BootstrapError: it is none.
+    """
     if address.startswith(UNIX):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        target: str | tuple[str, int] = "\0" + address[len(UNIX) :]
+        target: Any = "\0" + address[len(UNIX) :]
     else:
-        host, target_port = split_host(address)
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        target = (host, target_port)
+        family, target = resolve(address)[0]
+        listener = socket.socket(family)
     try:
+        # What an earlier start closed first waits at a fixed port for a minute. On Linux this lets
+        # a new listener in all the same, and never two at a time.
+        if listener.family != socket.AF_UNIX and target[1] != 0:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(target)
         listener.listen(_BACKLOG)
     except OSError:
@@ -49,27 +63,98 @@ def address_of(listener: socket.socket) -> str:
     return f"{name[0]}:{name[1]}"
 
 
-def dial(address: str, timeout: float) -> socket.socket:
-    """Connect, within `timeout` seconds; raises OSError."""
+def dial(address: str, deadline: Deadline) -> socket.socket:
+    """Connect; the socket does not block.
+
+    Raises:
+        OSError: nobody listens there, or another user does; TimeoutError at the deadline.
+        BootstrapError: it is no address, or the deadline was given up.
+    """
     if address.startswith(UNIX):
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout)
+        name = "\0" + address[len(UNIX) :]
+        return _connect(socket.AF_UNIX, name, deadline, address)
+    error: OSError | None = None
+    for family, target in resolve(address):
         try:
-            connection.connect("\0" + address[len(UNIX) :])
-        except OSError:
-            connection.close()
-            raise
+            return _connect(family, target, deadline, address)
+        except OSError as latest:
+            error = error or latest
+    raise error or OSError(f"{address} has no address")
+
+
+def _connect(family: int, target: Any, deadline: Deadline, address: str) -> socket.socket:
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        error = connection.connect_ex(target)
+        # The queue of a Unix socket is full, of strangers perhaps: nothing tells when it is not.
+        while error == errno.EAGAIN:
+            deadline.sleep(_CROWDED_SECONDS)
+            error = connection.connect_ex(target)
+        if error == errno.EINPROGRESS:
+            poller = select.poll()
+            poller.register(connection, select.POLLOUT)
+            while not poller.poll(1000 * deadline.check()):
+                pass
+            error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error != 0:
+            raise OSError(error, os.strerror(error))
         if not same_user(connection):
-            connection.close()
             raise PermissionError(f"{address} is served by another user")
-        return connection
-    return socket.create_connection(split_host(address), timeout=timeout)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def resolve(address: str) -> list[tuple[int, Any]]:
+    """Look "host:port" up: families and socket addresses, those of IPv4 first.
+
+    Raises:
+        OSError: the host is not known.
+        BootstrapError: it is no address.
+    """
+    host, port = split_host(address)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    targets = [(int(family), target) for family, _, _, _, target in found]
+    return sorted(targets, key=lambda one: one[0] != socket.AF_INET)
 
 
 def split_host(address: str) -> tuple[str, int]:
-    """Split "host:port"; an IPv6 address may contain colons."""
+    """Split "host:port"; an IPv6 address may contain colons.
+
+    Raises:
+        BootstrapError: it is no address.
+
+    Example:
+        >>> split_host("node1:23456"), split_host("[fe80::1]:23456")
+        (('node1', 23456), ('fe80::1', 23456))
+    """
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        host.encode("idna")  # A name can be wrong in ways that no resolver is asked about.
+        number = int(port) if port.isascii() and port.isdigit() else -1
+    except UnicodeError:
+        number = -1
+    if not host or not 0 <= number < 1 << 16:
+        raise BootstrapError(
+            f"{address!r} is not an address: give a host and a port, such as node1:23456"
+        )
+    return host, number
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether only this host can reach "host:port", whose host is a number.
+
+    Example:
+        >>> [is_loopback(one) for one in ("127.0.1.1:5", "::1:5", "10.0.0.1:5", "unix:name")]
+        [True, True, False, False]
+    """
+    if address.startswith(UNIX):
+        return False
+    host = split_host(address)[0].partition("%")[0]
+    return ipaddress.ip_address(host).is_loopback
 
 
 def interface_address(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import struct
 import time
 from typing import NamedTuple
 
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.errors import BootstrapError
 
 ROUNDS = 16
@@ -32,7 +33,7 @@ class ClockOffset(NamedTuple):
 SAME_CLOCK = ClockOffset(0, 0)
 
 
-def measure_offset(connection: socket.socket) -> ClockOffset:
+def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset:
     """Ask the server at the other end, which calls `answer_readings`.
 
     Raises:
@@ -42,7 +43,7 @@ def measure_offset(connection: socket.socket) -> ClockOffset:
     for _ in range(ROUNDS):
         asked = time.monotonic_ns()
         connection.sendall(b"?")
-        (reading,) = _READING.unpack(_receive(connection, _READING.size))
+        (reading,) = _READING.unpack(_receive(connection, _READING.size, deadline))
         answered = time.monotonic_ns()
         error = (answered - asked + 1) // 2
         if best is None or error < best.error:
@@ -51,21 +52,21 @@ def measure_offset(connection: socket.socket) -> ClockOffset:
     return best
 
 
-def answer_readings(connection: socket.socket) -> None:
+def answer_readings(connection: socket.socket, deadline: Deadline) -> None:
     """Answer the questions of one `measure_offset`.
 
     Raises:
         OSError: the connection failed or was too slow.
     """
     for _ in range(ROUNDS):
-        _receive(connection, 1)
+        _receive(connection, 1, deadline)
         connection.sendall(_READING.pack(time.monotonic_ns()))
 
 
-def _receive(connection: socket.socket, length: int) -> bytes:
+def _receive(connection: socket.socket, length: int, deadline: Deadline) -> bytes:
     data = b""
     while len(data) < length:
-        more = connection.recv(length - len(data))
+        more = deadline.receive(connection, length - len(data))
         if not more:
             raise BootstrapError("a rank left while the clocks were compared")
         data += more

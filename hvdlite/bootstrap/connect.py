@@ -16,7 +16,6 @@ import os
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +24,22 @@ from typing import Any
 from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.address import (
     address_of,
-    dial,
     fresh_unix_address,
     interface_address,
+    is_loopback,
     listen,
 )
 from hvdlite.bootstrap.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
+from hvdlite.bootstrap.deadline import Deadline, GivenUpError
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
-from hvdlite.bootstrap.store import Store, StoreClient, client_handshake
+from hvdlite.bootstrap.introduction import introduce
+from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.bootstrap.topology import Place, Said, place_ranks
 from hvdlite.errors import BootstrapError
 
 _LOOPBACK = "127.0.0.1"
-_TICK_SECONDS = 0.1
-_STARTS_PER_EPOCH = 1 << 16
-
-_starts = 0
+_EPOCH_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,16 @@ class Connection:
 
 @dataclass
 class _Link:
+    """The way to one peer; `passing` becomes `control` once the peer has passed its memory."""
+
     control: socket.socket | None = None
     data: socket.socket | None = None
+    passing: socket.socket | None = None
     segment: int = -1
     bell: int = -1
 
     def close(self) -> None:
-        for connection in (self.control, self.data):
+        for connection in (self.control, self.data, self.passing):
             if connection is not None:
                 connection.close()
         for fd in (self.segment, self.bell):
@@ -108,6 +109,7 @@ def connect(
     worker: WorkerEnvironment,
     create_segment: Callable[[int], int],
     agreed: Mapping[str, str] | None = None,
+    deadline: Deadline | None = None,
 ) -> Connection:
     """Connect this rank to all others.
 
@@ -116,25 +118,23 @@ def connect(
         create_segment: makes the memory that this rank shares with its host, given the number of
             ranks there; returns a descriptor.
         agreed: settings that every rank must have alike, by variable.
+        deadline: for all of it, to be given up from elsewhere; by default as `worker` says.
 
     Raises:
         BootstrapError: some rank did not arrive or was refused; the message says which.
+        GivenUpError: the deadline was given up.
     """
     if worker.size == 1:
         return Connection()
-    # All ranks call init() equally often, so a leftover of an earlier start is of another epoch.
-    global _starts
-    epoch = worker.epoch * _STARTS_PER_EPOCH + _starts % _STARTS_PER_EPOCH
-    _starts += 1
+    deadline = deadline or Deadline(worker.start_timeout)
     job = Job(worker.token, worker.job_id, worker.epoch)
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
             stack.enter_context(_serve_store(worker, worker.rendezvous))
-        client = StoreClient(worker.rendezvous, job, worker.rank, worker.start_timeout)
+        client = StoreClient(worker.rendezvous, job, worker.rank, deadline)
         stack.enter_context(client)
-        mesh = _Mesh(worker, Job(worker.token, worker.job_id, epoch), client, create_segment)
-        return mesh.connect(agreed or {})
+        return _Mesh(worker, client, create_segment, deadline).connect(agreed or {})
 
 
 def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
@@ -146,7 +146,7 @@ def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
         reason = error.strerror or error
         raise BootstrapError(f"rank 0 cannot listen at {address}: {reason}; {remedy}") from error
     # As where /etc/hosts maps a host's own name to 127.0.1.1.
-    if store.address.startswith("127.") and worker.local_size not in (None, worker.size):
+    if is_loopback(store.address) and worker.local_size not in (None, worker.size):
         store.close()
         raise BootstrapError(
             f"rank 0 would serve at {address}, which no other host can reach; {remedy}"
@@ -185,18 +185,19 @@ class _Mesh:
     def __init__(
         self,
         worker: WorkerEnvironment,
-        job: Job,
         client: StoreClient,
         create_segment: Callable[[int], int],
+        deadline: Deadline,
     ) -> None:
         self._worker = worker
-        self._job = job
+        self._job = Job(worker.token, worker.job_id, worker.epoch)
         self._client = client
         self._create_segment = create_segment
-        self._deadline = time.monotonic() + worker.start_timeout
+        self._deadline = deadline
         self._links = {rank: _Link() for rank in range(worker.size) if rank != worker.rank}
+        self._selector = selectors.DefaultSelector()
         self._segment = self._bell = -1
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     def connect(self, agreed: Mapping[str, str]) -> Connection:
         listeners = [listen(fresh_unix_address()), listen(f"{self._own_host()}:0")]
@@ -218,6 +219,7 @@ class _Mesh:
             self._close()
             raise
         finally:
+            self._selector.close()
             for listener in listeners:
                 listener.close()
         first = place.host_of.index(place.host_of[self._worker.rank])
@@ -230,11 +232,10 @@ class _Mesh:
         for peer in firsts if rank == 0 else [0] if rank in firsts else []:
             connection = self._links[peer].control
             assert connection is not None
-            connection.settimeout(max(0.1, self._deadline - time.monotonic()))
             try:
                 if rank != 0:
-                    return measure_offset(connection)
-                answer_readings(connection)
+                    return measure_offset(connection, self._deadline)
+                answer_readings(connection, self._deadline)
             except OSError as error:
                 raise BootstrapError(
                     f"rank {rank} could not compare its clock with rank {peer}'s: {error}"
@@ -260,23 +261,38 @@ class _Mesh:
             "tcp": address_of(listeners[1]),
             "agreed": dict(agreed),
         }
-        blobs = self._client.exchange(f"addresses/{self._job.epoch}", json.dumps(own).encode())
+        blobs = self._client.exchange("addresses", json.dumps(own).encode())
+        # What the ranks of this start, and no others, have in common: the addresses are fresh. A
+        # leftover of an earlier start, or of one that failed, is of another epoch then.
+        digest = hashlib.sha256(b"%d" % worker.epoch + b"".join(blobs)).digest()
+        epoch = int.from_bytes(digest[:_EPOCH_BYTES], "little")
+        self._job = Job(worker.token, worker.job_id, epoch)
         return [json.loads(blob) for blob in blobs]
 
     def _run(
         self, listeners: list[socket.socket], peers: list[dict[str, Any]], place: Place
     ) -> None:
         """Accept in a thread of its own while this one dials."""
-        accepting = threading.Thread(
-            target=self._accept_all, args=(listeners, place), name="hvdlite-accept", daemon=True
-        )
+        ended = threading.Event()
+
+        def accept() -> None:
+            try:
+                self._accept_all(listeners, place)
+            finally:
+                ended.set()
+
+        accepting = threading.Thread(target=accept, name="hvdlite-accept", daemon=True)
         accepting.start()
         try:
             for rank in range(self._worker.rank):
                 self._dial(rank, peers[rank], place)
-        except Exception as error:
+            ended.wait()
+        except BaseException as error:
             self._failure = self._failure or error
-        accepting.join()
+            raise
+        finally:
+            _outlast(ended)
+            accepting.join()
         if self._failure is not None:
             raise self._failure
 
@@ -284,42 +300,53 @@ class _Mesh:
         local = place.host_of[rank] == place.host_of[self._worker.rank]
         roles = [Role.CONTROL] if local else [Role.CONTROL, Role.DATA]
         for role in roles:
+            address = peer["unix"] if local else peer["tcp"]
             try:
-                left = max(0.1, self._deadline - time.monotonic())
-                connection = dial(peer["unix"] if local else peer["tcp"], left)
+                connection, _ = introduce(
+                    address, self._job, self._worker.rank, role, self._deadline
+                )
+            except GivenUpError:
+                raise
             except OSError as error:
                 raise BootstrapError(
                     f"rank {self._worker.rank} cannot reach rank {rank}: {error}"
                 ) from error
-            try:
-                client_handshake(connection, self._job, self._worker.rank, role)
             except BootstrapError as error:
-                connection.close()
                 raise BootstrapError(f"rank {rank}: {error}") from error
-            self._keep(rank, role, connection)
+            if role == Role.DATA:
+                self._links[rank].data = connection
+                continue
+            self._links[rank].passing = connection
+            if not local:
+                self._promote(rank)
+                continue
+            try:
+                self._deadline.attempt(connection, lambda: self._give_memory(rank))
+                self._deadline.attempt(connection, lambda: self._take_memory(rank))
+            except TimeoutError:
+                raise BootstrapError(f"rank {rank} did not pass its memory in time") from None
 
     def _accept_all(self, listeners: list[socket.socket], place: Place) -> None:
         """Accept until every higher rank is connected, a failure, or the deadline."""
-        with selectors.DefaultSelector() as selector:
-            acceptors = [
-                Acceptor(listener, self._job, self._worker.size, selector, self._welcome)
-                for listener in listeners
-            ]
-            try:
-                while self._failure is None and (missing := self._missing(place)):
-                    if time.monotonic() > self._deadline:
-                        raise BootstrapError(
-                            f"rank {missing[0]} did not connect to rank {self._worker.rank} in time"
-                        )
-                    for key, _ in selector.select(_TICK_SECONDS):
-                        handle: Callable[[], None] = key.data
-                        handle()
-                    for acceptor in acceptors:
-                        acceptor.expire()
-            except Exception as error:
-                self._failure = self._failure or error
-            for acceptor in acceptors:
-                acceptor.close()
+        acceptors = [
+            Acceptor(listener, self._job, self._worker.size, self._selector, self._welcome)
+            for listener in listeners
+        ]
+        try:
+            while self._failure is None and (missing := self._missing(place)):
+                for key, _ in self._selector.select(self._deadline.check()):
+                    handle: Callable[[], None] = key.data
+                    handle()
+                for acceptor in acceptors:
+                    acceptor.expire()
+        except TimeoutError:
+            self._failure = self._failure or BootstrapError(
+                f"rank {missing[0]} did not connect to rank {self._worker.rank} in time"
+            )
+        except BaseException as error:
+            self._failure = self._failure or error
+        for acceptor in acceptors:
+            acceptor.close()
 
     def _missing(self, place: Place) -> list[int]:
         missing = []
@@ -331,35 +358,63 @@ class _Mesh:
         return missing
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
-        link = self._links.get(handshake.rank)
-        taken = (
-            link is None
-            or (link.control if handshake.role == Role.CONTROL else link.data) is not None
-        )
-        if taken or handshake.rank < self._worker.rank or handshake.role == Role.STORE:
+        rank, role = handshake.rank, handshake.role
+        link = self._links.get(rank)
+        if link is None or rank < self._worker.rank or role == Role.STORE:
             connection.close()
-            return
-        self._keep(handshake.rank, handshake.role, connection)
-
-    def _keep(self, rank: int, role: Role, connection: socket.socket) -> None:
-        """Take over an authenticated connection; within a host, swap memory and bells over it."""
-        link = self._links[rank]
-        if role == Role.DATA:
+        elif role == Role.DATA and link.data is None:
             link.data = connection
+        elif role == Role.CONTROL and link.control is None and link.passing is None:
+            link.passing = connection
+            self._swap_memory(rank, connection)
+        else:
+            connection.close()
+
+    def _swap_memory(self, rank: int, connection: socket.socket) -> None:
+        """Give a higher rank this one's memory, and take its own when it comes."""
+        if connection.family != socket.AF_UNIX:
+            self._promote(rank)
             return
-        if connection.family == socket.AF_UNIX:
-            connection.settimeout(max(0.1, self._deadline - time.monotonic()))
-            try:
-                socket.send_fds(connection, [b"f"], [self._segment, self._bell])
-                data, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
-            except OSError as error:
-                raise BootstrapError(f"rank {rank} did not pass its memory: {error}") from error
+        connection.setblocking(False)
+        self._give_memory(rank)
+
+        def take() -> None:
+            with contextlib.suppress(BlockingIOError):
+                self._take_memory(rank)
+                self._selector.unregister(connection)
+
+        self._selector.register(connection, selectors.EVENT_READ, take)
+
+    def _promote(self, rank: int) -> None:
+        link = self._links[rank]
+        link.control, link.passing = link.passing, None
+
+    def _give_memory(self, rank: int) -> None:
+        connection = self._links[rank].passing
+        assert connection is not None
+        try:
+            socket.send_fds(connection, [b"f"], [self._segment, self._bell])
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise BootstrapError(f"rank {rank} did not take memory: {error}") from error
+
+    def _take_memory(self, rank: int) -> None:
+        """Take a peer's memory and bell; the connection to it is complete then."""
+        link = self._links[rank]
+        assert link.passing is not None
+        try:
+            data, descriptors, _, _ = socket.recv_fds(link.passing, 1, 2, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, TimeoutError):
+            raise
+        except OSError as error:
+            raise BootstrapError(f"rank {rank} did not pass its memory: {error}") from error
+        if data != b"f" or len(descriptors) != 2:
             for fd in descriptors:
-                os.set_inheritable(fd, False)
-            if data != b"f" or len(descriptors) != 2:
-                raise BootstrapError(f"rank {rank} left before it passed its memory")
-            link.segment, link.bell = descriptors
-        link.control = connection
+                os.close(fd)
+            raise BootstrapError(f"rank {rank} left before it passed its memory")
+        link.segment, link.bell = descriptors
+        self._promote(rank)
 
     def _close(self) -> None:
         for link in self._links.values():
@@ -382,3 +437,18 @@ class _Mesh:
             cross_size=place.cross_size,
             clock=clock,
         )
+
+
+def _outlast(ended: threading.Event) -> None:
+    """Wait for a thread's end whatever comes: what it uses must not be closed before.
+
+    Not by `join`, which takes a thread for ended, up to Python 3.12, when a signal handler raises.
+    """
+    interrupt: BaseException | None = None
+    while not ended.is_set():
+        try:
+            ended.wait()
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -40,7 +40,7 @@ class WorkerEnvironment:
         serves_store: this rank serves the store itself (rank 0 of somebody else's launcher).
         host_id: overrides the identity of the host, so that one machine can play several.
         interfaces: network interfaces to be reached at; by the route to the store when empty.
-        start_timeout: seconds that the ranks have to find each other.
+        start_timeout: seconds that the ranks have to find each other; 0 means no end.
     """
 
     rank: int = 0
@@ -114,9 +114,10 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
     if size == 1:
         return worker
     token = variables.get(_TOKEN) or _kept_token
+    variables.text("HVDLITE_RENDEZVOUS")
     return replace(
         worker,
-        rendezvous=variables.text("HVDLITE_RENDEZVOUS"),
+        rendezvous=variables.address("HVDLITE_RENDEZVOUS"),
         token=variables.secret(_TOKEN, token, _TOKEN_BYTES),
         job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), _JOB_ID_BYTES),
         epoch=variables.number("HVDLITE_EPOCH", 0),
@@ -172,7 +173,7 @@ def _from_seat(variables: Variables, seat: Seat) -> WorkerEnvironment:
     if seat.size == 1:
         return worker
     digest = hashlib.sha256(f"{seat.launcher}|{seat.job}|{os.getuid()}|{seat.size}".encode())
-    given = variables.get("HVDLITE_RENDEZVOUS")
+    given = variables.address("HVDLITE_RENDEZVOUS")
     token = variables.get(_TOKEN) or _kept_token
     if seat.on_one_host and given is None:
         return replace(

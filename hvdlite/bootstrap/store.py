@@ -1,15 +1,17 @@
 """The launcher's store: where ranks learn each other's addresses.
 
 It knows one operation: *exchange*. Every rank gives a blob under the same key, and gets the blobs
-of all ranks, in rank order, once the last one has given its own. Keys carry the epoch, so that
-leftovers of an earlier start never mix with this one.
+of all ranks, in rank order, once the last one has given its own. A blob counts while its rank waits
+for the answer, so what an earlier start left never mixes with this one.
 
 Example:
     >>> import secrets
+    >>> from hvdlite.bootstrap.deadline import Deadline
     >>> from hvdlite.bootstrap.handshake import Job
     >>> token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
     >>> with Store.start(size=1, token=token, job_id=job_id) as store:
-    ...     with StoreClient(store.address, Job(token, job_id, 0), rank=0, timeout=5) as client:
+    ...     job = Job(token, job_id, epoch=0)
+    ...     with StoreClient(store.address, job, rank=0, deadline=Deadline(5)) as client:
     ...         client.exchange("hello", b"me")
     [b'me']
 """
@@ -26,7 +28,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from hvdlite.bootstrap.acceptor import Acceptor
-from hvdlite.bootstrap.address import address_of, dial, fresh_unix_address, listen
+from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.frames import FrameReader, FrameWriter
 from hvdlite.bootstrap.handshake import (
     HANDSHAKE_SECONDS,
@@ -36,6 +39,7 @@ from hvdlite.bootstrap.handshake import (
     ServerHandshake,
     session_keys,
 )
+from hvdlite.bootstrap.introduction import introduce
 from hvdlite.errors import BootstrapError
 
 _MAX_KEY_BYTES = 512
@@ -43,6 +47,7 @@ _KEY = struct.Struct("<Hd")  # length of the key, seconds that the rank can wait
 _BLOB = struct.Struct("<I")
 _TICK_SECONDS = 0.25
 _GRACE_SECONDS = 2.0
+_RETRY_SECONDS = 0.02
 _GIVEN, _FAILED = b"g", b"f"
 
 
@@ -213,35 +218,33 @@ class Store:
 class StoreClient:
     """One rank's connection to the store."""
 
-    def __init__(self, address: str, job: Job, rank: int, timeout: float) -> None:
-        """Connect and prove oneself.
+    def __init__(self, address: str, job: Job, rank: int, deadline: Deadline) -> None:
+        """Connect and prove oneself; `deadline` is for everything that this client waits for.
 
         Raises:
             BootstrapError: the store cannot be reached, or refuses this rank.
         """
-        self._deadline = time.monotonic() + timeout
+        self._deadline = deadline
         self._rank = rank
-        self._connection = self._dial(address)
-        try:
-            handshake = client_handshake(self._connection, job, rank, Role.STORE)
-        except BaseException:
-            self._connection.close()
-            raise
+        self._connection, handshake = self._reach(address, job)
         from_client, from_server = session_keys(job, handshake.transcript)
         self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)
 
-    def _dial(self, address: str) -> socket.socket:
+    def _reach(self, address: str, job: Job) -> tuple[socket.socket, ClientHandshake]:
+        error: OSError | None = None
         while True:
             try:
-                return dial(address, max(0.1, self._deadline - time.monotonic()))
-            except OSError as error:
                 # Under torchrun rank 0 may still be on its way to serve.
-                if time.monotonic() > self._deadline:
+                if error is not None:
+                    self._deadline.sleep(_RETRY_SECONDS)
+                return introduce(address, job, self._rank, Role.STORE, self._deadline)
+            except OSError as latest:
+                if self._deadline.passed:
                     raise BootstrapError(
-                        f"rank {self._rank} cannot reach the store at {address}: {error}; "
-                        "does the launcher still run?"
-                    ) from error
-                time.sleep(0.02)
+                        f"rank {self._rank} cannot reach the store at {address}: "
+                        f"{error or latest}; does the launcher still run?"
+                    ) from latest
+                error = latest
 
     @property
     def local_host(self) -> str | None:
@@ -257,9 +260,9 @@ class StoreClient:
             BootstrapError: some rank did not give its blob in time, or left.
         """
         name = key.encode()
-        head = _KEY.pack(len(name), max(0.0, self._deadline - time.monotonic()))
+        head = _KEY.pack(len(name), max(0.0, self._deadline.seconds_left))
         try:
-            self._connection.sendall(self._writer.wrap(head + name + blob))
+            self._deadline.send(self._connection, self._writer.wrap(head + name + blob))
             answer = self._receive()
         except TimeoutError:
             raise BootstrapError(
@@ -280,9 +283,7 @@ class StoreClient:
     def _receive(self) -> bytes:
         while True:
             # The store answers at the deadline, and says who is missing.
-            left = self._deadline + _GRACE_SECONDS - time.monotonic()
-            self._connection.settimeout(max(0.01, left))
-            data = self._connection.recv(1 << 16)
+            data = self._deadline.receive(self._connection, 1 << 16, _GRACE_SECONDS)
             if not data:
                 raise BootstrapError(
                     f"rank {self._rank} lost the store while it waited for the other ranks"
@@ -305,27 +306,3 @@ class StoreClient:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def client_handshake(connection: socket.socket, job: Job, rank: int, role: Role) -> ClientHandshake:
-    """Prove this rank to the server at the other end, and have it prove itself.
-
-    Raises:
-        BootstrapError: it refuses, hangs up, or takes longer than `HANDSHAKE_SECONDS`.
-    """
-    deadline = time.monotonic() + HANDSHAKE_SECONDS
-    handshake = ClientHandshake(job, rank, role)
-    try:
-        connection.sendall(handshake.hello)
-        while not handshake.done:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            data = connection.recv(handshake.wanted())
-            if not data or time.monotonic() > deadline:
-                raise BootstrapError(
-                    f"the peer closed the connection of rank {rank} during the handshake: it "
-                    "belongs to another job, or another user"
-                )
-            connection.sendall(handshake.feed(data))
-    except OSError as error:
-        raise BootstrapError(f"the handshake of rank {rank} failed: {error}") from error
-    return handshake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hvdlite.bootstrap.address import UNIX, split_host
 from hvdlite.errors import BootstrapError
 
 
@@ -59,12 +60,29 @@ class Variables:
         return self.number(name) if name in self else None
 
     def seconds(self, name: str, default: float) -> float:
-        """Return a time in seconds."""
+        """Return a time in seconds from 0, which `deadline.Deadline` takes for "never"."""
         value = self.get(name)
+        if value is None:
+            return default
         try:
-            return default if value is None else float(value)
+            seconds = float(value)
         except ValueError:
-            raise BootstrapError(f"{name}={value} is not a number of seconds") from None
+            seconds = -1.0
+        if not seconds >= 0:
+            raise BootstrapError(
+                f"{name}={value} cannot be used: give a number of seconds, or 0 for no limit"
+            )
+        return seconds
+
+    def address(self, name: str) -> str | None:
+        """Return "unix:NAME" or "host:port", None when it is not set."""
+        value = self.get(name)
+        if value is not None and not value.startswith(UNIX):
+            try:
+                split_host(value)
+            except BootstrapError as error:
+                raise BootstrapError(f"{name} cannot be used: {error}") from None
+        return value
 
     def secret(self, name: str, value: str | None, length: int) -> bytes:
         """Decode `value`, which came under `name`: so many bytes, as hexadecimal digits."""

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import hvdlite
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.compat import on_path
@@ -31,6 +32,7 @@ from hvdlite.launch.local import RESULT, Worker, start_worker
 from hvdlite.launch.loop import JobLoop
 from hvdlite.launch.placement import Slot
 from hvdlite.launch.resources import available_cores, oom_kills
+from hvdlite.launch.ssh import SAFE_PATH
 from hvdlite.launch.streams import Stream, StreamReader
 
 SILENCE = 30.0  # seconds without a word of the launcher until it counts as gone
@@ -232,7 +234,7 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(own["HVDLITE_JOB_ID"]), 0)
     address = own["HVDLITE_RENDEZVOUS"]
     try:
-        StoreClient(address, job, int(rank), _CHECK_SECONDS).close()
+        StoreClient(address, job, int(rank), Deadline(_CHECK_SECONDS)).close()
     except BootstrapError as error:
         raise OSError(
             f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
@@ -255,6 +257,7 @@ def _receive_part(link: Link) -> dict[str, Any] | None:
 
 def main() -> int:
     """Run the agent."""
+    os.environ.pop(SAFE_PATH, None)  # It was for this process; the ranks have the user's own.
     link = Link()
     hello = {
         "version": hvdlite.__version__,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdlite.errors import ArgumentError, RankFailedError
-from hvdlite.launch.call import Returned, pack, unpack_result
+from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import Description, Outcome, run_job
 from hvdlite.launch.report import Failure, last_lines
@@ -58,7 +58,7 @@ def run(
         np: number of ranks; all slots of the hosts by default, or 1.
         hosts: where to run, as `-H`: "host1:2,host2:2"; this machine by default.
         hostfile: the same from a file.
-        start_timeout: seconds that hosts and ranks have to find each other.
+        start_timeout: seconds that hosts and ranks have to find each other; 0 for no limit.
         ssh_port: of the other hosts.
         ssh_identity_file: private key for ssh.
         ssh_config: configuration that ssh reads instead of its own.
@@ -73,7 +73,7 @@ def run(
         What each rank returned.
 
     Raises:
-        ArgumentError: the number of ranks or the hosts cannot be used.
+        ArgumentError: the number of ranks, the hosts or a timeout cannot be used.
         RankFailedError: a rank ended without an exception, or with one that cannot be pickled.
         Exception: what the first failing rank raised, with its traceback as the cause.
 
@@ -98,7 +98,7 @@ def run(
             identity_file=_path(ssh_identity_file),
             config=_path(ssh_config),
             python=python,
-            connect_seconds=start_timeout or SshOptions.connect_seconds,
+            connect_seconds=_seconds(start_timeout),
         ),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
@@ -107,6 +107,16 @@ def run(
         stdin=pack(fn, args, kwargs or {}),
     )
     return _outcome_of(what)
+
+
+def _seconds(start_timeout: float | None) -> float:
+    if start_timeout is None:
+        return SshOptions.connect_seconds
+    if not start_timeout >= 0:
+        raise ArgumentError(
+            f"start_timeout={start_timeout}: give a number of seconds, or 0 for no limit"
+        )
+    return start_timeout
 
 
 def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> dict[str, str]:
@@ -147,7 +157,8 @@ def _results(outcome: Outcome, ranks: int) -> list[Any]:
     """Unpickle what the ranks returned, or raise what the first failing one did."""
     if outcome.status == _INTERRUPTED and outcome.root is None:
         raise KeyboardInterrupt
-    returned = {rank: unpack_result(data) for rank, data in outcome.results.items()}
+    unpacked = {rank: unpack_result(data) for rank, data in outcome.results.items()}
+    returned = {rank: one for rank, one in unpacked.items() if one is not None}
     if outcome.root is not None:
         _raise(outcome.root, returned.get(outcome.root.rank, Returned()))
     missing = [rank for rank in range(ranks) if rank not in returned]
@@ -158,11 +169,12 @@ def _results(outcome: Outcome, ranks: int) -> list[Any]:
 
 
 def _raise(root: Failure, returned: Returned) -> None:
-    if returned.error is not None:
-        error: BaseException = pickle.loads(returned.error)
-        raise error from RemoteTraceback(f"rank {root.rank}:\n{returned.text}")
+    cause = RemoteTraceback(f"rank {root.rank}:\n{returned.text}") if returned.text else None
+    error = unpack_error(returned)
+    if error is not None:
+        raise error from cause
     said = "\n".join(f"    {line}" for line in last_lines(root.stderr))
     text = f"rank {root.rank} (pid {root.pid}) failed first: {root.ending}"
     failure = RankFailedError(f"{text}\n{said}" if said else text)
     failure.failed_rank = root.rank
-    raise failure
+    raise failure from cause

@@ -41,10 +41,27 @@ def pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     return pickle.dumps((path, cloudpickle.dumps((fn, tuple(args), dict(kwargs)))))
 
 
-def unpack_result(data: bytes) -> Returned:
-    """Read what a rank wrote to its descriptor; the rank is one of this user's own."""
-    value, error, text = pickle.loads(data)
+def unpack_result(data: bytes) -> Returned | None:
+    """Read what a rank wrote to its descriptor; the rank is one of this user's own.
+
+    None when that is not all of it: the rank ended while it wrote.
+    """
+    try:
+        value, error, text = pickle.loads(data)
+    except Exception:  # A pickle that was cut fails in many ways.
+        return None
     return Returned(value, error, text)
+
+
+def unpack_error(returned: Returned) -> BaseException | None:
+    """Give the exception of a rank; None if there is none, or its class is not known here."""
+    if returned.error is None:
+        return None
+    try:
+        error = pickle.loads(returned.error)
+    except Exception:  # Whatever its module does when it is imported here.
+        return None
+    return error if isinstance(error, BaseException) else None
 
 
 def _give(fd: int, returned: Returned) -> None:

@@ -90,7 +90,7 @@ def describe_job(
             identity_file=options.ssh_identity_file,
             config=options.ssh_config,
             python=options.remote_python,
-            connect_seconds=options.start_timeout or SshOptions.connect_seconds,
+            **({} if options.start_timeout is None else {"connect_seconds": options.start_timeout}),
         ),
         interfaces=options.network_interfaces,
         output_folder=options.output_filename,

@@ -37,13 +37,6 @@ def _amount(text: str) -> float:
     return value
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError(text)
-    return value
-
-
 def _port(text: str) -> int:
     value = int(text)
     if not 0 < value < 1 << 16:
@@ -59,7 +52,6 @@ def _names(text: str) -> list[str]:
 _megabytes.__name__ = "number of MiB"
 _count.__name__ = "count"
 _amount.__name__ = "number"
-_seconds.__name__ = "number of seconds"
 _port.__name__ = "port"
 
 # By knob: what horovodrun calls it, and how its value is read.
@@ -67,10 +59,10 @@ _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "fusion_threshold": ("--fusion-threshold-mb", _megabytes),
     "stall_warning": ("--stall-check-warning-time-seconds", _amount),
     "stall_shutdown": ("--stall-check-shutdown-time-seconds", _amount),
-    "collective_timeout": ("--gloo-timeout-seconds", _seconds),
+    "collective_timeout": ("--gloo-timeout-seconds", _amount),
     "autotune_trials": ("--autotune-bayes-opt-max-samples", _count),
 }
-_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": _amount, "str": str}
 _READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count, "log_level": str.lower}
 # Knobs with flags of their own.
 _OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
@@ -114,9 +106,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="say what is started")
     parser.add_argument(
         "--start-timeout",
-        type=_seconds,
+        type=_amount,
         metavar="SECONDS",
-        help="how long hvd.init() waits for all ranks, and ssh for a host",
+        help="how long hvd.init() waits for all ranks, and ssh for a host; 0: as long as it takes",
     )
     parser.add_argument(
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"

@@ -20,6 +20,11 @@ from typing import Any
 GREETING = b"\0hvdlite-agent\0"
 _HEADER = struct.Struct("<BII")
 _MOST_NOISE = 1 << 20
+_SHOWN = 60  # bytes of what is no frame
+
+
+class NoFrameError(ValueError):
+    """Something else than a frame has arrived: nothing that follows can be understood."""
 
 
 class Kind(enum.IntEnum):
@@ -39,6 +44,9 @@ class Kind(enum.IntEnum):
     ALIVE = 12  # launcher: still there
 
 
+_KINDS = frozenset(Kind)
+
+
 @dataclass(frozen=True)
 class Frame:
     """One message; `rank` is 0 where it is about no rank."""
@@ -48,8 +56,15 @@ class Frame:
     body: bytes
 
     def data(self) -> Any:
-        """Decode the body of a frame that carries values."""
-        return json.loads(self.body)
+        """Decode the body of a frame that carries values.
+
+        Raises:
+            NoFrameError: it carries none.
+        """
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise NoFrameError(repr(self.body[:_SHOWN])) from None
 
 
 def frame(kind: Kind, rank: int = 0, body: bytes = b"") -> bytes:
@@ -65,13 +80,23 @@ def data_frame(kind: Kind, rank: int, data: Any) -> bytes:
 class FrameReader:
     """Cut a stream of bytes into frames."""
 
-    def __init__(self, after_greeting: bool = False) -> None:
-        """Expect frames at once, or only after a greeting among anything else."""
+    def __init__(self, after_greeting: bool = False, longest: int = 1 << 32) -> None:
+        """Expect frames at once, or only after a greeting among anything else.
+
+        Args:
+            after_greeting: skip what comes before a greeting.
+            longest: bytes of a body; a longer one is refused.
+        """
         self._waits = after_greeting
+        self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take what arrived; return the frames that it completed."""
+        """Take what arrived; return the frames that it completed.
+
+        Raises:
+            NoFrameError: this is none; the text shows what it is.
+        """
         self._buffer += data
         if self._waits and not self._greeted():
             return []
@@ -79,6 +104,8 @@ class FrameReader:
         at = 0
         while at + _HEADER.size <= len(self._buffer):
             kind, rank, length = _HEADER.unpack_from(self._buffer, at)
+            if kind not in _KINDS or length > self._longest:
+                raise NoFrameError(repr(bytes(self._buffer[at : at + _SHOWN])))
             end = at + _HEADER.size + length
             if end > len(self._buffer):
                 break

@@ -76,6 +76,7 @@ class _Run:
         self._here = [not what.hosts or is_here(name) for name in self._names]
         self._job_id, self._token = secrets.token_bytes(16), secrets.token_bytes(32)
         self._inbox = inbox
+        self._timeline_parts = self._choose_timeline_parts()
 
     @property
     def _remote_names(self) -> list[str]:
@@ -104,13 +105,22 @@ class _Run:
                 status = supervisor.conclude()
                 return Outcome(status, supervisor.root, supervisor.results)
 
-    @property
-    def _timeline_parts(self) -> Path:
-        """Where this host's ranks leave the parts of their timelines; they make the folder."""
-        return Path(tempfile.gettempdir()) / f"hvdlite-timeline-{self._job_id.hex()}"
+    def _choose_timeline_parts(self) -> Path | None:
+        """Say where this host's ranks leave the parts of their timelines; they make the folder.
+
+        None where no temporary folder can be written: then parts lie beside the timeline, and what
+        the ranks could not merge stays there.
+        """
+        try:
+            folder = tempfile.gettempdir()
+        except FileNotFoundError:
+            return None
+        return Path(folder) / f"hvdlite-timeline-{self._job_id.hex()}"
 
     def _merge_timelines(self) -> None:
         """Merge the parts that ranks could not merge: one was killed, for example."""
+        if self._timeline_parts is None:
+            return
         try:
             timeline.merge_leftovers(self._timeline_parts)
         except (OSError, ArgumentError) as error:
@@ -188,11 +198,9 @@ class _Run:
             files = None if folder is None else output_files(folder, slot.rank)
             remote = workers.get(slot.rank)
             if remote is None:
-                environment = {
-                    **self._shared(threads[slot.host]),
-                    **self._own(slot, job),
-                    "HVDLITE_TIMELINE_PARTS": str(self._timeline_parts),
-                }
+                environment = {**self._shared(threads[slot.host]), **self._own(slot, job)}
+                if self._timeline_parts is not None:
+                    environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
                 if what.compat:
                     environment = on_path(environment)
                 worker = start_worker(slot, what.command, environment, stdin=what.stdin)

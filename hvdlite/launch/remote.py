@@ -7,6 +7,7 @@ full, so that a slow console slows the ranks of other hosts down, too.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import subprocess
@@ -17,22 +18,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import hvdlite
+from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch import shim
 from hvdlite.launch.console import STDERR, STDOUT
 from hvdlite.launch.ending import Ending
-from hvdlite.launch.frames import Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.launch.frames import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.local import RESULT
 from hvdlite.launch.placement import Slot
 from hvdlite.launch.ssh import SshOptions, explain, last_line, ssh_command
 
 _ALIVE_SECONDS = 3.0  # between the words that tell an agent that the launcher is there
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
+_LONGEST_FRAME = 4 << 20  # bytes that an agent sends at once
+_LONGEST_SLEEP = 3600.0
 _LOST = 255  # status of a rank whose host was lost, as ssh's
 _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT}
 
 
 class LaunchError(OSError):
     """A host cannot take part; the message says which, why, and what to do."""
+
+
+def _disturbed(error: NoFrameError) -> str:
+    return f"something besides hvdlite's agent writes to its stdout there: {error}"
 
 
 class RemoteWorker:
@@ -131,7 +139,7 @@ class RemoteHost:
         self.workers: dict[int, RemoteWorker] = {}
         self.over = False
         self._options = options
-        self._reader = FrameReader(after_greeting=True)
+        self._reader = FrameReader(after_greeting=True, longest=_LONGEST_FRAME)
         self._frames: list[Frame] = []
         self._complaints = os.memfd_create("hvdlite-ssh-stderr", os.MFD_CLOEXEC)
         own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
@@ -170,8 +178,11 @@ class RemoteHost:
         data = os.read(self._stdout, 1 << 18)
         if not data:
             raise LaunchError(explain(self.name, self._stderr(), self._reap(), self._options))
-        for message in self._reader.feed(data):
-            self._take_before_start(message)
+        try:
+            for message in self._reader.feed(data):
+                self._take_before_start(message)
+        except NoFrameError as error:
+            raise LaunchError(f"cannot start on host {self.name}: {_disturbed(error)}") from None
 
     def _take_before_start(self, message: Frame) -> None:
         if message.kind == Kind.HELLO:
@@ -217,6 +228,20 @@ class RemoteHost:
                 pass  # ssh has ended; its stdout says so, too.
 
     def _serve(self) -> None:
+        """Pass on what the agent says; whatever ends that, the job hears that ranks are lost."""
+        why = "the launcher's thread for this host failed"
+        try:
+            self._pass_on()
+            why = self._why_lost()
+        except NoFrameError as error:
+            why = _disturbed(error)
+        finally:
+            for worker in self.workers.values():
+                worker.end(Ending(_LOST, by_signal=False, why=why))
+                worker.close_output()
+            self.over = True
+
+    def _pass_on(self) -> None:
         for message in self._frames:
             self._take(message)
         while not self.over:
@@ -228,10 +253,6 @@ class RemoteHost:
                 break
             for message in self._reader.feed(data):
                 self._take(message)
-        for worker in self.workers.values():
-            worker.end(Ending(_LOST, by_signal=False, why=self._why_lost()))
-            worker.close_output()
-        self.over = True
 
     def _take(self, message: Frame) -> None:
         worker = self.workers.get(message.rank)
@@ -240,7 +261,10 @@ class RemoteHost:
         elif worker is None:
             return
         elif message.kind == Kind.ENDED:
-            status, by_signal, oom_killed = message.data()
+            ending = message.data()
+            if not isinstance(ending, list) or len(ending) != 3:
+                raise NoFrameError(repr(ending))
+            status, by_signal, oom_killed = ending
             worker.end(Ending(status, by_signal, oom_killed=oom_killed))
         elif message.kind in _SINKS:
             worker.write(_SINKS[message.kind], message.body)
@@ -309,14 +333,16 @@ class RemoteHosts:
             self._alive.start()
 
     def _wait_for(self, there: Callable[[RemoteHost], bool], what: str) -> None:
-        deadline = time.monotonic() + self._options.connect_seconds + 5
+        seconds = self._options.connect_seconds
+        deadline = math.inf if is_never(seconds) else time.monotonic() + seconds + 5
         with selectors.DefaultSelector() as selector:
             selector.register(self._interrupted_fd, selectors.EVENT_READ, None)
             for host in self.hosts:
                 selector.register(host.fileno(), selectors.EVENT_READ, host)
             while waiting := [host for host in self.hosts if not there(host)]:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
+                left = max(0.0, deadline - time.monotonic())
+                ready = selector.select(min(left, _LONGEST_SLEEP))
+                if not ready and left <= _LONGEST_SLEEP:
                     names = ", ".join(host.name for host in waiting)
                     raise LaunchError(f"host {names} has not {what} in time")
                 for key, _ in ready:

@@ -33,10 +33,49 @@ def _cgroup_text(name: str) -> str:
 def available_cores() -> int:
     """Count the cores that this process may use: its affinity, and a container's quota."""
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _cgroup_text("cpu.max").strip().partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    try:
+        quota = quota_cores(_CGROUPS, Path("/proc/self/cgroup").read_text())
+    except OSError:
+        quota = None
+    return cores if quota is None else min(cores, quota)
+
+
+def quota_cores(cgroups: Path, membership: str) -> int | None:
+    """Count the whole cores that the strictest quota leaves to a process, at least 1.
+
+    The core counts in the same way (csrc/os/cpu.cc), but this has to work where it does not load.
+
+    Args:
+        cgroups: where cgroups are mounted, of version 1 or 2.
+        membership: the text of the process's /proc/PID/cgroup.
+
+    Returns:
+        None where there is no quota.
+    """
+    quotas = []
+    for line in membership.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for mount in (cgroups, cgroups / "cpu", cgroups / controllers):
+            own = mount / path.lstrip("/")
+            # A container may see a path of the host's: then only the mount itself is there.
+            above = [folder for folder in own.parents if folder.is_relative_to(mount)]
+            quotas += [quota for folder in (own, *above) if (quota := _quota_of(folder))]
+    return max(1, int(min(quotas))) if quotas else None
+
+
+def _quota_of(folder: Path) -> float | None:
+    """Read the cores of one cgroup's quota; version 2 has one file for it, version 1 has two."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
+            return int(quota) / int(period)
+    return None
 
 
 def memory_bytes() -> int:

@@ -11,6 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdlite.bootstrap.deadline import is_never
+
+SAFE_PATH = "PYTHONSAFEPATH"
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds
 
 # What a failing ssh, or the shell behind it, says, and what the user can do about it.
@@ -36,14 +39,14 @@ class SshOptions:
     identity_file: Path | None = None
     config: Path | None = None
     python: str = sys.executable
-    connect_seconds: float = 60.0
+    connect_seconds: float = 60.0  # see `deadline.is_never`
 
 
 def ssh_command(host: str, options: SshOptions) -> list[str]:
     """Build the command that starts the agent on a host, whose name has been checked."""
     settings = {
         "BatchMode": "yes",
-        "ConnectTimeout": str(max(1, round(options.connect_seconds))),
+        "ConnectTimeout": _connect_timeout(options.connect_seconds),
         "ServerAliveInterval": str(_ALIVE_SECONDS),
         "ServerAliveCountMax": str(_ALIVE_COUNT),
         "ClearAllForwardings": "yes",
@@ -59,8 +62,15 @@ def ssh_command(host: str, options: SshOptions) -> list[str]:
         command += ["-i", str(options.identity_file)]
     if options.config is not None:
         command += ["-F", str(options.config)]
+    # Or Python would import modules from the folder that the login begins in. (-P says the same,
+    # but Python 3.10 does not know it.) The agent takes the variable out again.
+    safe = f"{SAFE_PATH}=1"
     python = shlex.quote(options.python)
-    return [*command, "--", host, "exec", python, "-m", "hvdlite.launch.agent"]
+    return [*command, "--", host, "exec", "env", safe, python, "-m", "hvdlite.launch.agent"]
+
+
+def _connect_timeout(seconds: float) -> str:
+    return "none" if is_never(seconds) else str(max(1, round(seconds)))
 
 
 def last_line(stderr: str) -> str:

@@ -9,6 +9,8 @@ import pickle
 import random
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -70,3 +72,38 @@ def flooded(addresses: Iterable[Address], connections: int, idle: int, trap: Pat
             else:
                 held.enter_context(client)
         yield accepted
+
+
+_OTHER_USER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+names = ["\\0" + name for name in sys.argv[1:]]
+print("flooding", flush=True)
+while True:
+    for name in names:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.setblocking(False)
+            try:
+                stranger.connect(name)
+            except OSError:
+                pass  # The queue is full, as it should be.
+"""
+
+
+@contextlib.contextmanager
+def flooded_by_another_user(addresses: Iterable[Address], processes: int = 1) -> Iterator[None]:
+    """Have uid 65534 connect to abstract sockets as fast as it can; needs root."""
+    names = [str(address)[1:] for family, address in addresses if family == socket.AF_UNIX]
+    with contextlib.ExitStack() as floods:
+        for _ in range(processes):
+            flood = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _OTHER_USER, *names], stdout=subprocess.PIPE
+            )
+            floods.callback(flood.wait)
+            floods.callback(flood.kill)
+            assert flood.stdout is not None
+            floods.enter_context(flood.stdout)
+            assert flood.stdout.readline() == b"flooding\n"
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import threading
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from faults.arrays import ones, reduce_array, total_of_ones
-from faults.flood import HELLO, flooded
+from faults.flood import HELLO, flooded, flooded_by_another_user
 from faults.jobs import (
     Address,
     listening_tcp,
@@ -27,6 +28,7 @@ from faults.jobs import (
 from harness import World
 from hvdlite import basics
 from hvdlite.bootstrap.address import address_of, dial
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import BootstrapError
@@ -46,8 +48,6 @@ def addresses_of(pid: int) -> set[Address]:
 
 
 def start_when_told(folder: str) -> dict[str, Any]:
-    import os
-
     if os.environ["HVDLITE_RANK"] == "1":
         while not (Path(folder) / "go").exists():
             time.sleep(0.01)
@@ -79,6 +79,20 @@ def test_world_starts_amid_garbage_at_every_port(tmp_path: Path) -> None:
     assert not trap.exists()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_world_starts_amid_a_flood_of_another_user(tmp_path: Path) -> None:
+    """Names of abstract sockets are in /proc/net/unix for everybody to connect to."""
+    with World(2, start_when_told, str(tmp_path)) as world:
+        first = world.pids[0]
+        wait_until(lambda: len(listening_unix(socket_inodes(first))) >= 1, 20, "rank 0 listens")
+        doors = listening_unix(socket_inodes(first))
+        doors |= listening_unix(socket_inodes(psutil.Process().pid))
+        with flooded_by_another_user(doors, processes=2):
+            (tmp_path / "go").touch()
+            results = world.wait()
+    assert [result.value["wrong"] for result in results] == [0, 0]
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_garbage_to_every_port_of_a_running_job(hosts: int, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
@@ -106,7 +120,7 @@ def both_ranks_meet(store: Store, job: Job) -> bool:
     answers: list[list[bytes]] = []
 
     def come(rank: int) -> None:
-        with StoreClient(store.address, job, rank, timeout=5) as client:
+        with StoreClient(store.address, job, rank, deadline=Deadline(5)) as client:
             answers.append(client.exchange("a key", b"secret of rank %d" % rank))
 
     ranks = [threading.Thread(target=come, args=(rank,)) for rank in range(2)]
@@ -129,7 +143,7 @@ def test_stranger_is_refused(meeting: Any, forge: Callable[[Job], Job]) -> None:
     store, job = meeting
     begin = time.monotonic()
     with pytest.raises(BootstrapError, match="rank 1"):
-        StoreClient(store.address, forge(job), 1, timeout=5)
+        StoreClient(store.address, forge(job), 1, deadline=Deadline(5))
     assert time.monotonic() - begin <= REFUSED_WITHIN
     assert both_ranks_meet(store, job)
 
@@ -137,7 +151,8 @@ def test_stranger_is_refused(meeting: Any, forge: Callable[[Job], Job]) -> None:
 def test_silent_stranger_is_shown_out(meeting: Any) -> None:
     store, job = meeting
     begin = time.monotonic()
-    with dial(store.address, 5) as silent:
+    with dial(store.address, Deadline(5)) as silent:
+        silent.settimeout(5)
         assert silent.recv(1) == b""
     assert time.monotonic() - begin <= REFUSED_WITHIN + 0.5
     assert both_ranks_meet(store, job)
@@ -148,7 +163,8 @@ def test_replay_of_what_a_rank_said_gets_nothing(meeting: Any) -> None:
     store, job = meeting
     said = record_client(store, job)
     assert len(said) > HELLO.size + 32
-    with dial(store.address, 5) as stranger:
+    with dial(store.address, Deadline(5)) as stranger:
+        stranger.settimeout(5)
         stranger.sendall(said)
         answer = receive_all(stranger)
     assert len(answer) <= 64, "more than the reply to a hello"
@@ -165,7 +181,7 @@ def record_client(store: Store, job: Job) -> bytes:
         proxy = threading.Thread(target=pass_on, args=(door, store.address, said))
         proxy.start()
         with (
-            StoreClient(address_of(door), job, 0, timeout=1) as client,
+            StoreClient(address_of(door), job, 0, deadline=Deadline(1)) as client,
             pytest.raises(BootstrapError, match="rank 1"),
         ):
             client.exchange("a key", b"secret of rank 0")
@@ -175,7 +191,8 @@ def record_client(store: Store, job: Job) -> bytes:
 
 def pass_on(door: socket.socket, address: str, said: bytearray) -> None:
     client, _ = door.accept()
-    with client, dial(address, 5) as server:
+    with client, dial(address, Deadline(5)) as server:
+        server.settimeout(None)
         back = threading.Thread(target=copy, args=(server, client, bytearray()))
         back.start()
         copy(client, server, said)

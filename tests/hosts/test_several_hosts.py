@@ -335,13 +335,17 @@ def test_neither_secret_nor_environment_is_on_a_command_line(
             assert "HVDLITE_" not in shown and "OMP_NUM" not in shown
 
 
-def test_nothing_listens_but_sshd_once_the_ranks_are_connected(
+def test_no_rank_listens_once_all_are_connected_and_the_launcher_at_one_address(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
+    """Its store stays, for ranks that call init() again; at the address that the hosts share."""
     start()
-    for host in (1, 2):
-        listening = bed.run(host, "ss", "-Htln").stdout.splitlines()
-        assert len(listening) == 1 and ":2222" in listening[0], listening
+    for host in range(3):
+        lines = bed.run(host, "ss", "-Htln").stdout.splitlines()
+        others = [line.split()[3] for line in lines if ":2222" not in line]
+        assert len(lines) - len(others) == 1, lines
+        own = bed.addresses[:1] if host == 0 else []
+        assert [one.rpartition(":")[0] for one in others] == own
 
 
 def test_output_of_other_hosts_is_whole_and_complete(bed: Bed, tmp_path: Path) -> None:

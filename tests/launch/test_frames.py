@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
 from hvdlite.launch.agent import environment_here
-from hvdlite.launch.frames import GREETING, Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.launch.frames import (
+    GREETING,
+    Frame,
+    FrameReader,
+    Kind,
+    NoFrameError,
+    data_frame,
+    frame,
+)
 
 FRAMES = [
     Frame(Kind.OUT, 3, b"text"),
@@ -56,3 +65,20 @@ def test_users_environment_wins_but_a_host_keeps_its_own() -> None:
         "LANG": "C",
         "RATE": "1",
     }
+
+
+@pytest.mark.parametrize(
+    "noise", [b"Hello from the profile\n", bytes(9), b"\n\n\n\n\n\n\n\n\n\n", b"\x06" + b"\xff" * 8]
+)
+def test_what_is_no_frame_is_refused_and_shown(noise: bytes) -> None:
+    """Unknown kinds, and lengths that would have the reader wait for ever."""
+    reader = FrameReader(after_greeting=True, longest=1 << 20)
+    (first,) = reader.feed(GREETING + frame(Kind.OUT, 1, b"text"))
+    assert first.body == b"text"
+    with pytest.raises(NoFrameError, match=re.escape(repr(noise[:9])[1:-1].strip("'"))):
+        reader.feed(noise)
+
+
+def test_values_that_are_none_are_refused() -> None:
+    with pytest.raises(NoFrameError, match="no JSON"):
+        Frame(Kind.ENDED, 0, b"no JSON").data()

@@ -64,9 +64,11 @@ def test_this_machine_needs_no_ssh() -> None:
 
 def test_ssh_runs_one_program_with_fixed_words() -> None:
     command = ssh_command("node1", SshOptions(port=2222, python="/opt/my env/bin/python"))
-    assert command[-5:] == [
+    assert command[-7:] == [
         "node1",
         "exec",
+        "env",
+        "PYTHONSAFEPATH=1",
         "'/opt/my env/bin/python'",
         "-m",
         "hvdlite.launch.agent",

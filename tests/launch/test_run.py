@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -105,6 +106,60 @@ def test_exception_that_cannot_be_pickled_is_told() -> None:
 def test_rank_that_just_ends_is_named() -> None:
     with pytest.raises(RankFailedError, match=r"rank 1 \(pid \d+\) failed first: exit status 3"):
         hvdlite.run(fail, ("exit",), np=2)
+
+
+def die_while_writing_the_result(status: int) -> None:
+    """Rank 1 ends in the middle of what it gives back, as one does that is killed there."""
+    from hvdlite.launch import call
+
+    if os.environ["HVDLITE_RANK"] != "1":
+        return
+
+    def give_half(fd: int, returned: call.Returned) -> None:
+        data = pickle.dumps((bytes(1 << 16), returned.error, returned.text))
+        os.write(fd, data[: len(data) // 2])
+        if status < 0:
+            os.kill(os.getpid(), -status)
+        os._exit(status)
+
+    call._give = give_half
+    sys.modules["__main__"].__dict__["_give"] = give_half  # Where `python -m` has it.
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (-9, r"rank 1 \(pid \d+\) failed first: killed by SIGKILL"),
+        (3, r"rank 1 \(pid \d+\) failed first: exit status 3"),
+        (0, r"ended with status 0; ranks without a result: \[1\]"),
+    ],
+)
+def test_rank_that_ends_while_it_writes_its_result_is_named(status: int, said: str) -> None:
+    with pytest.raises(RankFailedError, match=said):
+        hvdlite.run(die_while_writing_the_result, (status,), np=2)
+
+
+class OnlyThereError(Exception):
+    """Its class can be had in the ranks only."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find_only_there, (os.getpid(),)
+
+
+def find_only_there(pid: int) -> OnlyThereError:
+    if pid != os.getpid():
+        raise ModuleNotFoundError("no module of that name here")
+    return OnlyThereError("said there")
+
+
+def raise_what_only_ranks_know() -> NoReturn:
+    raise OnlyThereError("said there")
+
+
+def test_exception_whose_class_is_not_known_here_is_told() -> None:
+    with pytest.raises(RankFailedError, match="said there") as raised:
+        hvdlite.run(raise_what_only_ranks_know, np=2)
+    assert "in raise_what_only_ranks_know" in str(raised.value.__cause__)
 
 
 def test_result_that_cannot_be_pickled_is_an_error() -> None:

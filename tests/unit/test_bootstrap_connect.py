@@ -17,6 +17,7 @@ import pytest
 
 from hvdlite.bootstrap.address import dial
 from hvdlite.bootstrap.connect import Connection, _check_agreed, connect
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store, StoreClient
@@ -66,12 +67,6 @@ def close(connection: Connection) -> None:
 
 
 def make_world(hosts: list[str], address: str, timeout: float = 20.0) -> list[object]:
-    # Ranks as threads share the counter of starts that each process has for itself.
-    import hvdlite.bootstrap.connect as module
-
-    start = module._starts
-    lock = threading.Lock()
-
     def join(rank: int) -> Connection:
         worker = WorkerEnvironment(
             rank=rank,
@@ -82,13 +77,9 @@ def make_world(hosts: list[str], address: str, timeout: float = 20.0) -> list[ob
             host_id=hosts[rank],
             start_timeout=timeout,
         )
-        with lock:
-            module._starts = start
         return connect(worker, make_segment)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_STARTS_PER_EPOCH", 1)  # every start counts as the same
-        return in_threads(len(hosts), join)
+    return in_threads(len(hosts), join)
 
 
 def connected(results: list[object]) -> list[Connection]:
@@ -147,7 +138,7 @@ def test_missing_rank_is_named_by_all_others() -> None:
     with Store.start(3, TOKEN, JOB_ID) as store:
 
         def exchange(rank: int) -> object:
-            with StoreClient(store.address, JOB, rank, timeout=0.5) as client:
+            with StoreClient(store.address, JOB, rank, deadline=Deadline(0.5)) as client:
                 return client.exchange("hello", b"x")
 
         results = in_threads(2, exchange)
@@ -159,8 +150,8 @@ def test_missing_rank_is_named_by_all_others() -> None:
 def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
     with Store.start(3, TOKEN, JOB_ID) as store:
         begin = time.monotonic()
-        with StoreClient(store.address, JOB, 0, timeout=20) as first:
-            leaver = StoreClient(store.address, JOB, 1, timeout=20)
+        with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as first:
+            leaver = StoreClient(store.address, JOB, 1, deadline=Deadline(20))
             key = b"hello"
             leaver._connection.sendall(
                 leaver._writer.wrap(struct.pack("<Hd", len(key), 20.0) + key)
@@ -174,17 +165,17 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
 def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
     before = open_descriptors()
     with Store.start(1, TOKEN, JOB_ID) as store:
-        idle = [dial(store.address, 5) for _ in range(300)]
+        idle = [dial(store.address, Deadline(5)) for _ in range(300)]
         for _ in range(200):
-            with contextlib.suppress(OSError), dial(store.address, 5) as stranger:
+            with contextlib.suppress(OSError), dial(store.address, Deadline(5)) as stranger:
                 stranger.sendall(os.urandom(200))
         begin = time.monotonic()
-        with StoreClient(store.address, JOB, 0, timeout=20) as client:
+        with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as client:
             assert client.exchange("hello", b"me") == [b"me"]
         assert time.monotonic() - begin < 1.0
         other = Job(secrets.token_bytes(32), JOB_ID, 0)
         with pytest.raises(BootstrapError):
-            StoreClient(store.address, other, 0, timeout=5)
+            StoreClient(store.address, other, 0, deadline=Deadline(5))
         for connection in idle:
             connection.close()
     assert open_descriptors() == before
@@ -192,7 +183,7 @@ def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
 
 def test_store_that_closes_frees_whoever_waits() -> None:
     store = Store.start(2, TOKEN, JOB_ID)
-    with StoreClient(store.address, JOB, 0, timeout=20) as client:
+    with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as client:
         threading.Timer(0.2, store.close).start()
         with pytest.raises(BootstrapError, match="lost the store"):
             client.exchange("hello", b"")

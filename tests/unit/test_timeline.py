@@ -13,6 +13,7 @@ import pytest
 
 from hvdlite import timeline
 from hvdlite.bootstrap.clock import ROUNDS, ClockOffset, answer_readings, measure_offset
+from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import timeline_parts
 from hvdlite.errors import ArgumentError, ForkedError
 from hvdlite.recording import Recorder
@@ -100,9 +101,9 @@ def test_what_is_no_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_offset_of_a_clock_to_itself_is_within_the_error() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        server = threading.Thread(target=answer_readings, args=(theirs,))
+        server = threading.Thread(target=answer_readings, args=(theirs, Deadline(5)))
         server.start()
-        offset = measure_offset(ours)
+        offset = measure_offset(ours, Deadline(5))
         server.join()
     assert abs(offset.nanoseconds) <= offset.error
 
@@ -117,7 +118,7 @@ def test_quickest_round_decides(monkeypatch: pytest.MonkeyPatch) -> None:
             reading = 1_000_000_000 + i * 1000 + (4 if i == 5 else 10)
             theirs.sendall(reading.to_bytes(8, "little", signed=True))
         monkeypatch.setattr(time, "monotonic_ns", lambda: next(own))
-        offset = measure_offset(ours)
+        offset = measure_offset(ours, Deadline(5))
     assert offset == ClockOffset(1_000_000_000, 5)
 
 

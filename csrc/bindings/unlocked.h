@@ -1,0 +1,44 @@
+// The GIL, let go while a thread waits.
+#pragma once
+
+#include <Python.h>
+#include <cxxabi.h>
+
+#include <chrono>
+#include <thread>
+
+namespace hvdlite {
+
+// Never returns. Of no cost: the process is about to end.
+[[noreturn]] inline void park() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+// Runs what needs the GIL, or asks for it. CPython up to 3.13 ends a daemon thread that asks for
+// the GIL once the interpreter has begun to end, by pthread_exit: that unwinds the stack, past
+// destructors of Python objects that need the GIL, and past functions that let nothing through,
+// which abort the process. Such a thread stays here instead, as it does in later Pythons.
+template <typename Work>
+void parked_at_the_end(Work&& work) {
+  try {
+    work();
+  } catch (abi::__forced_unwind&) {
+    park();
+  }
+}
+
+// Releases the GIL as long as it lives; the thread holds it before and after.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    parked_at_the_end([this] { PyEval_RestoreThread(state_); });
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace hvdlite

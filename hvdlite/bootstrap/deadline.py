@@ -1,0 +1,118 @@
+"""How long a start may take, and whether somebody has given it up meanwhile.
+
+Every wait of a start goes through one `Deadline`. It waits in short slices, since a signal handler
+cannot end a system call: Python goes on with the call once the handler has returned.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from hvdlite.errors import BootstrapError
+
+LONGEST_SECONDS = 1e6  # 11 days; the kernel's and Python's own limits are not far above it
+_SLICE_SECONDS = 0.1
+
+_Result = TypeVar("_Result")
+
+
+class GivenUpError(BootstrapError):
+    """`shutdown()` was called while `init()` ran."""
+
+
+def is_never(seconds: float) -> bool:
+    """Say whether a timeout means that there is none: 0, or more than `LONGEST_SECONDS`.
+
+    Example:
+        >>> [is_never(seconds) for seconds in (0, 60, 1e10, float("inf"))]
+        [True, False, True, True]
+    """
+    return seconds == 0 or seconds > LONGEST_SECONDS
+
+
+class Deadline:
+    """A point in time after which waits end with TimeoutError, or never.
+
+    Any thread, and any signal handler, may call `give_up`: waits then raise GivenUpError within a
+    tenth of a second.
+
+    Example:
+        >>> Deadline(0).passed, Deadline(0).seconds_left
+        (False, inf)
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Count from now; what means "never" says `is_never`."""
+        self._at = math.inf if is_never(seconds) else time.monotonic() + seconds
+        self.given_up = False
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until the deadline; infinite when there is none, negative when it has passed."""
+        return self._at - time.monotonic()
+
+    @property
+    def passed(self) -> bool:
+        """Say whether the time is over."""
+        return self.seconds_left <= 0
+
+    def give_up(self) -> None:
+        """End all waits."""
+        self.given_up = True
+
+    def refuse_if_given_up(self) -> None:
+        """Raise GivenUpError if `give_up` was called."""
+        if self.given_up:
+            raise GivenUpError(
+                "init() was given up: shutdown() was called while it ran, by a signal handler or "
+                "by another thread"
+            )
+
+    def check(self, grace: float = 0.0) -> float:
+        """Return how long to wait before the next look.
+
+        Args:
+            grace: seconds that this wait may last beyond the deadline.
+
+        Raises:
+            GivenUpError: `give_up` was called.
+            TimeoutError: the deadline has passed.
+        """
+        self.refuse_if_given_up()
+        left = self.seconds_left + grace
+        if left <= 0:
+            raise TimeoutError("timed out")
+        return min(left, _SLICE_SECONDS)
+
+    def attempt(
+        self, connection: socket.socket, call: Callable[[], _Result], grace: float = 0.0
+    ) -> _Result:
+        """Make a call that waits for a socket; raises as `check` does, and what the call raises.
+
+        The socket has a short timeout of its own afterwards.
+        """
+        while True:
+            connection.settimeout(self.check(grace))
+            try:
+                return call()
+            except TimeoutError:
+                continue
+
+    def receive(self, connection: socket.socket, most: int, grace: float = 0.0) -> bytes:
+        """Receive at least one byte; none when the peer has hung up. Raises as `attempt` does."""
+        return self.attempt(connection, lambda: connection.recv(most), grace)
+
+    def send(self, connection: socket.socket, data: bytes) -> None:
+        """Send all bytes; raises as `attempt` does."""
+        view = memoryview(data)
+        while view:
+            view = view[self.attempt(connection, partial(connection.send, view)) :]
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, at most to the deadline; raises as `check` does."""
+        time.sleep(min(seconds, self.check()))

@@ -1,0 +1,132 @@
+"""The script ends while a daemon thread is inside hvdlite: the process ends well, and at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.arrays import ones, reduce_array, submit, works
+from harness import run_world
+from hvdlite import basics
+from hvdlite.errors import HvdliteError
+from hvdlite.objects import broadcast_object
+from hvdlite.process_sets import add_process_set
+
+THREADS = 6
+
+
+def wait_for_a_reduction(number: int) -> None:
+    reduce_array(ones(), f"never.{number}")
+
+
+def reduce_again_and_again(number: int) -> None:
+    for step in range(1 << 30):
+        reduce_array(ones(), f"step.{number}.{step}")
+
+
+def wait_for_a_handle(number: int) -> None:
+    submit(ones(), f"handle.{number}").wait()
+
+
+def wait_for_a_barrier(number: int) -> None:
+    basics.engine().barrier(f"barrier.{number}").wait()
+
+
+def wait_for_join(number: int) -> None:
+    basics.engine().join().wait()
+
+
+def wait_for_a_process_set(number: int) -> None:
+    add_process_set([number % 2])
+
+
+def wait_for_an_object(number: int) -> None:
+    broadcast_object({"from": number}, 0, name=f"object.{number}")
+
+
+def write_timelines(number: int) -> None:
+    folder = os.environ["HVDLITE_TEST_FOLDER"]
+    while True:
+        basics.start_timeline(Path(folder) / f"timeline.{number}.json")
+        basics.stop_timeline()
+
+
+def shut_down(number: int) -> None:
+    basics.shutdown()
+
+
+def join_again(number: int) -> None:
+    """Only rank 1 comes back, so it waits until the script ends."""
+    basics.shutdown()
+    if os.environ["HVDLITE_RANK"] == "1":
+        basics.init()
+
+
+INSIDE: dict[str, Callable[[int], None]] = {
+    function.__name__: function
+    for function in (
+        wait_for_a_reduction,
+        reduce_again_and_again,
+        wait_for_a_handle,
+        wait_for_a_barrier,
+        wait_for_join,
+        wait_for_a_process_set,
+        wait_for_an_object,
+        write_timelines,
+        shut_down,
+        join_again,
+    )
+}
+
+
+def end_with_threads_inside(kind: str, folder: str) -> float:
+    """Rank 1 alone waits where all have to come, and returns; so does rank 0, a little later."""
+    os.environ["HVDLITE_TEST_FOLDER"] = folder
+    alone = kind.startswith("wait_for")
+    basics.init()
+    assert works("before")
+    begun = threading.Barrier(THREADS + 1)
+
+    def inside(number: int) -> None:
+        begun.wait()
+        try:
+            INSIDE[kind](number)
+        except HvdliteError:
+            pass  # What ended it is told to whoever still listens.
+
+    if not alone or basics.rank() == 1:
+        for number in range(THREADS):
+            threading.Thread(target=inside, args=(number,), daemon=True).start()
+        begun.wait()
+    time.sleep(0.2)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_script_ends_well_with_daemon_threads_inside(kind: str, tmp_path: Path) -> None:
+    results = run_world(2, end_with_threads_inside, kind, str(tmp_path), timeout=30)
+    assert [result.returncode for result in results] == [0, 0]
+
+
+def end_without_a_word(kind: str) -> None:
+    """No exit hook leaves the world: the interpreter ends while the thread waits."""
+    import atexit
+
+    basics.init()
+    assert works("before")
+    atexit.unregister(basics._leave_at_exit)
+    if basics.rank() == 1:
+        for number in range(THREADS):
+            threading.Thread(target=INSIDE[kind], args=(number,), daemon=True).start()
+    time.sleep(0.2)
+
+
+def test_interpreter_ends_while_threads_wait() -> None:
+    for result in run_world(2, end_without_a_word, "wait_for_a_reduction", timeout=30):
+        assert result.returncode == 0
+        assert "terminate called" not in result.stderr

@@ -1,0 +1,294 @@
+"""Entry points that a signal handler calls, or interrupts: no deadlock, and a clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from faults.arrays import describe, ones, reduce_array, submit, works
+from harness import run_world
+from hvdlite import basics
+from hvdlite.errors import BootstrapError, HvdliteError, NotInitializedError
+from hvdlite.objects import broadcast_object
+from hvdlite.process_sets import add_process_set
+from hvdlite.uneven import join
+
+LATER = 0.3  # seconds until the signal: rank 0 is inside then
+BOUND = 15.0  # the starts of these tests have a minute, and none may take it
+
+
+@contextlib.contextmanager
+def signalled(handler: Callable[[], object], after: float = LATER) -> Iterator[None]:
+    """Call `handler` in this thread, as a signal handler, a moment after this has begun."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        handler()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, after)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def wait_for_file(path: Path) -> None:
+    """Wait for what rank 0 has to do first."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.005)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def reduce() -> None:
+    reduce_array(ones(), "rank 0 alone")
+
+
+def reduce_asynchronously() -> None:
+    submit(ones(), "rank 0 alone, too").wait()
+
+
+def wait_for_all() -> None:
+    basics.engine().barrier("barrier").wait()
+
+
+def join_all() -> None:
+    join()
+
+
+def add_a_set() -> None:
+    add_process_set([1])
+
+
+def broadcast() -> None:
+    broadcast_object(7, 1, name="object")
+
+
+def stop_the_timeline() -> None:
+    """Across hosts it waits for the parts of the others, up to 20 s."""
+    basics.start_timeline(Path(os.environ["HVDLITE_TEST_FOLDER"]) / "timeline.json")
+    basics.stop_timeline()
+
+
+WAITING: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        reduce,
+        reduce_asynchronously,
+        wait_for_all,
+        join_all,
+        add_a_set,
+        broadcast,
+        stop_the_timeline,
+    )
+}
+
+
+def shut_down_in_a_handler(folder: str) -> list[dict[str, Any]]:
+    """Rank 0 waits in one entry point after the other, alone, and a handler shuts down."""
+    os.environ["HVDLITE_TEST_FOLDER"] = folder
+    seen = []
+    for wait in WAITING.values():
+        basics.init()
+        assert works("before")
+        if basics.rank() == 0:
+            begun = time.monotonic()
+            told: dict[str, Any] = {}
+            with signalled(basics.shutdown):
+                try:
+                    wait()
+                except HvdliteError as error:
+                    told = describe(error)
+            (Path(folder) / f"left.{wait.__name__}").touch()
+            seen.append({**told, "took": time.monotonic() - begun, "up": basics.is_initialized()})
+        else:
+            wait_for_file(Path(folder) / f"left.{wait.__name__}")
+        basics.shutdown()
+    return seen
+
+
+def test_shutdown_in_a_handler_ends_whatever_waits(tmp_path: Path) -> None:
+    first, _ = run_world(2, shut_down_in_a_handler, str(tmp_path), hosts=[0, 1], timeout=90)
+    assert len(first.value) == len(WAITING)
+    for wait, seen in zip(WAITING, first.value, strict=True):
+        assert not seen["up"], wait
+        assert seen["took"] < BOUND, wait
+        # A timeline ends with a warning or not at all; all else raises.
+        assert wait == "stop_the_timeline" or seen["kind"] == "ShutdownError", (wait, seen)
+
+
+def interrupt_and_go_on(folder: str) -> list[str]:
+    """Rank 0 is interrupted in one entry point after the other, shuts down, and starts anew."""
+    os.environ["HVDLITE_TEST_FOLDER"] = folder
+    seen = []
+    for wait in WAITING.values():
+        basics.init()
+        assert works("before")
+        if basics.rank() == 0:
+            with signalled(interrupt):
+                try:
+                    wait()
+                except KeyboardInterrupt:
+                    seen.append(wait.__name__)
+            basics.shutdown()
+            (Path(folder) / f"left.{wait.__name__}").touch()
+        else:
+            wait_for_file(Path(folder) / f"left.{wait.__name__}")
+            basics.shutdown()
+    return seen
+
+
+def test_interrupt_inside_leaves_a_process_that_can_start_anew(tmp_path: Path) -> None:
+    first, _ = run_world(2, interrupt_and_go_on, str(tmp_path), hosts=[0, 1], timeout=90)
+    assert first.value == list(WAITING)
+
+
+def start_alone(action: str, folder: str) -> dict[str, Any]:
+    """Rank 0 starts long before the others, and a signal comes; then all start."""
+    os.environ["HVDLITE_TEST_FOLDER"] = folder
+    go = Path(folder) / "go"
+    told: dict[str, Any] = {}
+    if os.environ["HVDLITE_RANK"] == "0":
+        before, begun = len(os.listdir("/proc/self/fd")), time.monotonic()
+        try:
+            with signalled(HANDLERS[action]):
+                basics.init()
+        except (HvdliteError, KeyboardInterrupt) as error:
+            told = {"kind": type(error).__name__, "message": str(error)}
+        told["took"] = time.monotonic() - begun
+        told["up"] = basics.is_initialized()
+        told["left"] = len(os.listdir("/proc/self/fd")) - before
+        told["threads"] = [
+            one.name for one in threading.enumerate() if one.name.startswith("hvdlite")
+        ]
+        go.touch()
+    else:
+        wait_for_file(go)
+    basics.init()
+    told["works"] = works("at last")
+    basics.shutdown()
+    return told
+
+
+def shut_down_twice() -> None:
+    basics.shutdown()
+    basics.shutdown()
+
+
+def start_again() -> None:
+    basics.init()
+
+
+def shut_down_elsewhere() -> None:
+    """Another thread shuts down, which the handler does not wait for."""
+    threading.Thread(target=basics.shutdown).start()
+
+
+def ask_for_what_is_not_there() -> None:
+    """Whatever needs a world says so, and init() goes on: nothing else is to be raised."""
+    for entry in (reduce, wait_for_all, add_a_set, basics.stop_timeline, stop_the_timeline):
+        with pytest.raises(NotInitializedError):
+            entry()
+    basics.shutdown()
+
+
+HANDLERS = {
+    "shutdown": basics.shutdown,
+    "shutdown twice": shut_down_twice,
+    "shutdown in a thread": shut_down_elsewhere,
+    "init": start_again,
+    "everything": ask_for_what_is_not_there,
+    "interrupt": interrupt,
+}
+SAID = {
+    "init": "init() was called by a signal handler while init() runs in the same thread",
+    "interrupt": "",
+}
+
+
+@pytest.mark.parametrize("action", HANDLERS)
+def test_handler_that_comes_while_init_waits(action: str, tmp_path: Path) -> None:
+    first, second = run_world(2, start_alone, action, str(tmp_path), timeout=60)
+    told = first.value
+    assert told["kind"] == ("KeyboardInterrupt" if action == "interrupt" else told["kind"])
+    assert (
+        SAID.get(action, "init() was given up: shutdown() was called while it ran")
+        in (told["message"])
+    )
+    assert told["took"] < BOUND
+    assert not told["up"]
+    assert told["left"] == 0, "descriptors"
+    assert told["threads"] == []
+    assert first.value["works"] and second.value["works"]
+
+
+def give_up_among_sets(folder: str) -> dict[str, Any]:
+    """All are connected, but rank 1 never registers the set: rank 0 waits in init() for it."""
+    import hvdlite.process_sets as sets
+
+    go = Path(folder) / "go"
+    told: dict[str, Any] = {}
+    if os.environ["HVDLITE_RANK"] == "1":
+        register, sets.register_static = sets.register_static, lambda given: None
+        basics.init(process_sets=[[0]])
+        sets.register_static = register
+        wait_for_file(go)
+        basics.shutdown()
+        return told
+    with signalled(basics.shutdown, after=1.0):
+        try:
+            basics.init(process_sets=[[0]])
+        except BootstrapError as error:
+            told = describe(error)
+    told["up"] = basics.is_initialized()
+    go.touch()
+    return told
+
+
+def test_handler_that_shuts_down_while_init_registers_sets(tmp_path: Path) -> None:
+    first, _ = run_world(2, give_up_among_sets, str(tmp_path), timeout=60)
+    assert "init() was given up" in first.value["message"]
+    assert not first.value["up"]
+
+
+def shut_down_over_and_over(folder: str) -> int:
+    """Signals come at any moment of init(), timelines and shutdown(); each handler shuts down."""
+    ended = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        basics.shutdown()
+
+    signal.signal(signal.SIGALRM, handle)
+    for turn in range(150):
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00002 * turn)
+        try:
+            basics.init()
+            basics.start_timeline(Path(folder) / "timeline.json")
+            basics.stop_timeline()
+        except (BootstrapError, NotInitializedError):
+            ended += 1
+        basics.shutdown()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert not basics.is_initialized()
+    basics.init()
+    assert works("at last")
+    return ended
+
+
+def test_handlers_at_any_moment_of_a_world_of_one(tmp_path: Path) -> None:
+    (only,) = run_world(1, shut_down_over_and_over, str(tmp_path), timeout=60)
+    assert only.value > 0, "no signal came while it ran"

@@ -1,0 +1,248 @@
+"""Starts that meet trouble: a port that was just used, ranks that are stopped, late, or retry."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.arrays import works
+from harness import run_world
+from hvdlite import basics
+from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job
+from hvdlite.bootstrap.store import Store, StoreClient
+from hvdlite.errors import BootstrapError
+
+JOB = Job(bytes(range(32)), bytes(range(16)), 0)
+STARTS = 20
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
+def by_hand(port: int) -> Callable[[int], dict[str, str]]:
+    """Describe ranks that somebody's script starts; each is a host, so that all is over TCP."""
+    return lambda rank: {
+        "HVDLITE_JOB_ID": "",
+        "HVDLITE_LOCAL_RANK": "",
+        "HVDLITE_LOCAL_SIZE": "",
+        "HVDLITE_NODE": "",
+        "HVDLITE_HOST_ID": f"host{rank}",
+        "HVDLITE_RENDEZVOUS": f"127.0.0.1:{port}",
+    }
+
+
+def start_over_and_over(times: int) -> int:
+    good = 0
+    for turn in range(times):
+        basics.init()
+        good += works(f"turn.{turn}")
+        basics.shutdown()
+    return good
+
+
+def test_fixed_port_is_used_again_and_again() -> None:
+    """By one process, and by a job that is started at once after another one."""
+    environment = by_hand(free_port())
+    for times in (STARTS, 1):
+        results = run_world(2, start_over_and_over, times, env=environment, timeout=90)
+        assert [result.value for result in results] == [times, times]
+
+
+def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
+    """Rank 0 is stopped in the moment in which rank 1 wants to dial it, for longer than it takes
+    an accepting side to lose patience."""
+    from hvdlite.bootstrap import connect
+
+    pid = Path(folder) / "pid"
+    if os.environ["HVDLITE_RANK"] == "0":
+        pid.write_text(str(os.getpid()))
+    else:
+        dial = connect._Mesh._dial
+
+        def stop_then_dial(mesh: Any, *arguments: Any) -> None:
+            stopped = int(pid.read_text())
+            os.kill(stopped, signal.SIGSTOP)
+            threading.Timer(HANDSHAKE_SECONDS + 0.5, os.kill, (stopped, signal.SIGCONT)).start()
+            dial(mesh, *arguments)
+
+        connect._Mesh._dial = stop_then_dial  # type: ignore[method-assign]
+    begun = time.monotonic()
+    basics.init()
+    return {"took": time.monotonic() - begun, "works": works("after")}
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_peer_that_is_stopped_while_it_is_dialled(hosts: list[int], tmp_path: Path) -> None:
+    results = run_world(2, start_with_a_stopped_peer, str(tmp_path), hosts=hosts)
+    assert all(result.value["works"] for result in results)
+    assert results[1].value["took"] > HANDSHAKE_SECONDS, "nobody was stopped"
+
+
+def serve_later(listener: socket.socket, seconds: float) -> Callable[[], None]:
+    """Accept only after some time, as a process does that was stopped; the result ends it."""
+    stores: list[Store] = []
+
+    def serve() -> None:
+        store = Store(JOB, 1, listener)
+        store._thread.start()
+        stores.append(store)
+
+    timer = threading.Timer(seconds, serve)
+    timer.start()
+
+    def end() -> None:
+        timer.join()
+        stores[0].close()
+
+    return end
+
+
+def exchange_alone(address: str, seconds: float) -> list[bytes]:
+    with StoreClient(address, JOB, 0, Deadline(seconds)) as client:
+        return client.exchange("hello", b"me")
+
+
+def test_store_that_is_stopped_while_a_rank_dials() -> None:
+    listener = listen(fresh_unix_address())
+    end = serve_later(listener, HANDSHAKE_SECONDS + 0.5)
+    try:
+        assert exchange_alone(address_of(listener), 30) == [b"me"]
+    finally:
+        end()
+
+
+@pytest.mark.parametrize("after", [0.0, HANDSHAKE_SECONDS])
+def test_rank_dials_again_when_it_was_shown_out(after: float) -> None:
+    """As a slow rank is, or one that is crowded out by strangers: before the server's proof."""
+    listener = listen(fresh_unix_address())
+
+    def show_out() -> None:
+        for _ in range(1 if after else 3):
+            connection, _ = listener.accept()
+            with connection:
+                time.sleep(after)
+
+    door = threading.Thread(target=show_out)
+    results: list[list[bytes]] = []
+    address = address_of(listener)
+    rank = threading.Thread(target=lambda: results.append(exchange_alone(address, 30)))
+    for thread in (door, rank):
+        thread.start()
+    door.join()
+    end = serve_later(listener, 0.0)
+    rank.join()
+    end()
+    assert results == [[b"me"]]
+
+
+def test_deadline_ends_a_handshake_and_says_so() -> None:
+    with (
+        listen(fresh_unix_address()) as silent,
+        pytest.raises(BootstrapError, match="rank 0 failed: its peer did not answer in time"),
+    ):
+        exchange_alone(address_of(silent), 0.3)
+
+
+def retry_until_all_are_there(folder: str) -> dict[str, Any]:
+    """Rank 1 comes when rank 0 has waited in vain twice; both try as often as it takes."""
+    waited = Path(folder) / "waited"
+    failures: list[str] = []
+    if os.environ["HVDLITE_RANK"] != "0":
+        while not waited.exists():
+            time.sleep(0.01)
+    while not basics.is_initialized() and len(failures) < 12:
+        try:
+            basics.init()
+        except BootstrapError as error:
+            failures.append(str(error))
+        if len(failures) == 2:
+            waited.touch()
+    return {"failures": failures, "works": basics.is_initialized() and works("at last")}
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_ranks_that_try_again_meet_though_one_has_failed_before(
+    launched: bool, tmp_path: Path
+) -> None:
+    own = {} if launched else by_hand(free_port())
+    results = run_world(
+        2,
+        retry_until_all_are_there,
+        str(tmp_path),
+        env=lambda rank: {
+            "HVDLITE_START_TIMEOUT": "1.5",
+            **(own(rank) if callable(own) else own),
+        },
+    )
+    assert all(result.value["works"] for result in results), results[0].value
+    assert "rank 1 did not arrive in time" in results[0].value["failures"][0]
+
+
+def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
+    """Ctrl-C comes while rank 0 waits for rank 1 to dial it, or rank 1 for rank 0 to answer."""
+    from hvdlite.bootstrap import connect
+
+    told: dict[str, Any] = {"failures": 0}
+    dialled, interrupted = Path(folder) / "dialled", Path(folder) / "interrupted"
+    first = os.environ["HVDLITE_RANK"] == "0"
+    dial = connect._Mesh._dial
+
+    def wait_then_dial(mesh: Any, *arguments: Any) -> None:
+        dialled.touch()
+        while not interrupted.exists():
+            time.sleep(0.005)
+        dial(mesh, *arguments)
+
+    connect._Mesh._dial = wait_then_dial  # type: ignore[method-assign]
+
+    def interrupt_main() -> None:
+        while not dialled.exists():
+            time.sleep(0.005)
+        for _ in range(times):  # The second finds the start busy with its end.
+            time.sleep(0.2)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    before = len(os.listdir("/proc/self/fd"))
+    if first:
+        begun = time.monotonic()
+        thread = threading.Thread(target=interrupt_main)
+        thread.start()
+        try:
+            basics.init()
+        except KeyboardInterrupt:
+            told["took"] = time.monotonic() - begun
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join()
+        thread.join()
+        told["threads"] = threading.active_count()
+        told["left"] = len(os.listdir("/proc/self/fd")) - before
+        interrupted.touch()
+    while not basics.is_initialized():
+        try:
+            basics.init()
+        except BootstrapError:
+            told["failures"] += 1
+    told["works"] = works("at last")
+    return told
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_interrupt_while_ranks_dial_leaves_nothing_open(times: int, tmp_path: Path) -> None:
+    first, second = run_world(2, interrupt_among_dials, str(tmp_path), times)
+    assert first.value["took"] < 15, "the start has a minute"
+    assert (first.value["threads"], first.value["left"]) == (1, 0)
+    assert first.value["works"] and second.value["works"]

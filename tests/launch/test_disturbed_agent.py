@@ -1,0 +1,75 @@
+"""Other hosts whose agent is disturbed: by what else writes to its stdout, and by its folder.
+
+The ssh of these tests is a script that runs its command here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import LauncherResult, run_launcher
+
+# As ssh does: in the home folder, with the command interpreted by a shell.
+SSH = """#!/bin/sh
+while [ "$1" != "--" ]; do shift; done
+shift 2
+cd "$HOME"
+SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec sh -c "$*"
+"""
+# An agent that works, and something that writes to its stdout once a rank runs.
+TALKING = """#!{python}
+import os, sys, threading, time
+from hvdlite.launch import agent
+run = agent.Agent.start
+def start(self, *arguments):
+    run(self, *arguments)
+    threading.Timer(0.5, os.write, (1, {noise!r})).start()
+agent.Agent.start = start
+sys.exit(agent.main())
+"""
+WAITING = "import time; print('begun', flush=True); time.sleep(50)"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def run_there(home: Path, *arguments: str, code: str) -> LauncherResult:
+    path = f"{home.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return run_launcher(
+        *("-H", "elsewhere:1", *arguments, sys.executable, "-c", code),
+        env={"PATH": path, "HOME": str(home)},
+        timeout=45,
+    )
+
+
+@pytest.mark.parametrize("noise", [b"somebody prints here\n", b"\n" * 40], ids=["text", "newlines"])
+def test_noise_among_frames_ends_the_job_and_is_shown(home: Path, noise: bytes) -> None:
+    talking = home.parent / "python"
+    talking.write_text(TALKING.format(python=sys.executable, noise=noise))
+    talking.chmod(0o755)
+    result = run_there(home, "--remote-python", str(talking), code=WAITING)
+    assert "[0] begun" in result.stdout
+    assert result.returncode == 255
+    assert "something besides hvdlite's agent writes to its stdout there: b'" in result.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows no safe path")
+def test_modules_in_the_home_folder_are_not_the_agents(home: Path) -> None:
+    for name in ("selectors", "socket", "json"):
+        (home / f"{name}.py").write_text("raise SystemExit('a module of the home folder')")
+    code = "import os, sys; print('safe', os.environ.get('PYTHONSAFEPATH'), sys.flags.safe_path)"
+    result = run_there(home, code=code)
+    assert result.returncode == 0, result.stderr
+    # The rank itself runs as the user's Python does.
+    assert "[0] safe None False" in result.stdout

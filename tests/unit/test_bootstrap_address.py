@@ -1,0 +1,94 @@
+"""Where ranks meet: any address of a host, or a message that says what is wrong with it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from hvdlite.bootstrap.address import address_of, dial, listen
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.environment import detect
+from hvdlite.errors import BootstrapError
+
+BY_HAND = {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_TOKEN": "00" * 32}
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as asked:
+            asked.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "node1",
+        "node1:",
+        "node1:http",
+        ":25999",
+        "node1:-5",
+        "node1:99999",
+        "a..b:5",
+        f"{'x' * 70}:5",
+    ],
+)
+@pytest.mark.parametrize("job", [{}, {"HVDLITE_JOB_ID": "00" * 16}])
+def test_address_that_is_none_is_named_with_its_variable(address: str, job: dict[str, str]) -> None:
+    with pytest.raises(BootstrapError, match="HVDLITE_RENDEZVOUS cannot be used: .* a port, such"):
+        detect({**BY_HAND, **job, "HVDLITE_RENDEZVOUS": address})
+
+
+def names(monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[str]]) -> None:
+    """Have these names stand for these addresses, in this order."""
+    ask = socket.getaddrinfo
+
+    def answer(host: str, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        found = (ask(one, port, *args, **kwargs) for one in hosts.get(host, [host]))
+        return [row for rows in found for row in rows]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("addresses", [["::1"], ["::1", "127.0.0.1"], ["127.0.0.1"]])
+def test_name_with_whatever_addresses_can_be_met_at(
+    addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(monkeypatch, {"node1": addresses})
+    with listen("node1:0") as listener:
+        port = address_of(listener).rpartition(":")[2]
+        with dial(f"node1:{port}", Deadline(5)) as there, listener.accept()[0] as here:
+            assert there.getpeername()[:2] == here.getsockname()[:2]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_port_can_be_listened_at_again_at_once(host: str) -> None:
+    """Whoever closes first leaves its port in TIME_WAIT."""
+    if host == "[::1]" and not has_ipv6():
+        pytest.skip("no IPv6 here")
+    with listen(f"{host}:0") as free:
+        port = address_of(free).rpartition(":")[2]
+    with (
+        listen(f"{host}:{port}") as first,
+        dial(f"{host}:{port}", Deadline(5)),
+        first.accept()[0] as served,
+    ):
+        served.close()
+    with (
+        listen(f"{host}:{port}"),
+        pytest.raises(OSError, match="in use"),
+        listen(f"{host}:{port}"),
+    ):
+        pass
+
+
+def test_stranger_at_no_port() -> None:
+    with listen("127.0.0.1:0") as listener:
+        address = address_of(listener)
+    with pytest.raises(ConnectionRefusedError):
+        dial(address, Deadline(5))
