@@ -6,6 +6,7 @@ gradients by the formula in docs/collectives.md. Every case runs eagerly and in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -246,6 +247,29 @@ def scenario_values_of_reductions(form: Form) -> None:
             expected = [first, first, second, first[mine], first[mine], second[mine]]
             for i, (result, one) in enumerate(zip(results, expected, strict=True)):
                 agrees(result, one, dtype, (members, case, i))
+
+
+def scenario_values_in_a_function_that_xla_compiles() -> None:
+    for process_set, members, _ in places():
+        cases = [
+            (dtype, op, scales)
+            for dtype in [*FLOATS, *INTEGERS]
+            for op in OPS
+            for scales in (SCALES if dtype in FLOATS and op in ("Sum", "Average") else SCALES[:1])
+        ]
+        inputs = [put(dtype, 3) for dtype, _, _ in cases]
+
+        def everything(tensors: Any, ps: Any, cases: Any) -> Any:
+            return [
+                hvd.allreduce(tensor, op=getattr(hvd, op), process_set=ps, **scales)
+                for tensor, (_, op, scales) in zip(tensors, cases, strict=True)
+            ]
+
+        compiled = functools.partial(everything, ps=process_set, cases=cases)
+        results = tf.function(lambda tensors, c=compiled: c(tensors), jit_compile=True)(inputs)
+        for case, result in zip(cases, results, strict=True):
+            dtype, op, scales = case
+            agrees(result, reduced(members, dtype, op, scales, 3), dtype, (members, case))
 
 
 def scenario_values_that_only_travel(form: Form) -> None:
