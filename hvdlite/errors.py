@@ -35,6 +35,10 @@ class ArgumentError(HvdliteError, ValueError):
     """An argument cannot be used; the message says what to do."""
 
 
+class UnsupportedError(ArgumentError, NotImplementedError):
+    """What an argument asks for does not exist. (A NotImplementedError, as Horovod's is.)"""
+
+
 class MismatchError(HvdliteError):
     """Ranks disagree about a tensor; the message names it, the ranks and both values."""
 

@@ -40,6 +40,7 @@ from hvdlite.errors import (
     RankFailedError,
     ShutdownError,
     StalledError,
+    UnsupportedError,
 )
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
@@ -73,6 +74,7 @@ __all__ = [
     "RankFailedError",
     "ShutdownError",
     "StalledError",
+    "UnsupportedError",
     "Sum",
     "add_process_set",
     "ccl_built",

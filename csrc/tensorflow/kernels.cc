@@ -119,7 +119,7 @@ void compute_query(void* of_node, TF_OpKernelContext* context) {
                                   place.rank,     place.size,     place.rank >= 0 ? 1 : 0};
   const OwnedStatus status = new_status();
   if (refusal != nullptr) {
-    TF_SetStatus(status.get(), TF_ABORTED, refusal);
+    TF_SetStatus(status.get(), now.size == 0 ? TF_ABORTED : TF_INVALID_ARGUMENT, refusal);
     TF_OpKernelContext_Failure(context, status.get());
     return;
   }

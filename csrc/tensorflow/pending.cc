@@ -30,13 +30,18 @@ std::vector<std::int64_t> dims_of(const TF_Tensor* tensor) {
 }
 
 // What is wrong with one call alone, this rank's or that of another which the message names, is a
-// mistake in the program; everything else ended the collective, and ABORTED is the one code that
-// graphs hand on unchanged for that.
+// mistake in the program, and what ranks disagree about is the code that scripts of Horovod expect:
+// the world goes on. Everything else ended it, and ABORTED is the one code that graphs hand on
+// unchanged for that. hvdlite/tensorflow/errors.py has the class of each.
 TF_Code code_of(const HvdliteResult& result) {
   switch (static_cast<StatusCode>(result.code)) {
     case StatusCode::kInvalidArgument:
     case StatusCode::kDuplicateName:
       return TF_INVALID_ARGUMENT;
+    case StatusCode::kMismatch:
+      return TF_FAILED_PRECONDITION;
+    case StatusCode::kOutOfMemory:
+      return TF_RESOURCE_EXHAUSTED;
     default:
       return TF_ABORTED;
   }

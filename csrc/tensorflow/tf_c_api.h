@@ -10,7 +10,14 @@
 
 extern "C" {
 
-enum TF_Code : int { TF_OK = 0, TF_INVALID_ARGUMENT = 3, TF_ABORTED = 10, TF_INTERNAL = 13 };
+enum TF_Code : int {
+  TF_OK = 0,
+  TF_INVALID_ARGUMENT = 3,
+  TF_RESOURCE_EXHAUSTED = 8,
+  TF_FAILED_PRECONDITION = 9,
+  TF_ABORTED = 10,
+  TF_INTERNAL = 13,
+};
 enum TF_DataType : int {
   TF_FLOAT = 1,
   TF_DOUBLE = 2,

@@ -1,13 +1,16 @@
-"""What the ranks tell each other about a call of `fit`, so that a difference ends in an error."""
+"""What is checked about a call of `fit`: that ranks agree, and that gradients are reduced."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from hvdlite import basics
-from hvdlite.errors import ArgumentError, MismatchError
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.keras.arrays import describe_by_rank, exchange
-from hvdlite.keras.distribution import first_wire_name
+from hvdlite.keras.backend import keras_2
+from hvdlite.keras.distribution import distributed_part, first_wire_name
 from hvdlite.numbering import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 
@@ -50,6 +53,50 @@ def agree_on_fit(
                 + advice.format(least=min(known))
             )
     return everyone
+
+
+class ReductionCheck:
+    """Notices an update of the variables whose gradients were not reduced.
+
+    Compilers have been seen to call the update past the reduction; ranks then train apart. Where
+    each step runs Python (on PyTorch) the step needs a reduction; where steps are traced, one must
+    have been traced.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        """Look at the counts before a step.
+
+        Args:
+            optimizer: of the model; nothing is checked unless it is distributed.
+        """
+        self._part = distributed_part(optimizer)
+        self._updates, self._reductions = self._counts()
+        if keras.backend.backend() != "torch" or keras_2(self._part) is not None:
+            self._reductions = 0
+
+    def _counts(self) -> tuple[int, int]:
+        if self._part is None:
+            return 0, 0
+        return int(self._part.iterations), self._part._distribution.reductions
+
+    def check(self, steps: int) -> None:
+        """Compare after the step.
+
+        Args:
+            steps: how many there were; where the optimizer counts more, somebody has written the
+                count.
+
+        Raises:
+            HvdliteError: variables were updated with gradients of this rank alone.
+        """
+        updates, reductions = self._counts()
+        if 0 < updates - self._updates <= steps and reductions == self._reductions:
+            raise HvdliteError(
+                f"rank {basics.rank()}: {type(self._part).__name__} has updated variables without "
+                "a reduction of their gradients, and ranks would train apart; in a train_step of "
+                "your own call its apply() or apply_gradients(), and otherwise use "
+                "jit_compile=False in compile(), and report this"
+            )
 
 
 def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:

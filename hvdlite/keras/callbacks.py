@@ -17,7 +17,7 @@ import keras
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.agreement import agree_on_end_of_epoch, agree_on_fit
+from hvdlite.keras.agreement import ReductionCheck, agree_on_end_of_epoch, agree_on_fit
 from hvdlite.keras.arrays import broadcast_variables, exchange
 from hvdlite.keras.backend import keras_2
 from hvdlite.keras.learning_rate import LearningRate
@@ -43,7 +43,27 @@ class _Callback(_HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
     """A callback for models of Keras 3 and of Keras 2."""
 
 
-class BroadcastGlobalVariablesCallback(_Callback):
+class _ChecksReductions(_Callback):
+    """Raises where an update of `fit` came without a reduction of the gradients.
+
+    In the first step of each epoch: to look means to wait for a GPU.
+    """
+
+    _check: ReductionCheck | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Look before the first step."""
+        if batch == 0:
+            self._check = ReductionCheck(self.model.optimizer)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Compare after it."""
+        if self._check is not None:
+            self._check.check(steps=batch + 1)
+            self._check = None
+
+
+class BroadcastGlobalVariablesCallback(_ChecksReductions):
     """Makes all ranks begin with one rank's weights and optimizer state.
 
     Before the first batch where every rank's model is built by then, after it otherwise. The states
@@ -84,6 +104,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Broadcast what the first batch has built."""
+        super().on_train_batch_end(batch, logs)
         if not self.broadcast_done:
             self._broadcast()
 
@@ -101,7 +122,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self.broadcast_done = True
 
 
-class MetricAverageCallback(_Callback):
+class MetricAverageCallback(_ChecksReductions):
     """Replaces each epoch's metrics by those of all ranks together.
 
     Put it first: callbacks after it (and the history) see the averages. It also ends `fit` with an
@@ -137,6 +158,7 @@ class MetricAverageCallback(_Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Count the batches."""
+        super().on_train_batch_end(batch, logs)
         self._batches = batch + 1
 
     def on_test_begin(self, logs: Logs = None) -> None:

@@ -44,6 +44,7 @@ class Distribution:
     accumulator: Accumulator | None = None
     local: list[Any] = field(default_factory=list)  # variables that are not reduced
     first_index: int = 0  # of those that are
+    reductions: int = 0  # how often `reduce` was called, or traced
 
     def wire_name(self, index: int) -> str:
         """Name the gradient of the variable of this index."""
@@ -68,6 +69,7 @@ class Distribution:
             indices: of the variables, by which ranks know them.
             variables: the gradients of local ones stay, divided by the number of ranks if so asked.
         """
+        self.reductions += 1
         if not self.process_set.included():
             return list(gradients)
         shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
@@ -159,6 +161,7 @@ def give_up(optimizer: Any) -> Distribution:
     """Make a distributed optimizer a plain one again; return how it was distributed."""
     distribution: Distribution = vars(optimizer).pop("_distribution")
     _become(optimizer, optimizer._wrapped_class)
+    vars(optimizer).pop("apply", None)  # what `keep_apply` of a backend may have left
     return distribution
 
 
@@ -172,14 +175,19 @@ def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
 
     None if the optimizer is not distributed on this rank.
     """
-    for part in with_inner(optimizer):
-        if is_distributed(part):
-            distribution: Distribution = part._distribution
-            if not distribution.process_set.included():
-                return None
-            number = registered_id(distribution.process_set)
-            return distribution.wire_name(distribution.first_index), number
-    return None
+    part = distributed_part(optimizer)
+    if part is None:
+        return None
+    distribution: Distribution = part._distribution
+    if not distribution.process_set.included():
+        return None
+    number = registered_id(distribution.process_set)
+    return distribution.wire_name(distribution.first_index), number
+
+
+def distributed_part(optimizer: Any) -> Any:
+    """Return what is distributed of an optimizer: itself, one that it contains, or None."""
+    return next((part for part in with_inner(optimizer) if is_distributed(part)), None)
 
 
 def with_inner(optimizer: Any) -> list[Any]:

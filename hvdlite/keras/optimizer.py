@@ -158,8 +158,13 @@ def DistributedOptimizer(
         older.distribute_optimizer(optimizer, distribution)
     else:
         _let_loss_scaling_adopt()
-        distribute(optimizer, _Applies, distribution)
+        _distribute(optimizer, distribution)
     return optimizer
+
+
+def _distribute(optimizer: Any, distribution: Distribution) -> None:
+    distribute(optimizer, _Applies, distribution)
+    seam().keep_apply(optimizer)
 
 
 def PartialDistributedOptimizer(
@@ -226,6 +231,6 @@ def _let_loss_scaling_adopt() -> None:
         construct(self, *args, **options)
         inner = self.inner_optimizer
         if is_distributed(inner):
-            distribute(self, _Applies, give_up(inner))
+            _distribute(self, give_up(inner))
 
     loss_scaling.__init__ = construct_and_adopt

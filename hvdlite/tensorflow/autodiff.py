@@ -1,8 +1,8 @@
 """The gradients of the operations, registered with TensorFlow when this module is imported.
 
-The loss of the whole job is the sum of the ranks' losses, so a rank's gradient is what the outputs
-of all ranks say about its input. Each gradient is a collective itself, with the `terms` of the
-operation that it belongs to, and differentiable again.
+They are those that Horovod defines: where a rank's input went to all ranks, its gradient is the
+mean of what they say about it (docs/collectives.md has the formula of each). Each gradient is a
+collective itself, with the `terms` of the operation that it belongs to, and differentiable again.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
 def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
-    """Sum the ranks' gradients and take the rows that this rank gave."""
-    totals = _reduce(operation, gradients[:-1], ops.Sum)  # the last one is of the sizes
+    """Average the ranks' gradients and take the rows that this rank gave."""
+    means = _reduce(operation, gradients[:-1], ops.Average)  # the last one is of the sizes
     rank = query_set("rank", _wire_of(operation).process_set)
     results = []
-    for index, total in enumerate(totals):
+    for index, mean in enumerate(means):
         sizes = operation.outputs[-1][index]
         start = tf.reduce_sum(sizes[:rank])
-        own = total[start : start + sizes[rank]]
+        own = mean[start : start + sizes[rank]]
         own.set_shape(operation.inputs[index].shape)
         results.append(own)
     return [*results, None]
@@ -65,14 +65,14 @@ def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("HvdliteReducescatter")  # type: ignore[untyped-decorator]
 def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
-    """Gather the ranks' gradients, with the same scales: each is about some of the rows."""
+    """Gather the ranks' gradients, with the same scales; those of a sum times the ranks."""
     op = int(operation.get_attr("op"))
     wire = _wire_of(operation)
     check_differentiable(wire.text, op, "reducescatter")
     last = operation.inputs[-1]
     factor = last[1] * last[2]
-    if op == ops.Average:
-        factor /= tf.cast(query_set("size", wire.process_set), tf.float64)
+    if op == ops.Sum:
+        factor *= tf.cast(query_set("size", wire.process_set), tf.float64)
     back = wire.derived("gradient")
     names = [f"{back.text}.{index}" for index in range(len(gradients))]
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
@@ -95,7 +95,7 @@ def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
 
 @tf.RegisterGradient("HvdliteBroadcast")  # type: ignore[untyped-decorator]
 def _gradients_of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
-    """Sum the ranks' gradients on the root; what the others put in had no effect."""
-    totals = _reduce(operation, gradients, ops.Sum)
+    """Average the ranks' gradients on the root; what the others put in had no effect."""
+    means = _reduce(operation, gradients, ops.Average)
     is_root = tf.equal(query("rank"), int(operation.get_attr("root")))
-    return [*(tf.where(is_root, total, tf.zeros_like(total)) for total in totals), None]
+    return [*(tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means), None]

@@ -39,7 +39,8 @@ def broadcast_variables(
 
     Raises:
         ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
-        tf.errors.AbortedError: the ranks' variables differ in shape or dtype, or in number.
+        tf.errors.FailedPreconditionError: the ranks' variables differ in shape or dtype, or in
+            number.
 
     Example:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
@@ -72,7 +73,7 @@ def broadcast_(
 
     Raises:
         ArgumentError: as `broadcast_variables`.
-        tf.errors.AbortedError: likewise.
+        tf.errors.FailedPreconditionError: likewise.
 
     Example:
         >>> hvd.broadcast_([variable], root_rank=0)

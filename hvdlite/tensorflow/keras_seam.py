@@ -14,7 +14,7 @@ from hvdlite.tensorflow.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.requests import Reduction
 from hvdlite.tensorflow.tracing import traced_as_it_is
 
-__all__ = ["Compression", "allreduce_gradients", "scale_gradient"]
+__all__ = ["Compression", "allreduce_gradients", "keep_apply", "scale_gradient"]
 
 
 @traced_as_it_is
@@ -45,6 +45,10 @@ def allreduce_gradients(
     return reduce_gradients(
         gradients, names, reduction, compression, sparse_as_dense, process_set=process_set
     )
+
+
+def keep_apply(optimizer: Any) -> None:
+    """Do nothing: TensorFlow calls the `apply` of an optimizer's own class."""
 
 
 @traced_as_it_is

@@ -8,6 +8,7 @@ Python.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 import warnings
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
+from hvdlite.tensorflow.errors import both
 
 # The releases that the tests run on. The library relies on how TensorFlow's experimental C API
 # calls back, which any release may change.
@@ -29,12 +31,32 @@ _lock = threading.Lock()
 _loaded: _Library | None = None
 
 
+class _Operations:
+    """The operations of the library; what fails eagerly raises an error of ours (see `errors`)."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._module, name)
+
+        @functools.wraps(operation)
+        def run(*inputs: Any, **attributes: Any) -> Any:
+            try:
+                return operation(*inputs, **attributes)
+            except tf.errors.OpError as error:
+                raise both(error) from None
+
+        setattr(self, name, run)
+        return run
+
+
 class _Library:
     """The loaded library: its operations for TensorFlow, and its C functions for us."""
 
     def __init__(self) -> None:
         # In this order: TensorFlow sees only operations that register while it opens the file.
-        self.ops: Any = tf.load_op_library(str(_FILE))
+        self.ops = _Operations(tf.load_op_library(str(_FILE)))
         self.native = ctypes.CDLL(str(_FILE))
         self._attach = self.native.hvdlite_tensorflow_attach
         self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
@@ -94,7 +116,7 @@ class _Library:
 
 
 def raw_ops() -> Any:
-    """Return the module of operations; load, test and attach the library at first use.
+    """Return the operations; load, test and attach the library at first use.
 
     Raises:
         HvdliteError: the operations do not work with this TensorFlow.

@@ -81,8 +81,11 @@ def allreduce(
 
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
-        tf.errors.AbortedError: when it runs, and the ranks' tensors differ in shape, dtype or op,
-            or the world is over, because a rank died for example.
+        UnsupportedError: tf.IndexedSlices with another operation than `Average` and `Sum`.
+        tf.errors.FailedPreconditionError: when it runs, and the ranks' tensors differ in shape,
+            dtype or op; eagerly it is a MismatchError, too.
+        tf.errors.AbortedError: when it runs, and the world is over, because a rank died for
+            example; eagerly it is a HorovodInternalError, too.
 
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
@@ -112,8 +115,10 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     *,
     weight: Any = None,
-) -> list[tf.Tensor]:
-    """Reduce several dense tensors; those of one dtype complete together. Else as `allreduce`.
+) -> list[Any]:
+    """Reduce several tensors; dense ones of one dtype complete together. Else as `allreduce`.
+
+    tf.IndexedSlices among them are gathered, each by itself, and returned as such.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
@@ -122,7 +127,18 @@ def grouped_allreduce(
     reduction = Reduction(op, prescale_factor, postscale_factor, weight)
     wire = wire_name("grouped_allreduce", name, process_set)
     names = [f"{wire.text}.{index}" for index in range(len(tensors))]
-    return _allreduce(tensors, wire, names, reduction, compression)
+    is_sparse = [isinstance(one, tf.IndexedSlices) for one in tensors]
+    dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
+    slices = {
+        i: allreduce_slices(tensors[i], wire._replace(text=names[i]), reduction, compression)
+        for i, sparse in enumerate(is_sparse)
+        if sparse
+    }
+    reduced = _allreduce(
+        [tensors[i] for i in dense], wire, [names[i] for i in dense], reduction, compression
+    )
+    results = {**slices, **dict(zip(dense, reduced, strict=True))}
+    return [results[i] for i in range(len(tensors))]
 
 
 def _allreduce(
@@ -155,8 +171,9 @@ def broadcast(
 
     Raises:
         ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
-        tf.errors.AbortedError: the ranks' tensors differ in shape or dtype, they name different
-            roots, or the world is over.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in shape or dtype, or they name
+            different roots.
+        tf.errors.AbortedError: the world is over.
 
     Example:
         >>> shared = hvd.broadcast(tf.random.normal([3]), root_rank=0)

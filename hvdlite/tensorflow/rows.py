@@ -42,8 +42,9 @@ def allgather(
 
     Raises:
         ArgumentError: the tensor cannot be used; the message says what to do.
-        tf.errors.AbortedError: the ranks' tensors differ in dtype or in another dimension, or the
-            world is over.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in dtype or in another
+            dimension.
+        tf.errors.AbortedError: the world is over.
 
     Example:
         >>> every_prediction = hvd.allgather(predictions)
@@ -107,8 +108,9 @@ def reducescatter(
 
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
-        tf.errors.AbortedError: when it runs, and the ranks' tensors differ in shape, dtype or op,
-            or the world is over.
+        tf.errors.FailedPreconditionError: when it runs, and the ranks' tensors differ in shape,
+            dtype or op.
+        tf.errors.AbortedError: when it runs, and the world is over.
 
     Example:
         >>> my_rows = hvd.reducescatter(tf.ones([5, 3]), op=hvd.Sum)
@@ -180,8 +182,9 @@ def alltoall(
         ArgumentError: the tensor cannot be used; the message says what to do.
         tf.errors.InvalidArgumentError: some rank's splits are wrong: on every rank, when it runs,
             and the message names that one.
-        tf.errors.AbortedError: the ranks' tensors differ in dtype or in another dimension, or the
-            world is over.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in dtype or in another
+            dimension.
+        tf.errors.AbortedError: the world is over.
 
     Example:
         >>> splits = [2] * hvd.size()

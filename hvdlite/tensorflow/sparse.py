@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import _core, ops, sparse_rows
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.tensorflow import requests, xla
 from hvdlite.tensorflow.names import WireName
 from hvdlite.tensorflow.requests import Reduction, check
@@ -31,10 +31,11 @@ def allreduce_slices(
     """Gather the rows and the indices of all ranks; adding up equal indices is up to the reader.
 
     Raises:
-        ArgumentError: rows cannot be reduced by this operation, or not by XLA.
+        UnsupportedError: rows cannot be reduced by this operation.
+        ArgumentError: XLA compiles what is traced now.
     """
     if not _can_gather(reduction):
-        raise ArgumentError(
+        raise UnsupportedError(
             f"'{wire.text}' is tf.IndexedSlices, whose rows can be averaged or summed; "
             "use sparse_as_dense=True for other operations"
         )
@@ -166,7 +167,7 @@ def _say_dense(name: str, rows: tf.Tensor) -> list[Any]:
 def _gather(
     merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the rows of all ranks, and their indices."""
+    """Return the rows of all ranks, and their indices; each row is scaled for itself."""
     values, indices = merged.values, merged.indices
     factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
     if reduction.weight is not None:
@@ -175,7 +176,7 @@ def _gather(
         (total,) = requests.allreduce([weight], part, [part.text], Reduction(ops.Sum))
         requests.take_turns(part, [total])
         factor *= tf.math.divide_no_nan(weight, total)
-    sent, context = compression.compress(values * tf.cast(factor, values.dtype))
+    sent, context = compression.compress(_scaled(values, factor))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
     (gathered,) = allgather([sent], values_wire, [values_wire.text])
     # One index more than there are, so that the sizes tell who takes part, even with no rows.
@@ -186,8 +187,16 @@ def _gather(
     if reduction.op == ops.Average and reduction.weight is None:
         over_all = _core.knob_values()["average_over_joined"]
         ranks = tf.size(sizes) if over_all else tf.math.count_nonzero(sizes)
-        result /= tf.cast(ranks, result.dtype)
+        divide = tf.truncatediv if result.dtype.is_integer else tf.divide
+        result = divide(result, tf.cast(ranks, result.dtype))
     return result, indices
+
+
+def _scaled(rows: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Multiply rows by a float64; integers are computed with in float64, and cut towards zero."""
+    if rows.dtype.is_integer:
+        return tf.cast(tf.cast(rows, tf.float64) * factor, rows.dtype)
+    return rows * tf.cast(factor, rows.dtype)
 
 
 def _reduce_dense(
@@ -195,7 +204,7 @@ def _reduce_dense(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Reduce as a dense tensor; return those of its rows that are not zero, and their indices."""
     if merged.dense_shape is None:
-        raise ArgumentError(
+        raise UnsupportedError(
             f"'{wire.text}' is tf.IndexedSlices without a dense_shape, whose rows can be averaged "
             "or summed; give it one for other operations"
         )

@@ -14,7 +14,7 @@ from hvdlite.torch.ops import start_reducing
 from hvdlite.torch.submit import Reduction
 from hvdlite.torch.tensors import readable
 
-__all__ = ["Compression", "allreduce_gradients", "scale_gradient"]
+__all__ = ["Compression", "allreduce_gradients", "keep_apply", "scale_gradient"]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -59,6 +59,16 @@ def allreduce_gradients(
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
     ]
+
+
+def keep_apply(optimizer: Any) -> None:
+    """Make `torch.compile` call the `apply` of an optimizer's own class, and as it is.
+
+    It looks methods up in what `__class__` says, which is the class that was wrapped (see
+    `hvdlite.keras.distribution`), and would call the `apply` of that; but what the object itself
+    has comes first.
+    """
+    vars(optimizer)["apply"] = torch.compiler.disable(optimizer.apply)
 
 
 def scale_gradient(gradient: Any, factor: float) -> Any:

@@ -20,6 +20,7 @@ from parallel.keras_worlds import (
     keras,
     mine,
     on_every_rank,
+    on_tensorflow,
     run_scenarios,
     same_bits,
     weights_of,
@@ -143,6 +144,45 @@ def scenario_metrics_count_samples() -> None:
         assert np.allclose(history[f"val_{key}"], expected[key], rtol=1e-5), key
     assert [logs["val_loss"] for logs in seen] == history["val_loss"]
     assert len(set(map(repr, on_every_rank(history)))) == 1
+
+
+def update_past_the_reduction(model: Any, gradients: Any) -> None:
+    """Call the method of the class that was wrapped."""
+    plain: Any = type(model.optimizer)._wrapped_class
+    plain.apply(model.optimizer, gradients, model.trainable_variables)
+
+
+def careless_step(model: Any, inputs: Any, targets: Any) -> None:
+    if on_tensorflow():
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+        update_past_the_reduction(model, tape.gradient(loss, model.trainable_variables))
+        return
+    import torch
+
+    model.zero_grad()
+    keras.ops.mean((model(inputs) - targets) ** 2).backward()
+    with torch.no_grad():
+        update_past_the_reduction(model, [one.value.grad for one in model.trainable_variables])
+
+
+def scenario_an_update_past_the_reduction_is_an_error() -> None:
+    class Careless(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            inputs, targets = data
+            careless_step(self, inputs, targets)
+            return {"loss": keras.ops.zeros(())}
+
+    for callback in (
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ):
+        model = Careless([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        with pytest.raises(hvd.HvdliteError, match="updated variables without a reduction"):
+            model.fit(*data(8), batch_size=4, verbose=0, callbacks=[callback])
 
 
 def scenario_metrics_that_one_rank_lacks() -> None:

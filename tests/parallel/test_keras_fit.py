@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -183,13 +184,85 @@ def scenario_local_variables_say_what_they_cannot() -> None:
         optimizer.apply([keras.ops.ones(2)], [variable])
 
 
-def scenario_jit_compile() -> None:
+def compiled(function: Any) -> Any:
+    """Compile as `fit` does with jit_compile=True."""
+    if on_tensorflow():
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=True)
+    import torch
+
+    return torch.compile(function)
+
+
+def trace_only() -> None:
+    """What matters here is what is traced; generating C++ from it takes half a minute."""
     if not on_tensorflow():
-        # What matters here is what is traced; generating C++ from it takes half a minute.
         import torch
 
-        torch.compile = functools.partial(torch.compile, backend="eager")
-    fit(dense_model(), keras.optimizers.SGD(0.1, momentum=0.9), jit_compile=True)
+        if not isinstance(torch.compile, functools.partial):
+            torch.compile = functools.partial(torch.compile, backend="eager")
+
+
+def scenario_jit_compile() -> None:
+    trace_only()
+    fit(dense_model(), keras.optimizers.Adam(0.01), jit_compile=True)
+
+
+def optimizers_of_keras() -> dict[str, Callable[[], Any]]:
+    """Give what makes one of every class that Keras offers, and of those around others."""
+    module = keras.optimizers
+    offered = {name: getattr(module, name) for name in dir(module)}
+    around_others = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    makers = {
+        name: functools.partial(kind, 0.01)
+        for name, kind in sorted(offered.items())
+        if isinstance(kind, type)
+        and issubclass(kind, module.Optimizer)
+        and name not in around_others
+    }
+    assert len(makers) >= 12
+    makers["LossScaleOptimizer"] = lambda: module.LossScaleOptimizer(module.Adam(0.01))
+    if "MultiOptimizer" in offered:  # since Keras 3.14
+        makers["MultiOptimizer"] = one_optimizer_for_each_rank_of_tensor
+    return makers
+
+
+def one_optimizer_for_each_rank_of_tensor() -> Any:
+    by_rank = {2: keras.optimizers.SGD(0.01), 1: keras.optimizers.Adam(0.01)}
+    return keras.optimizers.MultiOptimizer(lambda variable: by_rank[len(variable.shape)])
+
+
+def compiled_update(optimizer: Any, variables: list[Any]) -> Any:
+    def update(gradients: Any) -> None:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    return compiled(update)
+
+
+def scenario_every_optimizer_reduces_once_in_functions_that_are_compiled() -> None:
+    """On PyTorch all but SGD were traced without their reduction."""
+    trace_only()
+    for name, make in optimizers_of_keras().items():
+        variables = [keras.Variable(np.ones(shape, "float32")) for shape in ((4, 3), (3,))]
+        alone = [keras.Variable(np.ones(shape, "float32")) for shape in ((4, 3), (3,))]
+        reference, optimizer = make(), hvd.DistributedOptimizer(make())
+        optimizer.build(variables)
+        reference.build(alone)
+        generator = np.random.default_rng(5)
+        gradients = [generator.normal(size=(hvd.size(), *v.shape)) for v in variables]
+        scale = float(getattr(reference, "dynamic_scale", 1.0))
+        own = [keras.ops.convert_to_tensor(one[hvd.rank()] * scale, "float32") for one in gradients]
+        mean = [keras.ops.convert_to_tensor(one.mean(0) * scale, "float32") for one in gradients]
+        step = compiled_update(optimizer, variables)
+        for _ in range(2):
+            assert tensors_sent_by(lambda s=step, g=own: s(list(g))) == 2, name
+            reference.apply(list(mean), alone)
+        assert same_bits([keras.ops.convert_to_numpy(one) for one in variables]), name
+        for ours, theirs in zip(variables, alone, strict=True):
+            a, b = keras.ops.convert_to_numpy(ours), keras.ops.convert_to_numpy(theirs)
+            assert np.allclose(a, b, rtol=1e-4, atol=1e-5), (name, a, b)
+        assert int(optimizer.iterations) == 2
 
 
 def body() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ def killed(form: str, victim: int, noted: str) -> dict[str, Any]:
         try:
             step()
         except tf.errors.OpError as error:
+            ours = isinstance(error, hvd.HorovodInternalError)
+            assert ours == (form == "eager"), type(error)
             return {"kind": type(error).__name__, "message": str(error), "seen": time.monotonic()}
     raise AssertionError("nothing failed")
 
@@ -67,19 +70,41 @@ def test_killed_rank_is_named_by_every_survivor(form: str, victim: int, tmp_path
 def disagree() -> dict[str, list[dict[str, Any]]]:
     start()
     hvd.barrier()
-    rank = hvd.rank()
+    odd = hvd.rank() == 1
+    variable = tf.Variable(tf.ones([3 + odd]), name="layer.variable")
     cases = {
-        "shape": lambda: hvd.allreduce(tf.ones([3 + (rank == 1)]), name="layer.shape"),
+        "shape": lambda: hvd.allreduce(tf.ones([3 + odd]), name="layer.shape"),
         "dtype": lambda: hvd.allreduce(
-            tf.ones([3], tf.int32 if rank == 1 else tf.float32), name="layer.dtype"
+            tf.ones([3], tf.int32 if odd else tf.float32), name="layer.dtype"
         ),
-        "op": lambda: hvd.allreduce(
-            tf.ones([3]), op=hvd.Max if rank == 1 else hvd.Sum, name="layer.op"
+        "op": lambda: hvd.allreduce(tf.ones([3]), op=hvd.Max if odd else hvd.Sum, name="layer.op"),
+        "prescale": lambda: hvd.allreduce(
+            tf.ones([3]), prescale_factor=1.0 + odd, name="layer.prescale"
         ),
-        "root": lambda: hvd.broadcast(tf.ones([3]), int(rank == 1), name="layer.root"),
-        "columns": lambda: hvd.allgather(tf.ones([2, 3 + (rank == 1)]), name="layer.columns"),
-        "count": lambda: hvd.grouped_allreduce(
-            [tf.ones([2])] * (2 + (rank == 1)), name="layer.count"
+        "postscale": lambda: hvd.reducescatter(
+            tf.ones([3]), postscale_factor=1.0 + odd, name="layer.postscale"
+        ),
+        "weight": lambda: hvd.allreduce(
+            tf.ones([3]), weight=1.0 if odd else None, name="layer.weight"
+        ),
+        "wire": lambda: hvd.allreduce(
+            tf.ones([3]),
+            compression=hvd.Compression.fp16 if odd else hvd.Compression.none,
+            name="layer.wire",
+        ),
+        "kind": lambda: (
+            hvd.allgather(tf.ones([3]), name="layer.kind")
+            if odd
+            else hvd.allreduce(tf.ones([3]), name="layer.kind")
+        ),
+        "root": lambda: hvd.broadcast(tf.ones([3]), int(odd), name="layer.root"),
+        "variable": lambda: hvd.broadcast_([variable], 0, "layer.variable"),
+        "columns": lambda: hvd.allgather(tf.ones([2, 3 + odd]), name="layer.columns"),
+        "exchanged": lambda: hvd.alltoall(tf.ones([2, 3 + odd]), name="layer.exchanged"),
+        "scattered": lambda: hvd.reducescatter(tf.ones([2, 3 + odd]), name="layer.scattered"),
+        "count": lambda: hvd.grouped_allreduce([tf.ones([2])] * (2 + odd), name="layer.count"),
+        "one of many": lambda: hvd.grouped_allgather(
+            [tf.ones([2]), tf.ones([2, 2 + odd])], name="layer.one of many"
         ),
     }
     return {form: outcomes_of(cases, call) for form, call in FORMS.items()}
@@ -91,18 +116,28 @@ def outcomes_of(cases: dict[str, Any], form: Any) -> list[dict[str, Any]]:
         try:
             form(case)()
         except tf.errors.OpError as error:
-            outcomes.append({"kind": type(error).__name__, "message": str(error), "name": name})
+            outcomes.append(
+                {
+                    "kind": type(error).__name__,
+                    "expected": isinstance(error, tf.errors.FailedPreconditionError),
+                    "ours": isinstance(error, hvd.MismatchError),
+                    "copied": str(pickle.loads(pickle.dumps(error))),
+                    "message": str(error),
+                    "name": name,
+                }
+            )
         assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="works")) == hvd.size()
     return outcomes
 
 
 def test_mismatch_is_an_error_on_every_rank_and_the_world_goes_on() -> None:
     for result in run_world(2, disagree, timeout=TIMEOUT, env=ENVIRONMENT):
-        for outcomes in result.value.values():
-            names = [error["name"] for error in outcomes]
-            assert names == ["shape", "dtype", "op", "root", "columns", "count"]
+        for form, outcomes in result.value.items():
+            assert len(outcomes) == 15, [error["name"] for error in outcomes]
             for error in outcomes:
-                assert error["kind"] == "AbortedError", error
+                assert error["kind"] == "FailedPreconditionError" and error["expected"], error
+                assert error["ours"] == (form == "eager")
+                assert error["copied"] == error["message"]
                 assert f"layer.{error['name']}" in error["message"], error
                 assert "rank 0" in error["message"] and "rank 1" in error["message"], error
 
@@ -113,7 +148,7 @@ def one_of_many_disagrees() -> str:
     variables = [tf.Variable(tf.ones([3 + (i == 5) * hvd.rank()])) for i in range(20)]
     try:
         make_step("graph", variables)()
-    except tf.errors.AbortedError as error:
+    except tf.errors.FailedPreconditionError as error:
         return str(error)
     raise AssertionError("the disagreement was not noticed")
 

@@ -181,7 +181,7 @@ def scenario_gradient_of_reducescatter(form: Form) -> None:
             loss = tf.reduce_sum((first + second) * weights[share_of(hvd.rank(), rows)])
         return tape.gradient(loss, x)
 
-    for op, factor in [(hvd.Sum, 4.5), (hvd.Average, 4.5 / hvd.size())]:
+    for op, factor in [(hvd.Sum, 4.5 * hvd.size()), (hvd.Average, 4.5)]:
         gradient = form(lambda x, op=op: slope(x, op))(tf.ones([rows]))
         assert same(gradient, weights * factor, 1e-5)
     with raises(hvd.ArgumentError, "reducescatter .* with op=hvd.Max has no gradient; use"):
@@ -196,7 +196,7 @@ def scenario_gradient_of_grouped_allgather(form: Form) -> None:
             loss = tf.reduce_sum(first) + tf.reduce_sum(second)
         return tape.gradient(loss, x)
 
-    assert same(form(slope)(tf.ones([hvd.rank() + 1])), 3.0 * hvd.size())
+    assert same(form(slope)(tf.ones([hvd.rank() + 1])), 3.0)
 
 
 def scenario_gradient_of_a_gradient(form: Form) -> None:
@@ -210,7 +210,7 @@ def scenario_gradient_of_a_gradient(form: Form) -> None:
         return outer.gradient(slope, x)
 
     x = tf.fill([hvd.size()], 2.0)
-    for verb, factor in [(hvd.alltoall, 1), (hvd.reducescatter, 1), (hvd.allgather, hvd.size())]:
+    for verb, factor in [(hvd.alltoall, 1), (hvd.reducescatter, hvd.size()), (hvd.allgather, 1)]:
         arguments = {"op": hvd.Sum} if verb is hvd.reducescatter else {}
         result = form(lambda x, v=verb, a=arguments: curvature(x, v, a))(x)
         assert same(result, 12.0 * factor), (verb, result)
@@ -255,7 +255,7 @@ def scenario_mismatch_is_an_error_and_the_world_goes_on(form: Form) -> None:
     }.items():
         for verb in (hvd.alltoall, hvd.reducescatter, hvd.allgather):
             text = f"{verb.__name__} 'broken': ranks disagree about the {field}: rank "
-            with raises(tf.errors.AbortedError, text):
+            with raises(tf.errors.FailedPreconditionError, text):
                 form(lambda x, verb=verb: verb(x, name="broken"))(tensor)
     assert same(hvd.reducescatter(tf.ones([n]), op=hvd.Sum), n)
 
