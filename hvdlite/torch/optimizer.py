@@ -209,8 +209,7 @@ def DistributedOptimizer(
         num_groups: cuts the parameters into that many buckets, rather than by size.
         groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
             is every parameter in none of them.
-        sparse_as_dense: makes sparse gradients dense; without it they stay sparse: the ranks' rows
-            are gathered, or travel dense while that is cheaper.
+        sparse_as_dense: makes sparse gradients dense; they arrive sparse otherwise.
         process_set: whose members' gradients are reduced; on other ranks the optimizer steps with
             their own.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
