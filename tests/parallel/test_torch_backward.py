@@ -360,6 +360,26 @@ def scenario_zero_grad_after_backward_drops_gradients() -> None:
     optimizer.step()
 
 
+def scenario_steps_inside_of_backward() -> None:
+    model, optimizers = make_model(), {}
+    for number, param in enumerate(model.parameters()):
+        optimizers[param] = hvd.DistributedOptimizer(
+            torch.optim.SGD([param], lr=0.1), [(f"{number}", param)]
+        )
+
+        def step(param: torch.Tensor) -> None:
+            seen.append(param.grad)
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        param.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        seen: list[Any] = []
+        backward(model)
+        assert len(seen) == 4 and not gradients(model)
+    assert_same_everywhere(model)
+
+
 def scenario_sparse_gradients() -> None:
     torch.manual_seed(0)
     for rows in (6, 500):
@@ -438,10 +458,8 @@ def scenario_compiled() -> None:
         with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
             loss = compiled(inputs()).square().sum()
             loss.backward()
-        if not compiled_autograd:
-            assert_close(gradients(model), mean_gradients())
-        optimizer.step()
         assert_close(gradients(model), mean_gradients())
+        optimizer.step()
         assert_same_everywhere(model)
         torch._dynamo.reset()
 
