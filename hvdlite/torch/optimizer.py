@@ -193,34 +193,31 @@ def DistributedOptimizer(
 
     When backward() returns, gradients are those of all ranks: those of a bucket of parameters are
     sent from inside of it as soon as the last of them is ready, and its end waits for all. Every
-    rank calls backward() and `step` equally often. A parameter without a gradient on some ranks
-    takes part with zeros there; without one on every rank its `grad` stays None. A rank whose
-    backward() touches no parameter, or that calls none, takes part in `step`.
+    rank calls backward() and `step` equally often; one whose backward() touches no parameter takes
+    part in `step`. A parameter without a gradient on some ranks takes part with zeros there;
+    without one on every rank its `grad` stays None.
 
     Args:
         optimizer: any optimizer; it is changed in place, and schedulers made before go on working.
         named_parameters: `model.named_parameters()`, for messages that name parameters.
         compression: what happens to gradients on the way, see `Compression`.
-        backward_passes_per_step: how many backward() calls accumulate on this rank before gradients
-            are sent. They are summed, as in torch: divide the loss by their number for a mean.
+        backward_passes_per_step: how many backward() calls accumulate before gradients are sent.
+            They are summed, as in torch: divide the loss by their number for a mean.
         op: `Average`, `Sum`, or `Adasum` of what the optimizer changes, see `hvdlite.torch.adasum`.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         num_groups: cuts the parameters into that many buckets, rather than by size.
         groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
             is every parameter in none of them.
-        sparse_as_dense: makes sparse gradients dense; without it they stay sparse: the ranks' rows
-            are gathered, or travel dense while that is cheaper.
+        sparse_as_dense: makes sparse gradients dense; they arrive sparse otherwise.
         process_set: whose members' gradients are reduced; on other ranks the optimizer steps with
             their own.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
             and the core sends those together that are ready together.
         weight: what this rank counts in the average, see `Distributed.weight`.
-        reduce_in: "backward", or "step": gradients are sent in backward() and arrive in
-            `synchronize` or `step`; until then they belong to hvdlite.
-        gradient_as_bucket_view: keeps reduced gradients in memory of their own, as in torch's
-            DistributedDataParallel: after a reduction each `grad` is a view of it, which the next
-            one overwrites. On GPUs that saves copies, see docs/gpu.md.
+        reduce_in: "backward", or "step", whose wait for gradients is in `synchronize` or `step`.
+        gradient_as_bucket_view: keeps reduced gradients in memory of their own, of which each
+            `grad` is a view that the next reduction overwrites; see docs/gpu.md.
 
     Returns:
         The optimizer, which has become an instance of a subclass of its class of the same name,
@@ -235,12 +232,8 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # Without init() this raises here, rather than in the first backward().
-    if isinstance(optimizer, Distributed | DistributedAdasum):
-        raise ArgumentError("this optimizer is a DistributedOptimizer already")
     reduction = _reduction(op, gradient_predivide_factor, process_set)
-    _check_options(op, bucket_cap_mb, weight, gradient_as_bucket_view)
-    if reduce_in not in ("backward", "step"):
-        raise ArgumentError(f"reduce_in={reduce_in!r}: say 'backward' or 'step'")
+    _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         adasum: Distributed = distribute_adasum(
@@ -293,7 +286,18 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     return distributed
 
 
-def _check_options(op: int, bucket_cap_mb: float, weight: Weight, bucket_view: bool) -> None:
+def _check_options(
+    optimizer: Any,
+    op: int,
+    bucket_cap_mb: float,
+    weight: Weight,
+    bucket_view: bool,
+    reduce_in: str,
+) -> None:
+    if isinstance(optimizer, Distributed | DistributedAdasum):
+        raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    if reduce_in not in ("backward", "step"):
+        raise ArgumentError(f"reduce_in={reduce_in!r}: say 'backward' or 'step'")
     if bucket_cap_mb <= 0:
         raise ArgumentError("bucket_cap_mb is a positive number of MiB")
     if weight is not None:

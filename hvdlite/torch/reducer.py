@@ -233,6 +233,7 @@ class GradientReducer:
             self._steps = 0
         self._open = True
         self._reduced = False
+        self._backwards = 0
 
     def synchronize(self) -> None:
         """Reduce what is not reduced yet, and wait for all of it.
@@ -279,7 +280,6 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.reset()
         self._passes.clear()
-        self._backwards = 0
         self._end.forget()
         self._failure = None
         self._open = False

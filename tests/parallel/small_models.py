@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hvdlite.torch as hvd
 from hvdlite import basics
@@ -77,3 +79,46 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor, rare: bool) -> torch.Tensor:
         return self.used(x) + (self.rare(x) if rare else 0)
+
+
+class TwoHeads(nn.Module):
+    """A trunk and two heads, for losses of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def losses(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.trunk(x)
+        return self.a(features).square().sum(), self.b(features).square().sum()
+
+
+class Checkpointed(nn.Module):
+    """Runs its layers in checkpoints, one inside of another, and has a layer without use."""
+
+    def __init__(self, reentrant: bool, parts: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        self.unused = nn.Linear(2, 2)
+        self.reentrant, self.parts = reentrant, parts
+
+    def run(self, call: Any, x: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings():
+            # The forward of a checkpoint runs without gradients, also what is nested in it.
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+            result: torch.Tensor = checkpoint(call, x, use_reentrant=self.reentrant)
+        return result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.middle(x).tanh()).square()
+
+        if self.parts == "none":
+            return inner(self.first(x))
+        if self.parts == "end":
+            return self.run(inner, self.first(x))
+        if self.parts == "all":
+            return self.run(lambda x: inner(self.first(x)), x)
+        return self.run(lambda x: self.run(inner, self.first(x)), x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,8 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 from parallel.small_models import (
     Branches,
+    Checkpointed,
+    TwoHeads,
     assert_close,
     assert_same_everywhere,
     backward,
@@ -141,19 +142,6 @@ def scenario_a_sum_is_not_summed_again() -> None:
     assert_same_everywhere(model)
 
 
-class TwoHeads(nn.Module):
-    """A trunk and two heads, for losses of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
-
-    def losses(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = self.trunk(x)
-        return self.a(features).square().sum(), self.b(features).square().sum()
-
-
 def mean_of_heads() -> list[torch.Tensor]:
     model = TwoHeads()
     for rank in range(hvd.size()):
@@ -183,36 +171,6 @@ def scenario_losses_in_another_order_on_each_rank() -> None:
     assert_close(gradients(model), mean_of_heads())
     optimizer.step()
     assert_same_everywhere(model)
-
-
-class Checkpointed(nn.Module):
-    """Runs its layers in checkpoints, one inside of another, and has a layer without use."""
-
-    def __init__(self, reentrant: bool, parts: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.middle, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
-        self.unused = nn.Linear(2, 2)
-        self.reentrant, self.parts = reentrant, parts
-
-    def run(self, call: Any, x: torch.Tensor) -> torch.Tensor:
-        with warnings.catch_warnings():
-            # The forward of a checkpoint runs without gradients, also what is nested in it.
-            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-            result: torch.Tensor = checkpoint(call, x, use_reentrant=self.reentrant)
-        return result
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def inner(x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.middle(x).tanh()).square()
-
-        if self.parts == "none":
-            return inner(self.first(x))
-        if self.parts == "end":
-            return self.run(inner, self.first(x))
-        if self.parts == "all":
-            return self.run(lambda x: inner(self.first(x)), x)
-        return self.run(lambda x: self.run(inner, self.first(x)), x)
 
 
 def scenario_checkpoints() -> None:
@@ -402,6 +360,26 @@ def scenario_zero_grad_after_backward_drops_gradients() -> None:
     optimizer.step()
 
 
+def scenario_steps_inside_of_backward() -> None:
+    model, optimizers = make_model(), {}
+    for number, param in enumerate(model.parameters()):
+        optimizers[param] = hvd.DistributedOptimizer(
+            torch.optim.SGD([param], lr=0.1), [(f"{number}", param)]
+        )
+
+        def step(param: torch.Tensor) -> None:
+            seen.append(param.grad)
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        param.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        seen: list[Any] = []
+        backward(model)
+        assert len(seen) == 4 and not gradients(model)
+    assert_same_everywhere(model)
+
+
 def scenario_sparse_gradients() -> None:
     torch.manual_seed(0)
     for rows in (6, 500):
@@ -480,10 +458,8 @@ def scenario_compiled() -> None:
         with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
             loss = compiled(inputs()).square().sum()
             loss.backward()
-        if not compiled_autograd:
-            assert_close(gradients(model), mean_gradients())
-        optimizer.step()
         assert_close(gradients(model), mean_gradients())
+        optimizer.step()
         assert_same_everywhere(model)
         torch._dynamo.reset()
 
