@@ -237,15 +237,17 @@ TEST(engine_names_the_rank_that_does_not_read_its_answers) {
   for (int rank = 0; rank < 3; ++rank) CHECK_OK(finish(*engines[rank], entries[rank]));
   constexpr int kTensors = 2000;  // an answer of some 100 KiB; a ring holds 64
   std::vector<float> value(1);
+  std::vector<std::vector<float>> many(3, std::vector<float>(kTensors));
   const auto submit_many = [&](int rank) {
-    const EntryPtr entry = allreduce_entry("many", value);
+    const EntryPtr entry = allreduce_entry("many", many[rank]);
     entry->request.tensors.clear();
+    entry->outputs.clear();
     for (int i = 0; i < kTensors; ++i) {
       const std::string name = "a.name.that.is.sent.back." + std::to_string(i);
       entry->request.tensors.push_back({name, DataType::kFloat32, {1}});
+      entry->outputs.push_back(&many[rank][i]);
     }
-    entry->inputs.assign(kTensors, value.data());
-    entry->outputs.assign(kTensors, value.data());
+    entry->inputs.assign(entry->outputs.begin(), entry->outputs.end());
     submit(rank, entry);
   };
   submit_many(2);

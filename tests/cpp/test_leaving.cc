@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kRanks = 3;
 // Shared memory, channels only, and both.
-const std::vector<Hosts> kWorlds = {{0, 0, 0}, {0, 1, 2}, {0, 1, 1}};
+const std::vector<Hosts> kHostsOfWorlds = {{0, 0, 0}, {0, 1, 2}, {0, 1, 1}};
 const std::vector<Kind> kKinds = {Kind::kAllreduce, Kind::kBarrier,       Kind::kBroadcast,
                                   Kind::kJoin,      Kind::kAddProcessSet, Kind::kAllgather};
 // When the others submit: so that the one that leaves is told first, or so that they have seen it
@@ -120,7 +120,7 @@ std::string text_of(const Hosts& hosts, int left, Kind kind, When when) {
 // `body(hosts, left, when, text)` for every combination.
 template <typename Body>
 void for_every_leaver(Kind kind, Body&& body) {
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kHostsOfWorlds) {
     for (int left = 0; left < kRanks; ++left) {
       for (const When when : kTimes) body(hosts, left, when, text_of(hosts, left, kind, when));
     }
@@ -130,7 +130,7 @@ void for_every_leaver(Kind kind, Body&& body) {
 }  // namespace
 
 TEST(leaving_in_any_order_is_no_error_where_nobody_wants_anything) {
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kHostsOfWorlds) {
     std::vector<int> order = {0, 1, 2};
     do {
       Leaving world(hosts);
