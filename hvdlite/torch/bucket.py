@@ -95,6 +95,14 @@ class _Trip:
     def present(self) -> bool:
         return self.version >= 0
 
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """Return what holds on to the memory that the core reads and writes.
+
+        The gradient itself does not: others may give it other memory meanwhile.
+        """
+        wire = self.wire.detach() if self.wire is self.gradient else self.wire
+        return (wire,) if self.target is self.wire else (wire, self.target)
+
     def untouched(self) -> bool:
         """Say whether nobody replaced or wrote to the gradient since it left."""
         if not self.present:
@@ -104,7 +112,7 @@ class _Trip:
 
 
 def _address_of(gradient: torch.Tensor) -> int:
-    address: int = (gradient._values() if is_sparse(gradient) else gradient).data_ptr()
+    address: int = (gradient._values() if gradient.is_sparse else gradient).data_ptr()
     return address
 
 
@@ -194,8 +202,7 @@ class Bucket:
         # float16 is too narrow for the share of a rank with a small weight.
         narrow = None if cast == dtype_number("float16") else cast
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
-        # Not the tensors but their memory, which others may take from them meanwhile.
-        memory = [[one.detach() for one in parts] for _, *parts in dense]
+        memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
         masks = self._make_masks(sorted(self._ways.with_mask), trips)
         specs += self._mask_specs(masks)
         if by_rows:
