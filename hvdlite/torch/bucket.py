@@ -26,7 +26,7 @@ from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_spar
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.tensors import check, lies_otherwise, spec
 
-STEPS = 16  # are told apart: as many as 16-bit floats count exactly, also in sums of many ranks
+STEPS = 8  # are told apart: few, so that what 16-bit floats round off is far below one of them
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
 
 
@@ -269,14 +269,15 @@ class Bucket:
             flags = self._flags = torch.empty(size, dtype=dtype, device=device)
         if all(trip.present and not trip.rows for trip in trips):
             flags[:count] = 1
-            flags[count:-1] = 0
-            flags[-1] = step
+            flags[count:-2] = 0
+            flags[-2] = step
+            flags[-1] = 1
         else:
             values: list[float] = [trip.present for trip in trips]
             values += [trip.rows for trip in trips]
             values += [trip.rows > 0 for trip in trips]
             values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
-            flags.copy_(torch.tensor([*values, step], dtype=dtype))
+            flags.copy_(torch.tensor([*values, step, 1.0], dtype=dtype))
         return self._flags
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
@@ -335,8 +336,8 @@ class Bucket:
         if ways.dense_for_good and counts and all(trip.present for trip in trips):
             return [True] * size, [0.0] * size
         factor = members if op == ops.Average else 1
-        *flags, step = self._flags.tolist()
-        self._steps_met = step * factor / members
+        *flags, step, ones = self._flags.tolist()
+        self._steps_met = step / ones if ones > 0 else 0.0
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
             return present, [0.0] * size

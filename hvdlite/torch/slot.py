@@ -19,8 +19,9 @@ from hvdlite import _core, basics
 # How many ride along for each parameter: whether there is a gradient; where a sparse one travels
 # dense: its rows, that this is so, and how many of its dimensions are sparse.
 FLAGS = 4
-# And once for all of them the number of the step: ranks see that they are in the same one.
-COMMON_FLAGS = 1
+# And once for all of them the number of the step, and a one: their quotient is the mean over the
+# ranks that take part, by which they see that they are in the same step.
+COMMON_FLAGS = 2
 ALIGNMENT = 16  # bytes; that of csrc/backend/fusion_layout.h
 
 

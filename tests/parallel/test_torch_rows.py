@@ -267,8 +267,6 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.alltoall(torch.ones(2), torch.ones(1, 1, dtype=torch.int64))
     with raises(hvd.ArgumentError, "bool cannot be reduced"):
         hvd.reducescatter(torch.ones(2, dtype=torch.bool))
-    with raises(hvd.ArgumentError, "factors take floating-point"):
-        hvd.reducescatter(torch.ones(2, dtype=torch.int32), prescale_factor=0.5)
     with raises(hvd.ArgumentError, "op=9 is not a reduce operation"):
         hvd.reducescatter(torch.ones(2), op=9)
 
