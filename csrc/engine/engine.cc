@@ -126,14 +126,14 @@ bool Engine::wait(const Entry& entry, bool blocking, Deadline deadline) {
 
 void Engine::drive(const Completion& completion, Deadline deadline) {
   while (!completion.done() && !deadline.passed() && !ending()) {
-    if (!run_once() && !completion.done()) sleep(deadline, /*background=*/false);
+    if (!run_once() && !completion.done()) sleep(deadline, Sleeper::kForeground);
   }
 }
 
 void Engine::background() {
   while (turn_.take_background()) {
     while (!ending() && !turn_.wanted()) {
-      if (!run_once()) sleep(Deadline::never(), /*background=*/true);
+      if (!run_once()) sleep(Deadline::never(), Sleeper::kBackground);
     }
     turn_.release(/*work_left=*/ending());
   }
@@ -151,7 +151,7 @@ void Engine::drain() {
     return negotiator_->pending() > 0 || !queue_.empty() || negotiator_->awaited();
   };
   while (!ending_.load() && !deadline.passed() && work_left()) {
-    if (!run_once()) sleep(deadline, /*background=*/true);
+    if (!run_once()) sleep(deadline, Sleeper::kLeaving);
   }
 }
 
@@ -206,11 +206,13 @@ void Engine::look_at_gpus() {
   }
 }
 
-void Engine::sleep(Deadline deadline, bool background) {
-  const bool leaving = leaving_.load();
+void Engine::sleep(Deadline deadline, Sleeper sleeper) {
   const auto ready = [&] {
-    return !queue_.empty() || ending_.load() || leaving_.load() != leaving || negotiator_->poll() ||
-           (background && turn_.wanted());
+    // Looked at here and nowhere before: shutdown() may come between the runner's last look and its
+    // sleep.
+    const bool ends = sleeper == Sleeper::kLeaving ? ending_.load() : ending();
+    return ends || !queue_.empty() || negotiator_->poll() ||
+           (sleeper == Sleeper::kBackground && turn_.wanted());
   };
   const auto never_fails = [] { return Status(); };
   const bool looks = gpus_.busy() || timeline_.waits_for_devices();

@@ -87,7 +87,9 @@ class Engine {
   bool run_once();  // false: nothing was there to do
   void run_rounds(std::vector<Round>& rounds);
   void tune(const Round& round);  // before it runs
-  void sleep(Deadline deadline, bool background);
+  // Who sleeps: a caller that drives the engine, its own thread, or that while this rank leaves.
+  enum class Sleeper { kForeground, kBackground, kLeaving };
+  void sleep(Deadline deadline, Sleeper sleeper);
   void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
   void end_world();  // tells the peers, fails everything in flight

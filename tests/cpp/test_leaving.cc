@@ -22,6 +22,7 @@ const std::vector<Kind> kKinds = {Kind::kAllreduce, Kind::kBarrier,       Kind::
 enum class When { kBefore, kAfter };
 const std::vector<When> kTimes = {When::kBefore, When::kAfter};
 constexpr auto kSeen = 10ms;
+constexpr double kShortStay = 0.3;
 
 struct Operation {
   std::vector<float> values{1, 2};
@@ -47,9 +48,10 @@ std::unique_ptr<Operation> make(Kind kind, std::uint32_t set = 0) {
 // A world in which one rank leaves; the test's own thread is the caller of all ranks.
 class Leaving {
  public:
-  explicit Leaving(const Hosts& hosts) {
+  // Rank 0 stays for half of `shutdown_timeout`, in seconds, where there are process sets.
+  explicit Leaving(const Hosts& hosts, double shutdown_timeout = 5) {
     Config config = quick_config();
-    config.shutdown_timeout = 0.1;
+    config.shutdown_timeout = shutdown_timeout;
     engines_ = make_engines(hosts, config);
     for (int rank = 0; rank < kRanks; ++rank) submit(rank, Kind::kAllreduce);
     finish_all();
@@ -161,7 +163,7 @@ TEST(leaving_is_told_to_whoever_wants_something_of_the_world) {
 TEST(leaving_is_told_to_the_other_member_of_a_process_set) {
   for (const Kind kind : {Kind::kAllreduce, Kind::kBarrier, Kind::kBroadcast}) {
     for_every_leaver(kind, [&](const Hosts& hosts, int left, When when, const std::string& text) {
-      Leaving world(hosts);
+      Leaving world(hosts, kShortStay);
       const int other = left == 1 ? 2 : 1;  // the root of a broadcast is a member
       const std::uint32_t set = world.add({std::min(left, other), std::max(left, other)});
       if (when == When::kAfter) world.leave(left);
@@ -175,7 +177,7 @@ TEST(leaving_is_told_to_the_other_member_of_a_process_set) {
 TEST(leaving_of_a_rank_outside_ends_a_process_set_only_if_it_is_rank_0_and_says_so) {
   for (const Kind kind : {Kind::kAllreduce, Kind::kBarrier}) {
     for_every_leaver(kind, [&](const Hosts& hosts, int left, When when, const std::string& text) {
-      Leaving world(hosts);
+      Leaving world(hosts, kShortStay);
       const int first = left == 0 ? 1 : 0;
       const int second = left == 2 ? 1 : 2;
       const std::uint32_t set = world.add({first, second});
