@@ -97,6 +97,7 @@ def describe_job(
         timestamps=options.prefix_output_with_timestamp,
         verbose=options.verbose,
         compat=options.compat,
+        grace=options.grace,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import hvdlite
 from hvdlite.launch.horovod_flags import add_horovods_flags
+from hvdlite.launch.job import DEFAULT_GRACE
 from hvdlite.launch.ssh import SshOptions
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
@@ -109,6 +110,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=_amount,
         metavar="SECONDS",
         help="how long hvd.init() waits for all ranks, and ssh for a host; 0: as long as it takes",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_amount,
+        default=DEFAULT_GRACE,
+        metavar="SECONDS",
+        help="how long the ranks have to save something after Ctrl-C or SIGTERM before they are "
+        f"killed; 0: at once (default: {DEFAULT_GRACE:g})",
     )
     parser.add_argument(
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
