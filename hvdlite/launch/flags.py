@@ -88,8 +88,25 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.set_defaults(knobs={}, needless={})
-    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.add_argument("-np", "--num-proc", "--np", type=int, metavar="N", help="number of ranks")
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=int,
+        metavar="N",
+        help="number of ranks on each host, instead of -np and slots",
+    )
+    parser.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="the command is a module and its arguments: run `python -m` with this Python",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="the program and its arguments; a file train.py is run with this Python",
+    )
     version = f"hvdlite {hvdlite.__version__}"
     parser.add_argument("-v", "--version", action="version", version=version)
     parser.add_argument(
