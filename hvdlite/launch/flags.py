@@ -78,8 +78,22 @@ def core_knobs() -> list[dict[str, str]]:
     return _core.knobs()
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+class _HelpAll(argparse.Action):
+    """Show the help with all flags, and end."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        build_parser(shows_all=True).print_help()
+        parser.exit()
+
+
+def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
+    """Describe the command line; its help shows horovodrun's other names where that is wanted."""
     parser = argparse.ArgumentParser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
@@ -88,6 +102,9 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.set_defaults(knobs={}, needless={})
+    parser.add_argument(
+        "--help-all", action=_HelpAll, nargs=0, help="also show horovodrun's other flags, and exit"
+    )
     parser.add_argument("-np", "--num-proc", "--np", type=int, metavar="N", help="number of ranks")
     parser.add_argument(
         "--nproc-per-node",
@@ -143,8 +160,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
-    _add_knob_flags(parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"))
-    add_horovods_flags(parser)
+    _add_knob_flags(
+        parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"), shows_all
+    )
+    add_horovods_flags(parser, shows_all)
     return parser
 
 
@@ -246,14 +265,18 @@ class _SetKnob(argparse.Action):
         options.knobs = {**options.knobs, self.dest: str(value)}
 
 
-def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
+def _described(row: Mapping[str, str]) -> str:
+    default = f"{row['default']} {row['unit']}".rstrip() if row["default"] else ""
+    text = row["help"] + (f" (default: {default})" if default else "")
+    # Argparse reads % in a help text; the table knows nothing of that.
+    return text.replace("%", "%%")
+
+
+def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
     for row in core_knobs():
         name, unit = row["name"], row["unit"]
         if name in _OTHERWISE:
             continue
-        default = f" (default: {row['default']} {unit}".rstrip() + ")"
-        # Argparse reads % in a help text; the table knows nothing of that.
-        what = (row["help"] + default).replace("%", "%%")
         own = "--" + name.replace("_", "-")
         levels = _LOG_LEVELS if name == "log_level" else None
         group.add_argument(
@@ -264,7 +287,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
             metavar=None if levels else (unit.upper() or "VALUE"),
             choices=levels,
             default=argparse.SUPPRESS,
-            help=what,
+            help=_described(row),
         )
         if name in _HOROVODS:
             flag, read = _HOROVODS[name]
@@ -276,7 +299,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
                 type=read,
                 metavar=unit,
                 default=argparse.SUPPRESS,
-                help=f"{own} as horovodrun has it",
+                help=f"{own} as horovodrun has it" if shows_all else argparse.SUPPRESS,
             )
         if name == "stall_warning":
             group.add_argument(
@@ -286,7 +309,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
                 nargs=0,
                 const=0,
                 default=argparse.SUPPRESS,
-                help=f"{own} 0 as horovodrun has it",
+                help=f"{own} 0 as horovodrun has it" if shows_all else argparse.SUPPRESS,
             )
 
 

@@ -93,6 +93,19 @@ def test_flags_set_variables(arguments: list[str], expected: dict[str, str]) -> 
     assert variables(build_parser().parse_args(arguments)) == expected
 
 
+def test_help_shows_real_defaults_and_horovods_names_only_where_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short = build_parser().format_help()
+    assert "(default: path)" not in short and "(default: 67108864 bytes)" in " ".join(short.split())
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--help-all"])
+    full = capsys.readouterr().out
+    for flag in ("--fusion-threshold-mb", "--no-stall-check", "--cycle-time-ms", "--mpi-args"):
+        assert f"{flag} " not in short
+        assert flag in full
+
+
 def test_file_of_horovodrun_is_understood() -> None:
     parser = build_parser()
     # yaml has `enabled: true` for a check that is on anyway.
