@@ -78,6 +78,20 @@ def core_knobs() -> list[dict[str, str]]:
     return _core.knobs()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Lets a value follow a switch, as in `--check-finite 1`: no program is called 0 or 1."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read the command line."""
+        options = super().parse_args(args, namespace)
+        while options.switch and options.command[:1] in (["0"], ["1"]):
+            value, *rest = options.command
+            options.knobs = {**options.knobs, options.switch: value}
+            options.switch = ""
+            options = super().parse_args(rest, options)
+        return options
+
+
 class _HelpAll(argparse.Action):
     """Show the help with all flags, and end."""
 
@@ -94,14 +108,14 @@ class _HelpAll(argparse.Action):
 
 def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     """Describe the command line; its help shows horovodrun's other names where that is wanted."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
         description="Start the ranks of a training job on one or several hosts, end them together.",
         epilog=f"example: {EXAMPLE}",
         allow_abbrev=False,
     )
-    parser.set_defaults(knobs={}, needless={})
+    parser.set_defaults(knobs={}, needless={}, switch="")
     parser.add_argument(
         "--help-all", action=_HelpAll, nargs=0, help="also show horovodrun's other flags, and exit"
     )
@@ -263,6 +277,8 @@ class _SetKnob(argparse.Action):
     ) -> None:
         value = self.const if self.nargs == 0 else values
         options.knobs = {**options.knobs, self.dest: str(value)}
+        takes_value = f"{flag}=0" in parser._option_string_actions
+        options.switch = self.dest if takes_value else ""
 
 
 def _described(row: Mapping[str, str]) -> str:
@@ -278,6 +294,9 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
         if name in _OTHERWISE:
             continue
         own = "--" + name.replace("_", "-")
+        if row["type"] == "int" and row["default"] in ("0", "1") and not unit:
+            _add_switch(group, own, row, shows_all)
+            continue
         levels = _LOG_LEVELS if name == "log_level" else None
         group.add_argument(
             own,
@@ -311,6 +330,28 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
                 default=argparse.SUPPRESS,
                 help=f"{own} 0 as horovodrun has it" if shows_all else argparse.SUPPRESS,
             )
+
+
+def _add_switch(
+    group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
+) -> None:
+    """Offer a knob of 0 and 1 as --name and --no-name; the help shows what is not the default."""
+    spellings = (
+        ((own,), 1, shows_all or row["default"] == "0"),
+        ((f"--no-{own[2:]}",), 0, shows_all or row["default"] == "1"),
+        ((f"{own}=1",), 1, False),
+        ((f"{own}=0",), 0, False),
+    )
+    for flags, value, shown in spellings:
+        group.add_argument(
+            *flags,
+            action=_SetKnob,
+            dest=row["environment"],
+            nargs=0,
+            const=value,
+            default=argparse.SUPPRESS,
+            help=_described(row) if shown else argparse.SUPPRESS,
+        )
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:

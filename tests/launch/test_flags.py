@@ -127,6 +127,40 @@ def test_mistake_in_the_file_is_named(text: str, message: str) -> None:
         arguments_from(text, "job.yaml", build_parser())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--check-finite"], "1"),
+        (["--no-check-finite"], "0"),
+        (["--check-finite", "0"], "0"),
+        (["--check-finite", "1", "-np", "2"], "1"),
+        (["--check-finite=0"], "0"),
+        (["--check-finite", "--tensorflow-gpu", "0"], "1"),
+        (["--no-check-finite", "--check-finite"], "1"),
+    ],
+)
+def test_switch_takes_a_value_or_none(arguments: list[str], value: str) -> None:
+    command = ["python", "x.py", "--check-finite", "1"]
+    for rest in (command, ["-np", "2", *command]):
+        options = build_parser().parse_args([*arguments, *rest])
+        assert variables(options)["HVDLITE_CHECK_FINITE"] == value
+        assert options.command == command
+
+
+def test_switch_that_says_no_takes_no_value() -> None:
+    for flag in ("--no-check-finite", "--no-stall-check"):
+        assert build_parser().parse_args([flag, "1"]).command == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", "1"), ("false", "0"), ("0", "0"), ("'0'", "0")]
+)
+def test_switch_of_the_file(text: str, value: str) -> None:
+    parser = build_parser()
+    arguments = arguments_from(f"check_finite: {text}\n", "x", parser)
+    assert variables(parser.parse_args(arguments)) == {"HVDLITE_CHECK_FINITE": value}
+
+
 def test_switches_and_lists_of_the_file() -> None:
     text = "verbose: false\nprefix_output_with_timestamp: true\nnetwork-interfaces: [a, b]\n"
     parser = build_parser()
