@@ -44,8 +44,8 @@ PYTHON_ROOMS = {
     "hvdlite.keras": NEUTRAL,
     "hvdlite.compat": ("hvdlite",),
 }
-# The package's face offers `run`, and imports it when it is asked for.
-FACE = "hvdlite/__init__.py"
+# The package's faces: `run`, which is imported when it is asked for, and `python -m hvdlite`.
+FACES = ("hvdlite/__init__.py", "hvdlite/__main__.py")
 # Everything else that a room may import besides the standard library.
 PACKAGES_OF_ROOM = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
@@ -286,7 +286,7 @@ def _check_imports(source: Source) -> Iterator[Violation]:
         return
     room = _python_room(_module_of(source.path))
     allowed = {room, *PYTHON_ROOMS[room]}
-    if source.path == FACE:
+    if source.path in FACES:
         allowed.add("hvdlite.launch")
     packages = PACKAGES_OF_ROOM.get(room, set())
     for line, module in _imports(source, ast.parse(source.text)):

@@ -97,6 +97,10 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
     wait_for_device(stream, deadline);
   }
   if (entry_->completion->status().ok() || released()) keep_ = py::none();
+  // Ctrl-C at all ranks: one that it ended is the reason here, too, but not what the user did.
+  if (!entry_->completion->status().ok() && PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
   raise_if_error(entry_->completion->status());
 }
 

@@ -52,7 +52,7 @@ std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", wh
 Status left_early(int rank, std::uint64_t collectives, const std::string& missing) {
   return Status(StatusCode::kRankFailed,
                 "rank " + std::to_string(rank) + " left after " + std::to_string(collectives) +
-                    " collectives (clean exit), but " + missing +
+                    " collectives, but " + missing +
                     "; give every rank the same number of steps, or end the loop on every rank "
                     "with hvd.join()",
                 rank);

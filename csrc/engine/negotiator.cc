@@ -204,9 +204,8 @@ Status Negotiator::unanswered() const {
     return left_early(kLeft, *left_[kLeft], describe(request) + " waits for it");
   }
   return Status(StatusCode::kRankFailed,
-                "rank 0 left after " + std::to_string(*left_[kLeft]) +
-                    " collectives (clean exit), but " + describe(request) + " of " +
-                    describe(*set) +
+                "rank 0 left after " + std::to_string(*left_[kLeft]) + " collectives, but " +
+                    describe(request) + " of " + describe(*set) +
                     " waits for it: rank 0 decides for all process sets; end the program on every "
                     "rank with hvd.barrier()",
                 kLeft);

@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from multiprocessing import current_process
 from pathlib import Path
 
 from hvdlite.bootstrap.seat import Seat, checked, find_seat
@@ -24,6 +25,11 @@ _TOKEN = "HVDLITE_TOKEN"
 _TOKEN_BYTES = 32
 _JOB_ID_BYTES = 16
 _FIRST_PORT, _PORTS = 20000, 10000
+
+_GUARD = (
+    'In the script, put all that is not a definition under `if __name__ == "__main__":`, so that '
+    "it does not run in the worker processes of a DataLoader"
+)
 
 _kept_token: str | None = None
 
@@ -113,8 +119,14 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
     )
     if size == 1:
         return worker
+    _refuse_second_run(rank)
     token = variables.get(_TOKEN) or _kept_token
     variables.text("HVDLITE_RENDEZVOUS")
+    if token is None:
+        raise BootstrapError(
+            f"{_TOKEN} is missing: this process is a child of rank {rank}, and the children of a "
+            f"rank do not get the secret of its job; call hvd.init() in the rank alone. {_GUARD}"
+        )
     return replace(
         worker,
         rendezvous=variables.address("HVDLITE_RENDEZVOUS"),
@@ -123,6 +135,15 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         epoch=variables.number("HVDLITE_EPOCH", 0),
         start_timeout=_start_timeout(variables),
     )
+
+
+def _refuse_second_run(rank: int) -> None:
+    """Raise in a child that imports the script of its parent; multiprocessing marks it then."""
+    if getattr(current_process(), "_inheriting", False):
+        raise BootstrapError(
+            f"this process is a child of rank {rank} that runs the script again "
+            f"(multiprocessing does, and a DataLoader with workers). {_GUARD}"
+        )
 
 
 def _by_hand(variables: Variables) -> Seat:
@@ -172,6 +193,7 @@ def _from_seat(variables: Variables, seat: Seat) -> WorkerEnvironment:
     )
     if seat.size == 1:
         return worker
+    _refuse_second_run(seat.rank)
     digest = hashlib.sha256(f"{seat.launcher}|{seat.job}|{os.getuid()}|{seat.size}".encode())
     given = variables.address("HVDLITE_RENDEZVOUS")
     token = variables.get(_TOKEN) or _kept_token

@@ -7,6 +7,7 @@ gone: then it ends its ranks and itself. stderr is ssh's to show.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import selectors
@@ -169,12 +170,11 @@ class Agent(JobLoop[Worker]):
         """Write what waits, and notice when the launcher is gone."""
         self._link.flush()
         silent = now - self._link.heard_at > SILENCE
-        if (self._link.gone or silent) and (self._stop is None or self._stop.status is None):
+        if (self._link.gone or silent) and self._listens:
             self._link.gone = True
-            self.stop_now(_GONE)
-        if self._link.gone and self._listens:
             self._listens = False
             self.selector.unregister(_STDIN)
+            self.stop_now(_GONE)
         self._watch_room(bool(self._link.waiting) and not self._link.gone)
         return now + _TICK_SECONDS
 
@@ -188,15 +188,19 @@ class Agent(JobLoop[Worker]):
                 self.selector.unregister(_STDOUT)
 
     def _obey(self) -> None:
-        """Stop: the launcher always means all ranks, so the first word for one is enough."""
+        """Stop: the launcher always means all ranks, so the first word for one is enough.
+
+        How long they may take is the launcher's to say: by SIGKILL, or by being gone.
+        """
         for command in self._link.receive():
             if command.kind != Kind.SIGNAL:
                 continue
             number = int(command.data())
-            if self._stop is None or self._stop.status is None:
-                self.stop_now(128 + number)
-            if number == signal.SIGKILL and self._stop is not None:
-                self._stop.kill_at = time.monotonic()
+            stop = self._stop
+            if number == signal.SIGKILL:
+                self.stop_now(128 + number, number, grace=0.0)
+            elif stop is None or stop.status is None or stop.number != number:
+                self.stop_now(128 + number, number, grace=math.inf)
 
 
 def _refuse(link: Link, why: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
-from hvdlite.launch.job import Description, Outcome, run_job
+from hvdlite.launch.job import DEFAULT_GRACE, Description, Outcome, run_job
 from hvdlite.launch.report import Failure, last_lines
 from hvdlite.launch.ssh import SshOptions
 
@@ -45,6 +45,7 @@ def run(
     verbose: bool = False,
     env: Mapping[str, str] | None = None,
     executable: str | None = None,
+    grace: float = DEFAULT_GRACE,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks and return their results in rank order.
 
@@ -68,12 +69,14 @@ def run(
         verbose: say what is started.
         env: the ranks' environment, instead of this process's.
         executable: the Python to run, here and on other hosts; by default this one.
+        grace: seconds that the ranks have to save something after Ctrl-C (or a notebook's "stop")
+            or SIGTERM before they are killed; 0 kills them at once.
 
     Returns:
         What each rank returned.
 
     Raises:
-        ArgumentError: the number of ranks, the hosts or a timeout cannot be used.
+        ArgumentError: the number of ranks, the hosts, a timeout or the grace cannot be used.
         RankFailedError: a rank ended without an exception, or with one that cannot be pickled.
         Exception: what the first failing rank raised, with its traceback as the cause.
 
@@ -94,17 +97,14 @@ def run(
         environment=_environment(env, start_timeout),
         hosts=places,
         ssh=SshOptions(
-            port=ssh_port,
-            identity_file=_path(ssh_identity_file),
-            config=_path(ssh_config),
-            python=python,
-            connect_seconds=_seconds(start_timeout),
+            ssh_port, _path(ssh_identity_file), _path(ssh_config), python, _seconds(start_timeout)
         ),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
         timestamps=prefix_output_with_timestamp,
         verbose=verbose,
         stdin=pack(fn, args, kwargs or {}),
+        grace=grace,
     )
     return _outcome_of(what)
 
@@ -129,6 +129,8 @@ def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> 
 def _outcome_of(what: Description) -> list[Any]:
     if what.ranks < 1:
         raise ArgumentError(f"np={what.ranks}: at least one rank is needed")
+    if not what.grace >= 0:
+        raise ArgumentError(f"grace={what.grace}: give a number of seconds, 0 or more")
     try:
         outcome = run_job(what)
     except HostsError as error:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hvdlite.errors import BootstrapError
 from hvdlite.launch import flags
@@ -30,7 +31,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Host]:
-    """Read the hosts; without -np all their slots are filled."""
+    """Read the hosts; without -np all their slots are filled, or --nproc-per-node on each."""
     hosts: list[Host] = []
     if options.hosts is not None and options.hostfile is not None:
         parser.error("-H and --hostfile: give one of them")
@@ -38,6 +39,13 @@ def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         hosts = read_hosts(options.hosts)
     elif options.hostfile is not None:
         hosts = read_hostfile(options.hostfile.read_text(), str(options.hostfile))
+    if options.nproc_per_node is not None:
+        if options.num_proc is not None:
+            parser.error("-np and --nproc-per-node: give one of them")
+        if options.nproc_per_node < 1:
+            parser.error(f"--nproc-per-node {options.nproc_per_node}: at least one is needed")
+        hosts = [Host(host.name, options.nproc_per_node) for host in hosts]
+        options.num_proc = max(1, len(hosts)) * options.nproc_per_node
     if options.num_proc is None and hosts:
         options.num_proc = sum(host.slots for host in hosts)
     return hosts
@@ -55,12 +63,25 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: st
         parser.error(f"--timeline-filename {options.timeline}: there is no such folder")
     if not options.command:
         parser.error(f"say what to run, for example: {flags.EXAMPLE}")
+    options.command = with_python(options.command, options.module, path)
     program = options.command[0]
     if shutil.which(program, path=path) is None:
+        if program.endswith(".py"):
+            parser.error(f"there is no file {program} in {Path.cwd()}")
         parser.error(
             f"cannot find the program {program!r}; this hvdlite-run belongs to {sys.prefix}: "
             "is that environment activated?"
         )
+
+
+def with_python(command: list[str], is_module: bool, path: str) -> list[str]:
+    """Put this Python before a module, and before a script that is not a program by itself."""
+    if is_module:
+        return [sys.executable, "-m", *command]
+    script = command[0].endswith(".py") and Path(command[0]).is_file()
+    if script and shutil.which(command[0], path=path) is None:
+        return [sys.executable, *command]
+    return command
 
 
 def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
@@ -97,6 +118,7 @@ def describe_job(
         timestamps=options.prefix_output_with_timestamp,
         verbose=options.verbose,
         compat=options.compat,
+        grace=options.grace,
     )
 
 

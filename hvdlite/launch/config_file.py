@@ -50,7 +50,10 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
     for flag, key, value in _flags(content):
         if flag not in known:
             raise ConfigError(f"{path}: {key} is no flag of hvdlite-run")
-        arguments += _argument(flag, value, known[flag].nargs == 0)
+        if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
+            arguments.append(f"{flag}={int(value)}")
+        else:
+            arguments += _argument(flag, value, known[flag].nargs == 0)
     return arguments
 
 

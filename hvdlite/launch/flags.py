@@ -13,6 +13,7 @@ from typing import Any
 
 import hvdlite
 from hvdlite.launch.horovod_flags import add_horovods_flags
+from hvdlite.launch.job import DEFAULT_GRACE
 from hvdlite.launch.ssh import SshOptions
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
@@ -77,18 +78,66 @@ def core_knobs() -> list[dict[str, str]]:
     return _core.knobs()
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Lets a value follow a switch, as in `--check-finite 1`: no program is called 0 or 1."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read the command line."""
+        options = super().parse_args(args, namespace)
+        while options.switch and options.command[:1] in (["0"], ["1"]):
+            value, *rest = options.command
+            options.knobs = {**options.knobs, options.switch: value}
+            options.switch = ""
+            options = super().parse_args(rest, options)
+        return options
+
+
+class _HelpAll(argparse.Action):
+    """Show the help with all flags, and end."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        build_parser(shows_all=True).print_help()
+        parser.exit()
+
+
+def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
+    """Describe the command line; its help shows horovodrun's other names where that is wanted."""
+    parser = _Parser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
         description="Start the ranks of a training job on one or several hosts, end them together.",
         epilog=f"example: {EXAMPLE}",
         allow_abbrev=False,
     )
-    parser.set_defaults(knobs={}, needless={})
-    parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.set_defaults(knobs={}, needless={}, switch="")
+    parser.add_argument(
+        "--help-all", action=_HelpAll, nargs=0, help="also show horovodrun's other flags, and exit"
+    )
+    parser.add_argument("-np", "--num-proc", "--np", type=int, metavar="N", help="number of ranks")
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=int,
+        metavar="N",
+        help="number of ranks on each host, instead of -np and slots",
+    )
+    parser.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="the command is a module and its arguments: run `python -m` with this Python",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="the program and its arguments; a file train.py is run with this Python",
+    )
     version = f"hvdlite {hvdlite.__version__}"
     parser.add_argument("-v", "--version", action="version", version=version)
     parser.add_argument(
@@ -111,14 +160,24 @@ def build_parser() -> argparse.ArgumentParser:
         help="how long hvd.init() waits for all ranks, and ssh for a host; 0: as long as it takes",
     )
     parser.add_argument(
+        "--grace",
+        type=_amount,
+        default=DEFAULT_GRACE,
+        metavar="SECONDS",
+        help="how long the ranks have to save something after Ctrl-C or SIGTERM before they are "
+        f"killed; 0: at once (default: {DEFAULT_GRACE:g})",
+    )
+    parser.add_argument(
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
     )
     _add_host_flags(parser.add_argument_group("several hosts"))
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
-    _add_knob_flags(parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"))
-    add_horovods_flags(parser)
+    _add_knob_flags(
+        parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"), shows_all
+    )
+    add_horovods_flags(parser, shows_all)
     return parser
 
 
@@ -218,17 +277,26 @@ class _SetKnob(argparse.Action):
     ) -> None:
         value = self.const if self.nargs == 0 else values
         options.knobs = {**options.knobs, self.dest: str(value)}
+        takes_value = f"{flag}=0" in parser._option_string_actions
+        options.switch = self.dest if takes_value else ""
 
 
-def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
+def _described(row: Mapping[str, str]) -> str:
+    default = f"{row['default']} {row['unit']}".rstrip() if row["default"] else ""
+    text = row["help"] + (f" (default: {default})" if default else "")
+    # Argparse reads % in a help text; the table knows nothing of that.
+    return text.replace("%", "%%")
+
+
+def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
     for row in core_knobs():
         name, unit = row["name"], row["unit"]
         if name in _OTHERWISE:
             continue
-        default = f" (default: {row['default']} {unit}".rstrip() + ")"
-        # Argparse reads % in a help text; the table knows nothing of that.
-        what = (row["help"] + default).replace("%", "%%")
         own = "--" + name.replace("_", "-")
+        if row["type"] == "int" and row["default"] in ("0", "1") and not unit:
+            _add_switch(group, own, row, shows_all)
+            continue
         levels = _LOG_LEVELS if name == "log_level" else None
         group.add_argument(
             own,
@@ -238,7 +306,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
             metavar=None if levels else (unit.upper() or "VALUE"),
             choices=levels,
             default=argparse.SUPPRESS,
-            help=what,
+            help=_described(row),
         )
         if name in _HOROVODS:
             flag, read = _HOROVODS[name]
@@ -250,7 +318,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
                 type=read,
                 metavar=unit,
                 default=argparse.SUPPRESS,
-                help=f"{own} as horovodrun has it",
+                help=f"{own} as horovodrun has it" if shows_all else argparse.SUPPRESS,
             )
         if name == "stall_warning":
             group.add_argument(
@@ -260,8 +328,30 @@ def _add_knob_flags(group: argparse._ArgumentGroup) -> None:
                 nargs=0,
                 const=0,
                 default=argparse.SUPPRESS,
-                help=f"{own} 0 as horovodrun has it",
+                help=f"{own} 0 as horovodrun has it" if shows_all else argparse.SUPPRESS,
             )
+
+
+def _add_switch(
+    group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
+) -> None:
+    """Offer a knob of 0 and 1 as --name and --no-name; the help shows what is not the default."""
+    spellings = (
+        ((own,), 1, shows_all or row["default"] == "0"),
+        ((f"--no-{own[2:]}",), 0, shows_all or row["default"] == "1"),
+        ((f"{own}=1",), 1, False),
+        ((f"{own}=0",), 0, False),
+    )
+    for flags, value, shown in spellings:
+        group.add_argument(
+            *flags,
+            action=_SetKnob,
+            dest=row["environment"],
+            nargs=0,
+            const=value,
+            default=argparse.SUPPRESS,
+            help=_described(row) if shown else argparse.SUPPRESS,
+        )
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:

@@ -82,18 +82,20 @@ class _Refuse(argparse.Action):
         parser.error(f"{flag}: {self.const}")
 
 
-def add_horovods_flags(parser: argparse.ArgumentParser) -> None:
+def add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
     """Accept what horovodrun has, so that its users' commands run as they are."""
+    group = parser.add_argument_group("flags of horovodrun that change nothing here")
     for row in _NEEDLESS:
         for flag in row.flags:
-            parser.add_argument(
+            group.add_argument(
                 flag,
                 action=_NoteNeedless,
                 nargs=None if row.takes_value else 0,
                 const=row.why,
                 dest="needless",
                 default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS,
+                metavar="VALUE",
+                help=row.why if shown else argparse.SUPPRESS,
             )
     for why, refused in _REFUSED.items():
         parser.add_argument(

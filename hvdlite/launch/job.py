@@ -27,6 +27,8 @@ from hvdlite.launch.resources import available_cores
 from hvdlite.launch.ssh import SshOptions
 from hvdlite.launch.supervisor import Supervisor
 
+DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
+
 
 @dataclass(frozen=True)
 class Description:
@@ -38,6 +40,7 @@ class Description:
         compat: whether `import horovod` finds hvdlite.
         interfaces: network interfaces by which the hosts reach each other; by route when empty.
         stdin: what every rank reads; then it also has a pipe for a result.
+        grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
     """
 
     command: Sequence[str]
@@ -51,6 +54,7 @@ class Description:
     verbose: bool = False
     compat: bool = False
     stdin: bytes | None = field(default=None, repr=False)
+    grace: float = DEFAULT_GRACE
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class _Run:
                     self._job_id,
                     timestamps=what.timestamps,
                     reports=what.stdin is None,  # `hvdlite.run` raises instead.
+                    grace=what.grace,
                 )
                 try:
                     supervisor.run(self._starters(supervisor, remotes, job, threads))

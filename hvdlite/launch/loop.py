@@ -18,7 +18,7 @@ from hvdlite.launch.guardian import job_processes, signal_job
 from hvdlite.launch.local import Guardian
 from hvdlite.launch.streams import StreamReader
 
-GRACE = 1.5  # seconds from SIGTERM to SIGKILL
+GRACE = 1.5  # seconds from SIGTERM to SIGKILL, where nobody chose them
 _LINGER = 1.0  # seconds that background processes may take to end after a job that went well
 _POLL = 0.02  # seconds between looks at processes that are not ours to wait for
 
@@ -62,11 +62,17 @@ AnyWorker = TypeVar("AnyWorker", bound=Watched)
 
 @dataclass
 class Stop:
-    """A decision to end the job: from outside (`status` is set) or after a failure."""
+    """A decision to end the job: from outside (`status` is set) or after a failure.
+
+    Attributes:
+        terminate_at: when the ranks are asked to end, with the signal `number`.
+        kill_at: when they are killed; infinity where somebody else decides that.
+    """
 
     terminate_at: float
     kill_at: float
     status: int | None = None
+    number: int = signal.SIGTERM
     terminated: bool = False
     killed: bool = False
 
@@ -130,6 +136,9 @@ class JobLoop(Generic[AnyWorker]):
         """Say that something could not be ended."""
         raise NotImplementedError
 
+    def killing(self) -> None:
+        """Take note that the grace is over: what is left is killed next."""
+
     def _turn(self, longest: float = 60.0) -> None:
         """Wait for the next event or deadline and handle it."""
         now = time.monotonic()
@@ -147,10 +156,10 @@ class JobLoop(Generic[AnyWorker]):
             self.streams.drain(worker.rank)
             self.ended(worker, ending)
 
-    def stop_now(self, status: int) -> None:
-        """SIGTERM to all, SIGKILL after the grace."""
+    def stop_now(self, status: int, number: int = signal.SIGTERM, grace: float = GRACE) -> None:
+        """Send the signal `number` to all, and SIGKILL after the grace (seconds)."""
         now = time.monotonic()
-        self._stop = Stop(now, now + GRACE, status)
+        self._stop = Stop(now, now + grace, status, number)
 
     def _next_stop_step(self) -> float | None:
         stop = self._stop
@@ -164,9 +173,10 @@ class JobLoop(Generic[AnyWorker]):
             return
         if not stop.terminated and now >= stop.terminate_at:
             stop.terminated = True
-            self._signal(signal.SIGTERM)
+            self._signal(stop.number)
         if not stop.killed and now >= stop.kill_at:
             stop.killed = True
+            self.killing()
             self._kill()
 
     def _signal(self, number: int) -> None:

@@ -28,6 +28,9 @@ def die_with_parent(parent: int) -> None:
 
 def main() -> None:
     """Tie, then exec the command; 127 or 126 as a shell gives when it cannot be run."""
+    # Python would only note a Ctrl-C for later, and exec would forget it.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(int(sys.argv[1]))
     command = sys.argv[2:]
     # Python ignores these two at its start, and exec would hand that on to the command.

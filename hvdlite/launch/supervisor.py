@@ -2,12 +2,13 @@
 
 Timeline of a failure: the first rank that ends badly starts a window (`Failure.window`) in which
 the others may still show that they caused it, or raise what hvdlite told them about it; then
-SIGTERM to all, SIGKILL after the grace, and the report last of all. A signal to the launcher skips
-the window.
+SIGTERM to all, SIGKILL after `loop.GRACE`, and the report last of all. A signal to the launcher
+skips the window: it is passed on, and the ranks have the user's grace to save what they have.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ from hvdlite.launch.resources import oom_kills
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds for the rest of the output after a signal
+_FIRST_NOTE = 2.0  # seconds after a signal until the launcher says whom it waits for
+_NOTE_SECONDS = 10.0  # from then on
+_MOST_NAMED = 8  # ranks that are listed by number
 
 AnyRank: TypeAlias = Worker | RemoteWorker
 
@@ -39,13 +43,27 @@ class Supervisor(JobLoop[AnyRank]):
         job_id: bytes,
         timestamps: bool = False,
         reports: bool = True,
+        grace: float = GRACE,
     ) -> None:
-        """Borrow the console and the inbox; no worker is watched yet."""
+        """Borrow the console and the inbox; no worker is watched yet.
+
+        Args:
+            console: what shows the output.
+            inbox: where signals to the launcher arrive.
+            job_id: of the job.
+            timestamps: put the time before each line.
+            reports: show a report of the first failure.
+            grace: seconds from a signal to the launcher until its ranks are killed.
+        """
         super().__init__(job_id)
         self._console = console
         self._inbox = inbox
         self._pump = OutputPump(console, self.selector, timestamps)
         self._reports = reports
+        self._grace = grace
+        self._signalled = 0  # the signal to the launcher that ends the job
+        self._hurried = False  # the user did not want to wait
+        self._note_at = 0.0
         self._failures: list[Failure] = []
         self._oom_kills = oom_kills()
         self.on(inbox.fd, self._take_signals)
@@ -88,16 +106,57 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _take_signals(self) -> None:
         for number in self._inbox.take():
-            if self._stop is None or self._stop.status is None:
-                name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-                count = sum(worker.ending is None for worker in self._workers)
-                self._console.say(f"{name}: stopping {count} ranks (again to kill them at once)")
-                self.stop_now(128 + number)
-            else:
+            if self._signalled and self._stop is not None:
+                self._hurried = True
                 self._stop.kill_at = time.monotonic()
+            else:
+                self._signalled = number
+                self._stop_politely(number)
+
+    def _stop_politely(self, number: int) -> None:
+        """Pass the user's signal on, as SIGINT if it was that, and leave time to save something.
+
+        After a failure the job ends as quickly as it does without a signal; a rank that the very
+        same signal ended (batch systems send it to all processes at once) did not fail.
+        """
+        failed = any(failure.ending.code != 128 + number for failure in self._failures)
+        grace = min(self._grace, GRACE) if failed else self._grace
+        count = sum(worker.ending is None for worker in self._workers)
+        self._console.say(f"{_name(number)}: stopping {count} ranks (again to kill them at once)")
+        self._hurried = grace == 0
+        passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        self.stop_now(128 + number, passed_on, grace)
+        self._note_at = time.monotonic() + _FIRST_NOTE
+
+    def tick(self, now: float) -> float | None:
+        """Say now and then whom the launcher waits for, after a signal to it."""
+        stop = self._stop
+        if not self._signalled or stop is None or stop.killed:
+            return None
+        if now >= self._note_at:
+            self._note_at = now + _NOTE_SECONDS
+            self._console.say(
+                f"waiting{_up_to(stop.kill_at - now)} for {self._those_left()}; "
+                f"{_name(self._signalled)} again ends them at once"
+            )
+        return self._note_at
+
+    def killing(self) -> None:
+        """Say that the user's grace was not long enough."""
+        if self._signalled and not self._hurried:
+            self._console.say(f"the grace is over: killing {self._those_left()}")
+
+    def _those_left(self) -> str:
+        ranks = [worker.rank for worker in self._workers if worker.ending is None]
+        if not ranks:
+            return "processes that the ranks started"
+        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+        return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
 
     def _console_changed(self) -> None:
         self._console.woken()
+        self._take_signals()  # Ctrl-C also ends the reader in `hvdlite-run ... | tee log`.
         if self._console.broken and (self._stop is None or self._stop.status is None):
             self.stop_now(_STATUS_OF_CLOSED_OUTPUT)
 
@@ -128,3 +187,11 @@ class Supervisor(JobLoop[AnyRank]):
             return
         while not self._console.drained(0.1) and not self._inbox.take():
             pass
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _up_to(seconds: float) -> str:
+    return "" if math.isinf(seconds) else f" up to {max(1, round(seconds))} s"

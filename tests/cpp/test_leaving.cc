@@ -153,7 +153,7 @@ TEST(leaving_is_told_to_whoever_wants_something_of_the_world) {
       if (when == When::kBefore) world.leave(left);
       const std::string what = kind == Kind::kJoin ? "join()" : std::string(name_of(kind)) + " 'x'";
       world.check_told(left,
-                       {"left after 1 collectives (clean exit), but " + what +
+                       {"left after 1 collectives, but " + what +
                         " waits for it; give every rank the same number of steps"},
                        text);
     });

@@ -264,6 +264,44 @@ def test_each_rank_is_asked_once_to_go(
     assert sorted(stdout.splitlines()) == [f"[{rank}] asked" for rank in range(4)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_of_all_hosts_are_told_by_the_users_signal_and_may_save(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]], number: int
+) -> None:
+    code = (
+        "import signal, time\n"
+        "def told(number, _):\n"
+        "    print('told', int(number), flush=True); time.sleep(2.5); raise SystemExit('saved')\n"
+        "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, told)\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    launcher = start(code)
+    signal_launcher(bed, number)
+    status, stdout, stderr, _ = finish(launcher, 30)
+    assert status == 128 + number
+    assert sorted(stdout.splitlines()) == [f"[{rank}] told {int(number)}" for rank in range(4)]
+    for rank in range(4):
+        assert f"[{rank}] saved" in stderr
+
+
+@pytest.mark.parametrize("way", ["again", "killed", "grace"])
+def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]], way: str
+) -> None:
+    code = (
+        "import signal, time\n"
+        "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(300)"
+    )
+    launcher = start(code, *(("--grace", "1") if way == "grace" else ("--grace", "200")))
+    signal_launcher(bed, signal.SIGINT)
+    time.sleep(0.5)
+    if way != "grace":
+        signal_launcher(bed, signal.SIGINT if way == "again" else signal.SIGKILL)
+    finish(launcher, 20)
+    assert seconds_until_gone(bed, 10.0) <= 4.0
+
+
 def test_link_that_goes_down_ends_both_sides(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:

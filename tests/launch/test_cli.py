@@ -48,6 +48,10 @@ def test_version() -> None:
         (("-np", "two", "python"), "invalid int value: 'two'"),
         (("-np", "2"), "say what to run, for example"),
         (("-np", "2", "no-such-program"), "cannot find the program 'no-such-program'"),
+        (("-np", "2", "no-such.py"), "there is no file no-such.py in "),
+        (("-np", "2", "--nproc-per-node", "2", "python"), "give one of them"),
+        (("--nproc-per-node", "0", "python"), "--nproc-per-node 0: at least one"),
+        (("-np", "2", "-m"), "say what to run, for example"),
         (("-np", "3", "-H", "localhost:2", "python"), "3 ranks are more than the 2 slots"),
         (("-np", "2", "--cache-capacity", "-1", "python"), "invalid count value: '-1'"),
         (("-np", "2", "--log-level", "loud", "python"), "invalid choice: 'loud'"),
@@ -58,6 +62,39 @@ def test_mistakes_are_answered_with_what_to_write(arguments: tuple[str, ...], me
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+SHOW_PLACE = "import os, sys; print(os.environ['HVDLITE_SIZE'], *sys.argv[1:], sys.executable)"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--np", "2", "place.py"),
+        ("--nproc-per-node", "2", "./place.py"),
+        ("--nproc_per_node", "2", "-m", "place"),
+        ("--nproc-per-node=2", "-H", "localhost", "--module", "place"),
+        ("-np", "2", "-m", "--", "place"),
+    ],
+)
+def test_habits_of_other_launchers(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "place.py").write_text(SHOW_PLACE)
+    result = run_launcher(*arguments, "-m", "--np", "7", cwd=tmp_path)
+    shown = [f"[{rank}] 2 -m --np 7 {sys.executable}" for rank in (0, 1)]
+    assert sorted(result.stdout.splitlines()) == shown, result.stderr
+
+
+def test_script_that_is_a_program_is_run_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/sh\necho by itself\n")
+    script.chmod(0o755)
+    assert run_launcher("-np", "1", "./train.py", cwd=tmp_path).stdout == "[0] by itself\n"
+
+
+def test_package_itself_is_the_launcher() -> None:
+    command = [sys.executable, "-m", "hvdlite", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"hvdlite {hvdlite.__version__}\n"
 
 
 def test_options_after_the_command_are_the_commands() -> None:

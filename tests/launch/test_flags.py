@@ -93,6 +93,19 @@ def test_flags_set_variables(arguments: list[str], expected: dict[str, str]) -> 
     assert variables(build_parser().parse_args(arguments)) == expected
 
 
+def test_help_shows_real_defaults_and_horovods_names_only_where_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short = build_parser().format_help()
+    assert "(default: path)" not in short and "(default: 67108864 bytes)" in " ".join(short.split())
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--help-all"])
+    full = capsys.readouterr().out
+    for flag in ("--fusion-threshold-mb", "--no-stall-check", "--cycle-time-ms", "--mpi-args"):
+        assert f"{flag} " not in short
+        assert flag in full
+
+
 def test_file_of_horovodrun_is_understood() -> None:
     parser = build_parser()
     # yaml has `enabled: true` for a check that is on anyway.
@@ -112,6 +125,40 @@ def test_file_of_horovodrun_is_understood() -> None:
 def test_mistake_in_the_file_is_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         arguments_from(text, "job.yaml", build_parser())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--check-finite"], "1"),
+        (["--no-check-finite"], "0"),
+        (["--check-finite", "0"], "0"),
+        (["--check-finite", "1", "-np", "2"], "1"),
+        (["--check-finite=0"], "0"),
+        (["--check-finite", "--tensorflow-gpu", "0"], "1"),
+        (["--no-check-finite", "--check-finite"], "1"),
+    ],
+)
+def test_switch_takes_a_value_or_none(arguments: list[str], value: str) -> None:
+    command = ["python", "x.py", "--check-finite", "1"]
+    for rest in (command, ["-np", "2", *command]):
+        options = build_parser().parse_args([*arguments, *rest])
+        assert variables(options)["HVDLITE_CHECK_FINITE"] == value
+        assert options.command == command
+
+
+def test_switch_that_says_no_takes_no_value() -> None:
+    for flag in ("--no-check-finite", "--no-stall-check"):
+        assert build_parser().parse_args([flag, "1"]).command == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", "1"), ("false", "0"), ("0", "0"), ("'0'", "0")]
+)
+def test_switch_of_the_file(text: str, value: str) -> None:
+    parser = build_parser()
+    arguments = arguments_from(f"check_finite: {text}\n", "x", parser)
+    assert variables(parser.parse_args(arguments)) == {"HVDLITE_CHECK_FINITE": value}
 
 
 def test_switches_and_lists_of_the_file() -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from launch.marked import MarkedJob, listening_inodes, python, sockets_of
 from launcher import run_launcher
@@ -73,7 +78,8 @@ def test_ctrl_c_in_the_middle_of_training() -> None:
         assert job.alive() == []
     assert status == 130
     assert seconds <= 2.0
-    assert "Traceback" not in stderr
+    assert "KeyboardInterrupt" in stderr
+    assert "hvdlite.launch" not in stderr  # no traceback of the launcher's own
 
 
 def test_death_of_the_launcher_in_the_middle_of_training() -> None:
@@ -98,3 +104,20 @@ def test_nothing_listens_once_the_ranks_are_connected() -> None:
     with MarkedJob(3, *python(LOOP + "time.sleep(60)")) as job:
         job.wait_until_ready(3)
         assert not listening_inodes() & sockets_of(job.alive())
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_worker_process_that_runs_the_script_again_is_told_how_not_to(
+    tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import multiprocessing, sys\nfrom hvdlite import basics\nbasics.init()\n"
+        f"worker = multiprocessing.get_context({method!r}).Process(target=print)\n"
+        "worker.start(); worker.join(); sys.exit(worker.exitcode)\n"
+    )
+    result = run_launcher("-np", "2", sys.executable, str(script))
+    assert result.returncode == 1
+    told = r"this process is a child of rank [01] that runs the script again"
+    assert re.search(told, result.stderr), result.stderr
+    assert 'under `if __name__ == "__main__":`' in result.stderr

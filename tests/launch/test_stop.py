@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import time
 
@@ -24,7 +26,86 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (1, 129)])
+# Says which signal it was told to end by, and then saves something for longer than 1.5 s.
+SAVER = """
+import signal, sys, time
+def told(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # Whoever signals all processes makes it come twice.
+    raise SystemExit("SIGTERM")
+signal.signal(signal.SIGTERM, told)
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except (KeyboardInterrupt, SystemExit) as why:
+    print("told by", type(why).__name__, flush=True)
+finally:
+    time.sleep(2.5)
+    print("saved", flush=True)
+"""
+# Lets Ctrl-C pass, and SIGTERM.
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + DEAF_SLEEPER
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "told"), [(2, 130, "KeyboardInterrupt"), (15, 143, "SystemExit")]
+)
+def test_ranks_have_time_to_save_and_are_told_by_the_users_signal(
+    number: int, status: int, told: str
+) -> None:
+    with MarkedJob(2, *python(SAVER), env={"OMP_NUM_THREADS": "1"}) as job:
+        job.wait_until_ready(2)
+        job.signal(number)
+        code, stdout, stderr, seconds = job.finish()
+        assert job.alive() == []
+    assert code == status
+    for rank in (0, 1):
+        assert f"[{rank}] told by {told}\n" in stdout
+        assert f"[{rank}] saved\n" in stdout
+    assert seconds >= 2.5
+    again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    waiting = rf"waiting up to 2\d s for ranks 0, 1; {again} again ends them at once\n"
+    assert re.search(waiting, stderr), stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_grace_of_zero_kills_at_once(number: int) -> None:
+    with MarkedJob(2, "--grace", "0", *python(DEAF)) as job:
+        job.wait_until_ready(2)
+        job.signal(number)
+        status, _, _, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 128 + number
+    assert seconds <= BOUND
+
+
+def test_signal_after_a_failure_does_not_make_the_job_last_longer() -> None:
+    code = f"import os, sys, time\nif os.environ['HVDLITE_RANK'] == '0': sys.exit(3)\n{DEAF}"
+    with MarkedJob(2, *python(code)) as job:
+        job.wait_until_ready(1)
+        time.sleep(0.7)
+        job.signal(signal.SIGINT)
+        status, _, _, seconds = job.finish()
+        assert job.alive() == []
+    assert status in (130, 3)
+    assert seconds <= 5
+
+
+def test_signal_that_reached_the_ranks_first_leaves_them_the_grace() -> None:
+    code = f"import os\nif os.environ['HVDLITE_RANK'] == '0':\n {SLEEPER}\n{SAVER}"
+    with MarkedJob(2, *python(code)) as job:
+        job.wait_until_ready(2)
+        for pid in job.alive():  # as Slurm does, and systemd
+            if pid != job.process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        job.signal(signal.SIGTERM)
+        status, stdout, _, _ = job.finish()
+        assert job.alive() == []
+    assert status == 143
+    assert "[1] saved\n" in stdout
+
+
+@pytest.mark.parametrize(("number", "status"), [(15, 143), (1, 129)])
 def test_signal_ends_the_job_with_one_line(number: int, status: int) -> None:
     with MarkedJob(3, *python(SLEEPER), env={"OMP_NUM_THREADS": "1"}) as job:
         job.wait_until_ready(3)
@@ -38,30 +119,36 @@ def test_signal_ends_the_job_with_one_line(number: int, status: int) -> None:
     assert stderr.endswith("stopping 3 ranks (again to kill them at once)\n")
 
 
-def test_ctrl_c_at_a_terminal_does_not_reach_the_ranks_directly() -> None:
-    code = "print('ready', flush=True)\nimport time\ntime.sleep(60)"
+def test_ctrl_c_at_a_terminal_reaches_every_rank_once() -> None:
+    code = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+print("ready", flush=True)
+for _ in range(10):
+    time.sleep(0.1)
+"""
     with MarkedJob(2, *python(code)) as job:
         job.wait_until_ready(2)
         os.killpg(job.process.pid, signal.SIGINT)  # as the terminal does to its foreground group
+        status, stdout, _, _ = job.finish()
+        assert job.alive() == []
+    assert status == 130
+    assert stdout.count("interrupted") == 2
+
+
+def test_ranks_that_ignore_the_signal_are_killed_after_the_grace() -> None:
+    with MarkedJob(3, "--grace", "1.2", *python(DEAF)) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGINT)
         status, _, stderr, seconds = job.finish()
         assert job.alive() == []
     assert status == 130
-    assert seconds <= BOUND
-    assert "KeyboardInterrupt" not in stderr
-
-
-def test_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
-    with MarkedJob(3, *python(DEAF_SLEEPER)) as job:
-        job.wait_until_ready(3)
-        job.signal(signal.SIGINT)
-        status, _, _, seconds = job.finish()
-        assert job.alive() == []
-    assert status == 130
-    assert seconds <= BOUND
+    assert 1.2 <= seconds <= 1.2 + BOUND
+    assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1, 2\n")
 
 
 def test_second_ctrl_c_kills_at_once() -> None:
-    with MarkedJob(3, *python(DEAF_SLEEPER)) as job:
+    with MarkedJob(3, *python(DEAF)) as job:
         job.wait_until_ready(3)
         job.signal(signal.SIGINT)
         time.sleep(0.2)
