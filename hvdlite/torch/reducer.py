@@ -25,9 +25,10 @@ from typing import Any
 import torch
 
 from hvdlite import numbering, ops
-from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
+from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.backward import BackwardEnd, queue
 from hvdlite.torch.bucket import Bucket, follow_groups, plan_buckets, split_evenly
+from hvdlite.torch.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.slot import Slots
 from hvdlite.torch.submit import Reduction
 
@@ -246,6 +247,8 @@ class GradientReducer:
         self._open_cycle()
         self._submit_rest(blocking=True)
         self._wait()
+        if self.takes_part and not self._buckets:
+            meet_without_parameters(self._name, self.settings.reduction.process_set)
 
     def _drop_what_is_under_way(self) -> None:
         """Bring to its end what a backward that raised began, for the ranks that wait for it."""
@@ -266,6 +269,8 @@ class GradientReducer:
             if bucket.submitted:
                 try:
                     bucket.finish(self._weight != 0, dropped)
+                except MismatchError as error:
+                    failure = failure or self._explain(bucket, error)
                 except HvdliteError as error:
                     failure = failure or error
         self._end_cycle()
@@ -275,6 +280,14 @@ class GradientReducer:
         if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
             grads = ((param, param.grad) for param in self._layout)
             self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
+
+    def _explain(self, bucket: Bucket, error: MismatchError) -> MismatchError:
+        if bucket is not self._buckets[0]:
+            return error
+        buckets = [one.named_parameters for one in self._buckets]
+        in_flight = [name for one in self._buckets for name in one.operations]
+        self._layout = []  # What buckets have learnt is not the same on all ranks: form them anew.
+        return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -333,14 +346,17 @@ class GradientReducer:
         self._layout = params
         formed = self._form_buckets(params)
         slots = Slots(formed) if self.settings.bucket_view else None
+        names = [[self._names[param] for param in bucket] for bucket in formed]
+        layout = digest(names)
         self._buckets = [
             Bucket(
                 f"{self._name}.{number}",
                 bucket,
-                [self._names[param] for param in bucket],
+                names[number],
                 self.settings.compression,
                 self.settings.sparse_as_dense,
                 None if slots is None else functools.partial(slots.of, number),
+                layout if number == 0 else None,
             )
             for number, bucket in enumerate(formed)
         ]
