@@ -20,6 +20,7 @@ from hvdlite.torch.broadcasting import (
     broadcast_async_,
 )
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.handle import Handle, poll, synchronize
@@ -52,6 +53,7 @@ from hvdlite.uneven import join
 
 __all__ = [
     "Compression",
+    "DistributedDataParallel",
     "DistributedOptimizer",
     "Handle",
     "SyncBatchNorm",

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,21 @@ class Settings:
     weight: Weight
     bucket_view: bool = False  # gradient_as_bucket_view
     in_backward: bool = True  # reduce_in="backward"
+    of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
+
+
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+
+def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
+    """Return what reduces the gradient of one of these already, if anything does."""
+    wanted = set(params)
+    for _ in range(2):
+        found = next((one for one in _reducers if one.watches(wanted)), None)
+        if found is None:
+            break
+        gc.collect()  # It may be one of an optimizer that nobody uses any longer.
+    return found
 
 
 class GradientReducer:
@@ -98,6 +114,11 @@ class GradientReducer:
         self._weighed = False
         self._thread = threading.get_ident()
         self._update_layout()
+        _reducers.add(self)
+
+    def watches(self, params: set[torch.Tensor]) -> bool:
+        """Say whether it reduces the gradient of one of these."""
+        return not params.isdisjoint(self._hooks)
 
     @property
     def in_flight(self) -> bool:
@@ -249,6 +270,11 @@ class GradientReducer:
         self._wait()
         if self.takes_part and not self._buckets:
             meet_without_parameters(self._name, self.settings.reduction.process_set)
+
+    def before_forward(self) -> None:
+        """Bring to its end what a backward that raised began, if one did."""
+        if self._open and self.waiting and self.may_synchronize():
+            self._drop_what_is_under_way()
 
     def _drop_what_is_under_way(self) -> None:
         """Bring to its end what a backward that raised began, for the ranks that wait for it."""
