@@ -9,6 +9,8 @@ Example:
     >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
+import sys
+
 from hvdlite import surface
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.surface import *
@@ -19,6 +21,7 @@ from hvdlite.torch.broadcasting import (
     broadcast_async,
     broadcast_async_,
 )
+from hvdlite.torch.buffers import allreduce_buffers
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
@@ -64,6 +67,7 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "allreduce_buffers",
     "alltoall",
     "alltoall_async",
     "barrier",
@@ -90,5 +94,8 @@ __all__ = [
     "synchronize",
 ]
 __all__ += surface.__all__
+
+# Libraries for Horovod, such as pytorch-ignite, read operations from its module of this name.
+mpi_ops = sys.modules[__name__]
 
 take_own_gpu()

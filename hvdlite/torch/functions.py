@@ -38,6 +38,10 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
+    if isinstance(params, torch.nn.Module):
+        raise ArgumentError(
+            "broadcast_parameters takes what a model holds, not the model: pass model.state_dict()"
+        )
     check_root(root_rank, process_set)
     name = next_name("broadcast_parameters", member_id(process_set))
     named = list(params.items() if isinstance(params, Mapping) else params)

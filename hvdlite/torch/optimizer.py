@@ -294,6 +294,11 @@ def _check_options(
     bucket_view: bool,
     reduce_in: str,
 ) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise ArgumentError(
+            f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "
+            "optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
     if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
