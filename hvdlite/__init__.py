@@ -29,4 +29,5 @@ def __getattr__(name: str) -> Any:
         from hvdlite.launch.api import run
 
         return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    advice = "" if name.startswith("_") else "; use import hvdlite.torch as hvd, or another adapter"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")

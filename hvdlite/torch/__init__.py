@@ -9,6 +9,8 @@ Example:
     >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
+import sys
+
 from hvdlite import surface
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.surface import *
@@ -19,7 +21,9 @@ from hvdlite.torch.broadcasting import (
     broadcast_async,
     broadcast_async_,
 )
+from hvdlite.torch.buffers import allreduce_buffers
 from hvdlite.torch.compression import Compression
+from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.handle import Handle, poll, synchronize
@@ -52,6 +56,7 @@ from hvdlite.uneven import join
 
 __all__ = [
     "Compression",
+    "DistributedDataParallel",
     "DistributedOptimizer",
     "Handle",
     "SyncBatchNorm",
@@ -62,6 +67,7 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "allreduce_buffers",
     "alltoall",
     "alltoall_async",
     "barrier",
@@ -88,5 +94,8 @@ __all__ = [
     "synchronize",
 ]
 __all__ += surface.__all__
+
+# Libraries for Horovod, such as pytorch-ignite, read operations from its module of this name.
+mpi_ops = sys.modules[__name__]
 
 take_own_gpu()

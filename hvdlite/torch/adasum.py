@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from hvdlite import ops
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.numbering import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.torch.bucket import plan_buckets
+from hvdlite.torch.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.ops import grouped_allreduce_async
 from hvdlite.torch.wrapping import Wrapping, own_step, take_step_back, wrap
 
@@ -88,18 +89,39 @@ class DistributedAdasum(Wrapping):
     def _combine(
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
     ) -> None:
+        if not params:
+            meet_without_parameters(self._adasum_name, self._adasum_set)
         started = []
-        for number, bucket in enumerate(plan_buckets(list(params), self._adasum_cap)):
+        buckets = plan_buckets(list(params), self._adasum_cap)
+        names = self._parameter_names
+        named = [[(names[param], param) for param in bucket] for bucket in buckets]
+        layout = digest([[name for name, _ in bucket] for bucket in named])
+        for number, bucket in enumerate(buckets):
             packed = [self._adasum_compression.compress(p - before[p]) for p in bucket]
+            wires = [wire for wire, _ in packed]
+            if number == 0:
+                wires.append(wires[0].new_empty(0, layout))
             handle = grouped_allreduce_async(
-                [wire for wire, _ in packed],
+                wires,
                 name=f"{self._adasum_name}.{number}",
                 op=ops.Adasum,
                 process_set=self._adasum_set,
             )
             started.append((bucket, handle, [context for _, context in packed]))
-        for bucket, handle, contexts in started:
-            for param, delta, context in zip(bucket, handle.wait(), contexts, strict=True):
+        failure: HvdliteError | None = None
+        results: list[list[torch.Tensor]] = []
+        for number, (_, handle, _) in enumerate(started):
+            try:
+                results.append(handle.wait())
+            except MismatchError as error:
+                if number == 0:
+                    sent = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
+                    error = explain(self._adasum_name, named, sent, self._adasum_set, error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        for (bucket, _, contexts), deltas in zip(started, results, strict=True):
+            for param, delta, context in zip(bucket, deltas, contexts, strict=False):
                 delta = self._adasum_compression.decompress(delta, context)
                 param.copy_(before[param] + delta)
 

@@ -21,6 +21,7 @@ from hvdlite import _core, basics, ops
 from hvdlite.compression import cast_in_core
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
+from hvdlite.torch.layout import layout_spec
 from hvdlite.torch.slot import COMMON_FLAGS, FLAGS, BucketPlaces, Place, flags_dtype
 from hvdlite.torch.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.submit import Reduction, Submission, start_allreduce
@@ -135,6 +136,7 @@ class Bucket:
         compression: Any,
         sparse_as_dense: bool,
         places: Callable[[], BucketPlaces] | None = None,
+        layout: int | None = None,
     ) -> None:
         """Make it.
 
@@ -145,16 +147,18 @@ class Bucket:
             compression: what happens to gradients on the way.
             sparse_as_dense: whether sparse gradients become dense.
             places: gives where reduced gradients lie; without, each lies where its gradient lay.
+            layout: a number that ranks must have alike, see `hvdlite.torch.layout`.
         """
         self.params = list(params)
         self.missing = len(self.params)  # parameters whose gradient is not ready; the owner counts
-        self._name = f"{name}[{_shorten(names[0], 100)}..{_shorten(names[-1], 100)}]"
+        self._name = name
         self._names = list(names)
         self._labels = [_shorten(one, 400) for one in names]  # what the core calls them
         self._compression = compression
         self._by_hand = compression  # what of it is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
         self._find_places = places
+        self._layout = layout
         self._places: BucketPlaces | None = None  # of this round
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
@@ -171,6 +175,18 @@ class Bucket:
     def submitted(self) -> bool:
         """Whether the gradients are under way."""
         return self._handle is not None
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of the operations that are under way."""
+        if self._handle is None:
+            return []
+        return [self._name, *([] if self._gathering is None else [f"{self._name}.rows"])]
+
+    @property
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters and their names."""
+        return list(zip(self._names, self.params, strict=True))
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Send the gradients, and zeros for those that this rank does not have.
@@ -201,6 +217,8 @@ class Bucket:
         specs = [spec(name, wire, target, cast) for name, wire, target in dense]
         # float16 is too narrow for the share of a rank with a small weight.
         narrow = None if cast == dtype_number("float16") else cast
+        if self._layout is not None:
+            specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
         masks = self._make_masks(sorted(self._ways.with_mask), trips)

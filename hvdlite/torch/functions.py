@@ -38,6 +38,10 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
+    if isinstance(params, torch.nn.Module):
+        raise ArgumentError(
+            "broadcast_parameters takes what a model holds, not the model: pass model.state_dict()"
+        )
     check_root(root_rank, process_set)
     name = next_name("broadcast_parameters", member_id(process_set))
     named = list(params.items() if isinstance(params, Mapping) else params)
@@ -59,13 +63,13 @@ def broadcast_parameters(
             f"'{others[0]}' is no tensor, and pairs cannot take its new value; "
             "pass model.state_dict(), or use broadcast_object"
         )
-    _broadcast_tensors(tensors, root_rank, name, process_set)
+    broadcast_tensors(tensors, root_rank, name, process_set)
     if others and isinstance(params, MutableMapping):
         values = {key: params[key] for key in others}
         params.update(broadcast_object(values, root_rank, f"{name}.objects", process_set))
 
 
-def _broadcast_tensors(
+def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
     """Overwrite all of them, however they lie in memory, in one operation."""
@@ -166,7 +170,7 @@ def broadcast_optimizer_state(
         tensors = [
             torch.empty(place.shape, dtype=place.dtype, device=place.device) for place in places
         ]
-    _broadcast_tensors(
+    broadcast_tensors(
         {f"state.{index}": tensor for index, tensor in enumerate(tensors)},
         root_rank,
         name,

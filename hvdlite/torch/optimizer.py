@@ -19,7 +19,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.ops import allreduce
-from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes
+from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes, owner_of
 from hvdlite.torch.submit import Reduction
 from hvdlite.torch.wrapping import Wrapping, own_step, take_step_back, wrap
 
@@ -294,8 +294,19 @@ def _check_options(
     bucket_view: bool,
     reduce_in: str,
 ) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise ArgumentError(
+            f"DistributedOptimizer takes an optimizer, not a {type(optimizer).__name__}: pass an "
+            "optimizer, for example torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
     if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
+    if owner is not None and owner.settings.of_model:
+        raise ArgumentError(
+            "a DistributedDataParallel reduces the gradients of these parameters already; step "
+            "with the plain optimizer, or leave DistributedDataParallel out"
+        )
     if reduce_in not in ("backward", "step"):
         raise ArgumentError(f"reduce_in={reduce_in!r}: say 'backward' or 'step'")
     if bucket_cap_mb <= 0:

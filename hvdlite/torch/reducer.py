@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hvdlite import numbering, ops
-from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
+from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.backward import BackwardEnd, queue
 from hvdlite.torch.bucket import Bucket, follow_groups, plan_buckets, split_evenly
+from hvdlite.torch.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.slot import Slots
 from hvdlite.torch.submit import Reduction
 
@@ -47,6 +49,21 @@ class Settings:
     weight: Weight
     bucket_view: bool = False  # gradient_as_bucket_view
     in_backward: bool = True  # reduce_in="backward"
+    of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
+
+
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+
+
+def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
+    """Return what reduces the gradient of one of these already, if anything does."""
+    wanted = set(params)
+    for _ in range(2):
+        found = next((one for one in _reducers if one.watches(wanted)), None)
+        if found is None:
+            break
+        gc.collect()  # It may be one of an optimizer that nobody uses any longer.
+    return found
 
 
 class GradientReducer:
@@ -97,6 +114,11 @@ class GradientReducer:
         self._weighed = False
         self._thread = threading.get_ident()
         self._update_layout()
+        _reducers.add(self)
+
+    def watches(self, params: set[torch.Tensor]) -> bool:
+        """Say whether it reduces the gradient of one of these."""
+        return not params.isdisjoint(self._hooks)
 
     @property
     def in_flight(self) -> bool:
@@ -246,6 +268,13 @@ class GradientReducer:
         self._open_cycle()
         self._submit_rest(blocking=True)
         self._wait()
+        if self.takes_part and not self._buckets:
+            meet_without_parameters(self._name, self.settings.reduction.process_set)
+
+    def before_forward(self) -> None:
+        """Bring to its end what a backward that raised began, if one did."""
+        if self._open and self.waiting and self.may_synchronize():
+            self._drop_what_is_under_way()
 
     def _drop_what_is_under_way(self) -> None:
         """Bring to its end what a backward that raised began, for the ranks that wait for it."""
@@ -266,6 +295,8 @@ class GradientReducer:
             if bucket.submitted:
                 try:
                     bucket.finish(self._weight != 0, dropped)
+                except MismatchError as error:
+                    failure = failure or self._explain(bucket, error)
                 except HvdliteError as error:
                     failure = failure or error
         self._end_cycle()
@@ -275,6 +306,14 @@ class GradientReducer:
         if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
             grads = ((param, param.grad) for param in self._layout)
             self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
+
+    def _explain(self, bucket: Bucket, error: MismatchError) -> MismatchError:
+        if bucket is not self._buckets[0]:
+            return error
+        buckets = [one.named_parameters for one in self._buckets]
+        in_flight = [name for one in self._buckets for name in one.operations]
+        self._layout = []  # What buckets have learnt is not the same on all ranks: form them anew.
+        return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -333,14 +372,17 @@ class GradientReducer:
         self._layout = params
         formed = self._form_buckets(params)
         slots = Slots(formed) if self.settings.bucket_view else None
+        names = [[self._names[param] for param in bucket] for bucket in formed]
+        layout = digest(names)
         self._buckets = [
             Bucket(
                 f"{self._name}.{number}",
                 bucket,
-                [self._names[param] for param in bucket],
+                names[number],
                 self.settings.compression,
                 self.settings.sparse_as_dense,
                 None if slots is None else functools.partial(slots.of, number),
+                layout if number == 0 else None,
             )
             for number, bucket in enumerate(formed)
         ]

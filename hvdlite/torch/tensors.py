@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,7 @@ def check(tensor: torch.Tensor, name: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
             f"'{name}' is a {type(tensor).__name__}, not a tensor; use torch.as_tensor(), or "
-            "broadcast_object/allgather_object for any object"
+            f"broadcast_object/allgather_object for any object. It is {reprlib.repr(tensor)}"
         )
     if tensor.layout != torch.strided:
         raise ArgumentError(

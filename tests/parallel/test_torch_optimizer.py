@@ -85,7 +85,9 @@ def scenario_one_operation_per_bucket_and_step() -> None:
     backward(model)
     optimizer.step()
     optimizer.synchronize()  # of a step that nobody makes: zeros from all
-    assert counters()["tensors"] - before == 2 * (4 + 1)  # four parameters and the flags
+    assert counters()["tensors"] - before == 2 * (
+        4 + 2
+    )  # four parameters, the layout and the flags
 
 
 def scenario_synchronize_then_clip_then_step() -> None:

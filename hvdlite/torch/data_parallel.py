@@ -1,0 +1,175 @@
+"""`DistributedDataParallel`: a model whose gradients are reduced whatever optimizer steps.
+
+It is torch's in what scripts see of it: the wrapped model's names begin with "module.", gradients
+are averaged when backward() returns, and buffers are those of the first rank. What reduces the
+gradients is the `GradientReducer` of `DistributedOptimizer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.numbering import next_object
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.functions import broadcast_tensors
+from hvdlite.torch.reducer import GradientReducer, Settings, owner_of
+from hvdlite.torch.submit import Reduction
+
+
+class DistributedDataParallel(nn.Module):  # type: ignore[misc]
+    """A model that trains on the batches of all ranks, as torch's class of this name.
+
+    At construction, parameters and buffers become those of the first rank. When backward() returns,
+    gradients are averaged over the ranks; any optimizer then steps, a plain one. Parameters that a
+    forward does not use are fine, on some ranks or on all. Every rank calls backward() equally
+    often; a rank that runs out of data calls `hvd.join`.
+
+    Args:
+        module: the model, on its device.
+        device_ids: as torch's scripts give it: None, or the one device that holds the model.
+        output_device: as `device_ids`.
+        dim: is 0.
+        broadcast_buffers: gives every rank the buffers of the first one, before each forward in
+            training that follows one whose gradients were reduced. Evaluation sends nothing, so
+            that the first rank may do it alone. False: buffers stay this rank's own, always.
+        process_group: is None; process sets take the place of groups.
+        bucket_cap_mb: the size of a bucket in MiB; 4 without.
+        find_unused_parameters: does not matter: unused parameters are always found.
+        check_reduction: does not matter, as in torch.
+        gradient_as_bucket_view: see `DistributedOptimizer`.
+        static_graph: does not matter: nothing is assumed of the graph.
+        init_sync: makes parameters and buffers those of the first rank at construction.
+        forward_sync_buffers: where given, what broadcast_buffers says of forwards; buffers become
+            those of the first rank at construction either way.
+        process_set: whose members train together; on other ranks the model trains alone.
+        compression: what happens to gradients on the way, see `Compression`.
+
+    Raises:
+        NotInitializedError: `hvd.init()` comes first.
+        ArgumentError: an argument cannot be used; the message says what to do.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        >>> model = hvd.DistributedDataParallel(model)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(inputs).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        process_group: None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        init_sync: bool = True,
+        *,
+        forward_sync_buffers: bool | None = None,
+        process_set: ProcessSet = global_process_set,
+        compression: Any = Compression.none,
+    ) -> None:
+        super().__init__()
+        basics.size()  # Without init() this raises here.
+        cap = 4.0 if bucket_cap_mb is None else bucket_cap_mb
+        _check(module, device_ids, dim, process_group, cap)
+        self.module = module
+        self.process_set = process_set
+        starts_with_buffers = broadcast_buffers or forward_sync_buffers is not None
+        if forward_sync_buffers is not None:
+            broadcast_buffers = forward_sync_buffers
+        self.broadcast_buffers = broadcast_buffers
+        self._sends = True
+        self._buffers_go = True  # with the next forward: not between those of one step
+        number = next_object("DistributedDataParallel", registered_id(process_set))
+        self._name = f"model.{number}"
+        if process_set.included() and init_sync:
+            buffers = dict(module.named_buffers()) if starts_with_buffers else {}
+            self._broadcast({**dict(module.named_parameters()), **buffers})
+        self._reducer = self._reduce(cap, gradient_as_bucket_view, compression)
+
+    def _reduce(self, cap_mb: float, bucket_view: bool, compression: Any) -> GradientReducer:
+        settings = Settings(
+            reduction=Reduction(ops.Average, process_set=self.process_set),
+            compression=compression,
+            passes=1,
+            groups=0,
+            sparse_as_dense=False,
+            cap_bytes=int(cap_mb * (1 << 20)),
+            weight=None,
+            bucket_view=bucket_view,
+            of_model=True,
+        )
+        groups = [{"params": list(self.module.parameters())}]
+        names = {param: name for name, param in self.module.named_parameters()}
+        return GradientReducer(self._name, lambda: groups, names, settings)
+
+    def _broadcast(self, tensors: dict[str, torch.Tensor]) -> None:
+        root = self.process_set.ranks[0]
+        if tensors:
+            with torch.no_grad():
+                broadcast_tensors(tensors, root, f"{self._name}.state", self.process_set)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Call the model; in training, with the first rank's buffers."""
+        if self.training and torch.is_grad_enabled():
+            self._reducer.before_forward()
+            if self._buffers_go and self.broadcast_buffers and self.process_set.included():
+                self._broadcast(dict(self.module.named_buffers()))
+            self._buffers_go = self._sends
+        return self.module(*inputs, **options)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward() accumulate on this rank; the next one outside sends the sum.
+
+        Example:
+            >>> with model.no_sync():
+            ...     model(first).sum().backward()
+            >>> model(second).sum().backward()
+        """
+        before, self._sends = self._sends, False
+        try:
+            with self._reducer.paused():
+                yield
+        finally:
+            self._sends = before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        raise ArgumentError("a DistributedDataParallel cannot be copied; copy its .module")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ArgumentError("a DistributedDataParallel cannot be pickled; save its state_dict()")
+
+
+def _check(module: Any, device_ids: Any, dim: int, process_group: Any, cap_mb: float) -> None:
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"DistributedDataParallel takes a model, not a {type(module).__name__}")
+    wrappers = (DistributedDataParallel, nn.parallel.DistributedDataParallel)
+    if any(isinstance(part, wrappers) for part in module.modules()):
+        raise ArgumentError("this model is a DistributedDataParallel already, or a part of it is")
+    if owner_of(module.parameters()) is not None:
+        raise ArgumentError(
+            "a DistributedOptimizer or another DistributedDataParallel reduces the gradients of "
+            "this model already: leave one of the two out"
+        )
+    if device_ids is not None and len(device_ids) > 1:
+        raise ArgumentError("device_ids names one device: every rank has its own")
+    if process_group is not None or dim != 0:
+        raise ArgumentError("give process_set=hvd.add_process_set(...) for process_group; dim is 0")
+    if cap_mb <= 0:
+        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
