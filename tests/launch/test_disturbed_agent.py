@@ -21,7 +21,7 @@ cd "$HOME"
 SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec sh -c "$*"
 """
 # An agent that works, and something that writes to its stdout once a rank runs.
-TALKING = """#!{python}
+TALKING = """
 import os, sys, threading, time
 from hvdlite.launch import agent
 run = agent.Agent.start
@@ -56,7 +56,10 @@ def run_there(home: Path, *arguments: str, code: str) -> LauncherResult:
 @pytest.mark.parametrize("noise", [b"somebody prints here\n", b"\n" * 40], ids=["text", "newlines"])
 def test_noise_among_frames_ends_the_job_and_is_shown(home: Path, noise: bytes) -> None:
     talking = home.parent / "python"
-    talking.write_text(TALKING.format(python=sys.executable, noise=noise))
+    script = home.parent / "talking.py"
+    script.write_text(TALKING.format(noise=noise))
+    # Not "#!python", which cannot name a path with a space.
+    talking.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
     talking.chmod(0o755)
     result = run_there(home, "--remote-python", str(talking), code=WAITING)
     assert "[0] begun" in result.stdout

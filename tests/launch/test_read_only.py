@@ -11,11 +11,12 @@ import pytest
 from harness import base_environment
 from launcher import launcher_command
 
-# /mnt can be written, and is no folder for temporary files.
+# What lies in them is still there, this checkout perhaps. /mnt can be written, and is not a folder
+# for temporary files.
 READ_ONLY = """
 set -e
 for folder in /tmp /var/tmp /usr/tmp; do
-    [ ! -d $folder ] || mount -t tmpfs -o ro none $folder
+    [ ! -d $folder ] || { mount --bind $folder $folder && mount -o remount,ro,bind $folder; }
 done
 mount -t tmpfs none /mnt
 cd /tmp
