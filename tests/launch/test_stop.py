@@ -160,8 +160,9 @@ def test_second_ctrl_c_kills_at_once() -> None:
 
 
 def test_ctrl_c_before_the_ranks_are_up() -> None:
+    # A Python that starts may swallow the signal, as in an import hook: the grace ends that rank.
     for delay in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
-        with MarkedJob(4, *python(SLEEPER)) as job:
+        with MarkedJob(4, "--grace", "1.2", *python(SLEEPER)) as job:
             time.sleep(delay)
             job.signal(signal.SIGINT)
             status, _, stderr, seconds = job.finish()
@@ -169,7 +170,7 @@ def test_ctrl_c_before_the_ranks_are_up() -> None:
         # Python itself ends with 1 when it is interrupted before it can run anything.
         early = status == 1 and "KeyboardInterrupt" in stderr
         assert early or status in (130, -signal.SIGINT), (delay, stderr)
-        assert seconds <= BOUND
+        assert seconds <= 1.2 + BOUND
 
 
 def test_signal_reaches_children_and_other_sessions() -> None:
