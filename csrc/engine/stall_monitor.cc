@@ -1,7 +1,6 @@
 #include "engine/stall_monitor.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <utility>
 
