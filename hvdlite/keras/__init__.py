@@ -18,6 +18,7 @@ from hvdlite.keras import callbacks
 from hvdlite.keras.arrays import (
     allgather,
     allreduce,
+    allreduce_buffers,
     broadcast,
     broadcast_variables,
     reducescatter,
@@ -36,6 +37,7 @@ __all__ = [
     "allgather",
     "allgather_object",
     "allreduce",
+    "allreduce_buffers",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_object",

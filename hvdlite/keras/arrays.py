@@ -221,6 +221,45 @@ def broadcast_variables(
         variable.assign(array)
 
 
+def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Replace a model's floating-point weights that are not trained by their averages.
+
+    Batch normalization keeps moving statistics of what this rank sees. Call this before evaluation
+    and before a checkpoint, on every rank, and ranks evaluate the same model. The weights of frozen
+    layers, which are alike on all ranks, stay as they are.
+
+    Args:
+        model: a model of Keras 3 or of Keras 2.
+        process_set: whose members take part; all ranks without.
+
+    Raises:
+        ArgumentError: `model` is not a model.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        >>> hvd.allreduce_buffers(model)
+        >>> model.evaluate(test_data)
+    """
+    if not hasattr(model, "non_trainable_weights"):
+        raise ArgumentError(f"allreduce_buffers takes a model, not a {type(model).__name__}")
+    name = next_name("allreduce_buffers", member_id(process_set))
+    arrays = []
+    buffers = []
+    for variable in model.non_trainable_weights:
+        array = _array(variable)
+        if keras.backend.is_float_dtype(array.dtype.name):
+            buffers.append(variable)
+            arrays.append(array.astype(np.float64))  # equal floats of fewer bits average exactly
+    if not buffers:
+        return
+    specs = [_spec(f"{name}.{i}", array, array) for i, array in enumerate(arrays)]
+    basics.engine().allreduce(
+        name, specs, ops.Average, process_set=member_id(process_set), keep=arrays, blocking=True
+    ).wait()
+    for variable, array in zip(buffers, arrays, strict=True):
+        variable.assign(array.astype(str(variable.dtype)))
+
+
 def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
     """Overwrite arrays; element types that the core does not know travel as bytes."""
     specs = []

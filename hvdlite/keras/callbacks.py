@@ -9,8 +9,7 @@ Example:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,9 +17,10 @@ import keras
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.agreement import ReductionCheck, agree_on_end_of_epoch, agree_on_fit
-from hvdlite.keras.arrays import broadcast_variables, exchange
+from hvdlite.keras.arrays import allreduce_buffers, broadcast_variables
 from hvdlite.keras.backend import keras_2
 from hvdlite.keras.learning_rate import LearningRate
+from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
 Logs = dict[str, Any] | None
@@ -127,33 +127,53 @@ class MetricAverageCallback(_ChecksReductions):
 
     Put it first: callbacks after it (and the history) see the averages. It also ends `fit` with an
     error where a rank's epoch has fewer batches than another's. Each rank counts by its
-    samples; what is no mean of samples (an AUC, for example) is averaged so, too.
+    samples; what is no mean of samples (an AUC, for example) is averaged so, too. Given to
+    `evaluate`, it makes that return the averages; then every rank must call `evaluate`.
 
     Example:
         >>> model.fit(data, callbacks=[hvd.callbacks.MetricAverageCallback(), early_stopping])
+        >>> model.evaluate(test_data, callbacks=[hvd.callbacks.MetricAverageCallback()])
     """
 
-    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+    def __init__(
+        self,
+        device: str = "",
+        process_set: ProcessSet = global_process_set,
+        average_buffers: bool = False,
+    ) -> None:
         """Choose whose metrics.
 
         Args:
             device: ignored; scripts written for Horovod may pass it.
             process_set: whose members' metrics are averaged; all ranks without.
+            average_buffers: also call `hvd.allreduce_buffers(model)` when the batches of an epoch
+                are done, before validation: batch normalization then has the same moving
+                statistics on every rank, in validation and in what is saved.
         """
         super().__init__()
         self.process_set = process_set
-        self._weights: dict[str, float] = {}
-        self._in_training = True
+        self.average_buffers = average_buffers
+        self._metrics = MetricAverage(process_set)
+        self._prefix = ""  # of the metrics that are being counted
         self._batches = 0
+        self._fits = False
+        self._evaluate: AveragedEvaluate | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Prepare for a call of `fit` or `evaluate`, which may follow one that raised."""
+        super().set_model(model)
+        self._fits = False
+        self._end_evaluate()
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Compare the numbers of batches and epochs; raise if they differ."""
+        self._fits = True
         agree_on_fit(self.params, self.process_set)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Forget the epoch before."""
-        self._weights = {}
-        self._in_training = True
+        self._metrics.forget()
+        self._prefix = ""
         self._batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
@@ -163,54 +183,49 @@ class MetricAverageCallback(_ChecksReductions):
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Keep the counts of training: validation starts over with the same metrics."""
-        self._keep_counts()
-        self._in_training = False
+        if self._fits:
+            self._end_of_batches()
+            self._prefix = "val_"
+        else:
+            self._evaluate = AveragedEvaluate(self.model, self.process_set)
+
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Let the batch see its own metrics."""
+        if self._evaluate is not None:
+            self._evaluate.enter_batch()
+
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Average what is asked for from here on."""
+        if self._evaluate is not None:
+            self._evaluate.leave_batch()
 
     def on_test_end(self, logs: Logs = None) -> None:
         """Keep the counts of validation."""
-        self._keep_counts()
-        self._in_training = False
+        if self._fits:
+            self._metrics.count(self.model, self._prefix)
+        self._end_evaluate()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average the logs, in place; raise if another rank still trains."""
+        if not self._prefix:
+            self._end_of_batches()
+        if logs is not None:
+            self._metrics.average(logs, f"#keras.end_of_epoch.{epoch}")
+
+    def _end_of_batches(self) -> None:
+        """Do what follows the last batch of training, with or without validation."""
         agree_on_end_of_epoch(self.model.optimizer, self._batches)
-        if self._in_training:
-            self._keep_counts()
-        if logs is None:
-            return
-        mine = {
-            key: [float(value), self._weight_of(key)]
-            for key, value in logs.items()
-            if isinstance(value, int | float) or getattr(value, "shape", None) == ()
-        }
-        everyone = exchange(mine, f"#keras.end_of_epoch.{epoch}", self.process_set)
-        for key in sorted({key for one in everyone for key in one}):
-            logs[key] = _average([one[key] for one in everyone if key in one])
+        self._metrics.count(self.model)
+        if self.average_buffers:
+            allreduce_buffers(self.model, self.process_set)
 
-    def _keep_counts(self) -> None:
-        prefix = "" if self._in_training else "val_"
-        for metric in _all_metrics(self.model):
-            if hasattr(metric, "total") and hasattr(metric, "count"):
-                count = float(keras.ops.convert_to_numpy(metric.count))
-                self._weights[prefix + metric.name] = count
+    def _end_evaluate(self) -> None:
+        if self._evaluate is not None:
+            self._evaluate.end()
+            self._evaluate = None
 
-    def _weight_of(self, key: str) -> float:
-        loss = "val_loss" if key.startswith("val_") else "loss"
-        return self._weights.get(key, self._weights.get(loss, 1.0))
-
-
-def _all_metrics(model: Any) -> Iterator[Any]:
-    for metric in model.metrics:
-        yield metric
-        yield from getattr(metric, "metrics", ())
-
-
-def _average(parts: list[list[float]]) -> float:
-    values = [value for value, _ in parts]
-    total = math.fsum(weight for _, weight in parts)
-    if len(set(values)) == 1 or total == 0:
-        return values[0]
-    return math.fsum(value * weight for value, weight in parts) / total
+    def _implements_test_batch_hooks(self) -> bool:
+        return True
 
 
 class LearningRateScheduleCallback(_Callback):

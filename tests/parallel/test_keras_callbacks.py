@@ -51,6 +51,22 @@ def fit(model: Any, callbacks: list[Any], samples: int = 12, **how: Any) -> Any:
     return model.fit(mine(inputs), mine(targets), callbacks=callbacks, **how).history
 
 
+class InTest(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls functions in `evaluate`, where `LambdaCallback` has no hooks."""
+
+    def __init__(self, batch: Any = None, end: Any = None) -> None:
+        super().__init__()
+        self._batch, self._end = batch, end
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._batch is not None:
+            self._batch()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._end is not None:
+            self._end(logs)
+
+
 class Probe:
     """Notes what a function says in each call of some hook."""
 
@@ -144,6 +160,84 @@ def scenario_metrics_count_samples() -> None:
         assert np.allclose(history[f"val_{key}"], expected[key], rtol=1e-5), key
     assert [logs["val_loss"] for logs in seen] == history["val_loss"]
     assert len(set(map(repr, on_every_rank(history)))) == 1
+
+
+def uneven_shares(samples: int) -> slice:
+    """Give rank r one part of so many samples, none of which is as large as another."""
+    ends = np.cumsum([0, *range(2, hvd.size() + 1)]).tolist() + [samples]
+    return slice(ends[hvd.rank()], ends[hvd.rank() + 1])
+
+
+def scenario_evaluate_averages_as_fit_does() -> None:
+    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae"])
+    model.set_weights([weight - hvd.rank() for weight in weights_of(model)])
+    inputs, targets = data(20)
+    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    share = uneven_shares(20)
+    seen: list[Any] = []
+    other = InTest(end=lambda logs: seen.append(dict(logs)))
+    average = hvd.callbacks.MetricAverageCallback()
+    how: dict[str, Any] = {"batch_size": 4, "verbose": 0}
+    own = model.evaluate(inputs[share], targets[share], return_dict=True, **how)
+    how["callbacks"] = [average, other]
+    found = model.evaluate(inputs[share], targets[share], return_dict=True, **how)
+    assert found == pytest.approx(expected, rel=1e-5) and seen == [found]
+    assert hvd.size() == 1 or own != pytest.approx(expected, rel=1e-3)
+    assert model.evaluate(inputs[share], targets[share], **how) == list(found.values())
+    # The model is as it was, also after an evaluate() that raised.
+    with pytest.raises(ZeroDivisionError):
+        fail = InTest(batch=lambda: 1 // 0)
+        model.evaluate(inputs[share], targets[share], verbose=0, callbacks=[average, fail])
+    fit(model, [average], epochs=1)
+    assert "get_metrics_result" not in vars(model)
+    again = model.evaluate(inputs[share], targets[share], batch_size=4, verbose=0, return_dict=True)
+    assert again == own
+
+
+def with_moments(frozen: bool) -> Any:
+    """Make a model whose moving statistics differ between ranks, and whose kernel is frozen."""
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(3), keras.layers.BatchNormalization()]
+    )
+    model.layers[0].trainable = not frozen
+    model.add(keras.layers.Dense(1))
+    moments = model.layers[1].non_trainable_weights
+    for variable in moments:
+        variable.assign(array(variable) + np.float32(hvd.rank()))
+    return model
+
+
+def scenario_allreduce_buffers() -> None:
+    model = with_moments(frozen=True)
+    hvd.broadcast_variables(model.layers[0].weights)
+    kernel = array(model.layers[0].kernel)
+    mean = (hvd.size() - 1) / 2
+    hvd.allreduce_buffers(model)
+    moving_mean, moving_variance = map(array, model.layers[1].non_trainable_weights)
+    assert np.allclose(moving_mean, mean) and np.allclose(moving_variance, 1 + mean)
+    assert np.array_equal(array(model.layers[0].kernel), kernel)
+    with pytest.raises(hvd.ArgumentError, match="takes a model, not a list"):
+        hvd.allreduce_buffers(model.weights)
+    hvd.allreduce_buffers(dense_model())  # nothing to average
+
+
+def scenario_buffers_are_averaged_before_validation() -> None:
+    for validation in (True, False):
+        model = with_moments(frozen=False)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+        model.compile(optimizer=optimizer, loss="mse")
+        probe = Probe("on_epoch_end", lambda: same_bits(weights_of(model)))
+        alike: list[bool] = []
+        in_test = InTest(end=lambda _, model=model: alike.append(same_bits(weights_of(model))))
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(average_buffers=True),
+            probe.callback,
+            in_test,
+        ]
+        how: dict[str, Any] = {"validation_data": data(4)} if validation else {}
+        fit(model, callbacks, **how)
+        assert probe.seen == [True, True] and alike == [True, True] * validation
 
 
 def update_past_the_reduction(model: Any, gradients: Any) -> None:

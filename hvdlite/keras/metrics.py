@@ -1,0 +1,120 @@
+"""The metrics of all ranks together, each rank counted by its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from hvdlite.keras.arrays import exchange
+from hvdlite.numbering import next_name
+from hvdlite.process_sets import ProcessSet, member_id
+
+
+class MetricAverage:
+    """Averages logs over the ranks; remembers how many samples each of this rank's metrics saw."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        """Start without any counts.
+
+        Args:
+            process_set: whose members' metrics are averaged.
+        """
+        self._process_set = process_set
+        self._weights: dict[str, float] = {}
+
+    def forget(self) -> None:
+        """Drop the counts."""
+        self._weights = {}
+
+    def count(self, model: Any, prefix: str = "") -> None:
+        """Keep the model's counts, before it resets its metrics.
+
+        Args:
+            model: whose metrics have seen samples.
+            prefix: of the metrics' names in the logs: "val_" after validation.
+        """
+        for metric in _all_metrics(model):
+            if hasattr(metric, "total") and hasattr(metric, "count"):
+                count = float(keras.ops.convert_to_numpy(metric.count))
+                self._weights[prefix + metric.name] = count
+
+    def average(self, logs: dict[str, Any], name: str) -> None:
+        """Replace numbers by their averages, in place; every member of the process set calls it.
+
+        Args:
+            logs: metrics by name. What other ranks have besides is added.
+            name: identifies the operation on all ranks.
+        """
+        mine = {
+            key: [float(value), self._weight_of(key)]
+            for key, value in logs.items()
+            if isinstance(value, int | float) or getattr(value, "shape", None) == ()
+        }
+        everyone = exchange(mine, name, self._process_set)
+        for key in sorted({key for one in everyone for key in one}):
+            logs[key] = _average([one[key] for one in everyone if key in one])
+
+    def _weight_of(self, key: str) -> float:
+        loss = "val_loss" if key.startswith("val_") else "loss"
+        return self._weights.get(key, self._weights.get(loss, 1.0))
+
+
+class AveragedEvaluate:
+    """Makes one call of `evaluate` return the metrics of all ranks together.
+
+    Callbacks see a copy of what `evaluate` returns, so they cannot change it. But when its last
+    batch is done it asks the model's `get_metrics_result()`, which each batch asks, too: that is
+    replaced on this one model until `evaluate` ends, and averages between batches.
+    """
+
+    def __init__(self, model: Any, process_set: ProcessSet) -> None:
+        """Replace the method.
+
+        Args:
+            model: which evaluates.
+            process_set: whose members evaluate together.
+        """
+        self._model = model
+        self._process_set = process_set
+        self._in_batch = False
+        self._own: Callable[[], dict[str, Any]] = model.get_metrics_result
+        model.get_metrics_result = self._result
+
+    def enter_batch(self) -> None:
+        """Say that a batch begins."""
+        self._in_batch = True
+
+    def leave_batch(self) -> None:
+        """Say that it ended."""
+        self._in_batch = False
+
+    def end(self) -> None:
+        """Give the model its own method back."""
+        if self._model.__dict__.get("get_metrics_result") == self._result:
+            del self._model.get_metrics_result
+
+    def _result(self) -> dict[str, Any]:
+        logs = self._own()
+        if not self._in_batch:
+            logs = dict(logs)
+            average = MetricAverage(self._process_set)
+            average.count(self._model)
+            average.average(logs, next_name("keras.evaluate", member_id(self._process_set)))
+        return logs
+
+
+def _all_metrics(model: Any) -> Iterator[Any]:
+    for metric in model.metrics:
+        yield metric
+        yield from getattr(metric, "metrics", ())
+
+
+def _average(parts: list[list[float]]) -> float:
+    values = [value for value, _ in parts]
+    total = math.fsum(weight for _, weight in parts)
+    if len(set(values)) == 1 or total == 0:
+        return values[0]
+    return math.fsum(value * weight for value, weight in parts) / total
