@@ -122,6 +122,21 @@ def describe_job(
     )
 
 
+def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
+    """Write again how to reach these hosts, for a job of one rank on each."""
+    flags_of = {
+        "-H": ",".join(host.name for host in hosts) or None,
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file and options.ssh_identity_file.absolute(),
+        "--ssh-config": options.ssh_config and options.ssh_config.absolute(),
+        "--remote-python": options.remote_python,
+        "--network-interfaces": ",".join(options.network_interfaces or ()) or None,
+        "--start-timeout": options.start_timeout,
+    }
+    given = {flag: str(value) for flag, value in flags_of.items() if value is not None}
+    return [word for pair in given.items() for word in pair]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run hvdlite-run with these arguments (the process's by default); return its exit status."""
     parser = flags.build_parser()
@@ -132,11 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = dict(os.environ)
     try:
         options = parse(parser, arguments)
+        hosts = choose_hosts(parser, options)
         if options.doctor:
             from hvdlite.launch.doctor import examine
 
-            return examine(environment)
-        hosts = choose_hosts(parser, options)
+            return examine(environment, reach(options, hosts), len(hosts))
         check(parser, options, environment.get("PATH", os.defpath))
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)

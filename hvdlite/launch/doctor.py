@@ -1,4 +1,7 @@
-"""hvdlite-run --doctor: what works on this machine, why the rest does not, and how fast it is."""
+"""hvdlite-run --doctor: what works here, why the rest does not, and whether it is fast.
+
+With hosts (-H), ranks on these are tried and measured as well.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -21,6 +24,10 @@ _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
 _PROBE_SECONDS = 60.0
 _COPY = 64 << 20
 _COPY_ROUNDS = 5
+# What two ranks of one machine reach at least when nothing disturbs them, as measured: a quarter of
+# the copy where they share one core (a third with a core each), and 4 KiB in 30 us.
+_USUAL_SHARE = 0.2
+_USUAL_SMALL_US = 100.0
 
 
 @dataclass(frozen=True)
@@ -125,22 +132,19 @@ def _gpus() -> list[Finding]:
         return [Finding("NCCL", False, f"{type(error).__name__}: {error}")]
 
 
-def _copy_speed() -> str:
+def _copy_speed() -> float:
+    """Measure a copy of 64 MiB by one thread, in GB/s."""
     from hvdlite import _core
 
-    return f"{_core.memcpy_speed(_COPY, _COPY_ROUNDS):.1f} GB/s (64 MiB, one thread)"
+    return float(_core.memcpy_speed(_COPY, _COPY_ROUNDS))
 
 
-def _probe_command() -> list[str]:
+def _probe_ranks(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, float]:
+    """Start ranks as any job is started, and let them measure."""
     python = [sys.executable, "-m"]
-    return [*python, "hvdlite.launch", "-np", "2", *python, "hvdlite.launch.probe"]
-
-
-def _allreduce_speed(environment: Mapping[str, str]) -> str:
-    """Start two ranks as any job is started, and let them measure."""
     try:
         done = subprocess.run(
-            _probe_command(),
+            [*python, "hvdlite.launch", *arguments, *python, "hvdlite.launch.probe"],
             env={"OMP_NUM_THREADS": "1", **environment},
             cwd="/",  # "-m" looks there first: a folder named hvdlite must not be in the way
             capture_output=True,
@@ -149,23 +153,74 @@ def _allreduce_speed(environment: Mapping[str, str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"two ranks did not finish within {_PROBE_SECONDS:.0f} s") from None
+        raise TimeoutError(f"the ranks did not finish within {_PROBE_SECONDS:.0f} s") from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise RuntimeError(f"two ranks ended with status {done.returncode}: {last[0].strip()}")
-    row = json.loads(done.stdout.partition("[0] ")[2].splitlines()[0])
-    return (
-        f"{row['large_gb_per_s']:.2f} GB/s (64 MiB float32, 2 ranks), "
-        f"4 KiB in {row['small_us']:.0f} us"
-    )
+        raise RuntimeError(f"the ranks ended with status {done.returncode}: {last[0].strip()}")
+    row: dict[str, float] = json.loads(done.stdout.partition("[0] ")[2].splitlines()[0])
+    return row
 
 
 def speeds(environment: Mapping[str, str]) -> list[Finding]:
-    """Measure a plain copy and an all-reduce between two ranks."""
+    """Measure a plain copy and an all-reduce between two ranks, and say whether that is good."""
+    copy = _copy_speed()
+
+    def all_reduce() -> str:
+        row = _probe_ranks(environment, ["-np", "2"])
+        return judge(copy, row["large_gb_per_s"], row["small_us"])
+
     return [
-        _check("memcpy", _copy_speed),
-        _check("all-reduce", lambda: _allreduce_speed(environment)),
+        Finding("memcpy", True, f"{copy:.1f} GB/s (64 MiB, one thread)"),
+        _check("all-reduce", all_reduce),
     ]
+
+
+def judge(copy: float, large: float, small: float) -> str:
+    """Say how fast two ranks of one machine are, and whether that is good; pure.
+
+    Args:
+        copy: of a plain copy, in GB/s.
+        large: of an all-reduce of 64 MiB, in GB/s.
+        small: an all-reduce of 4 KiB, in microseconds.
+
+    Example:
+        >>> judge(copy=20.0, large=8.0, small=6.0)
+        '8.00 GB/s (64 MiB float32, 2 ranks), 4 KiB in 6 us: good, 40% of the copy'
+    """
+    found = f"{large:.2f} GB/s (64 MiB float32, 2 ranks), 4 KiB in {small:.0f} us"
+    slow = []
+    if large < _USUAL_SHARE * copy:
+        slow.append(f"{_USUAL_SHARE * copy:.1f} GB/s, {_USUAL_SHARE:.0%} of the copy,")
+    if small > _USUAL_SMALL_US:
+        slow.append(f"{_USUAL_SMALL_US:.0f} us for 4 KiB")
+    if slow:
+        usual = " and ".join(slow).rstrip(",")
+        return f"{found}: slow, {usual} would be usual; is the machine busy with something else?"
+    return f"{found}: good, {large / copy:.0%} of the copy"
+
+
+def between(environment: Mapping[str, str], arguments: Sequence[str], count: int) -> list[Finding]:
+    """Start a rank on each host, and measure an all-reduce between them.
+
+    Args:
+        environment: of the launcher.
+        arguments: hvdlite-run's, about the hosts and how to reach them.
+        count: of hosts.
+    """
+
+    def all_reduce() -> str:
+        row = _probe_ranks(environment, arguments)
+        large, small = row["large_gb_per_s"], row["small_us"]
+        if count == 1:
+            return "a rank starts there"
+        # In a ring each link carries this much of a tensor in each direction.
+        link = 8 * large * 2 * (count - 1) / count
+        return (
+            f"{large:.2f} GB/s (64 MiB float32, {count} ranks), 4 KiB in {small:.0f} us: each "
+            f"host's link carried {link:.1f} Gbit/s; compare that with what it should"
+        )
+
+    return [_check("all-reduce", all_reduce)]
 
 
 def table(sections: Mapping[str, list[Finding]]) -> str:
@@ -186,13 +241,22 @@ def table(sections: Mapping[str, list[Finding]]) -> str:
     return "\n".join(lines)
 
 
-def examine(environment: Mapping[str, str]) -> int:
-    """Print the table; return 0 when two ranks can train here, else 1."""
+def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts: int = 0) -> int:
+    """Print the table; return 0 when ranks can train here and on the hosts, else 1.
+
+    Args:
+        environment: of the launcher.
+        arguments: hvdlite-run's, about other hosts and how to reach them.
+        hosts: how many these are; 0 looks at this machine alone.
+    """
     sections = {
         "machine": machine(),
         "frameworks": frameworks(),
         "data planes": data_planes(),
         "speed": speeds(environment),
     }
+    if hosts > 0:
+        sections[f"{hosts} hosts"] = between(environment, arguments, hosts)
     print(table(sections))
-    return 0 if all(row.works for row in sections["speed"]) else 1
+    ranks = [row for row in sum(sections.values(), []) if row.subject == "all-reduce"]
+    return 0 if all(row.works for row in ranks) else 1

@@ -145,7 +145,8 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
         "-cb",
         "--check-build",
         action="store_true",
-        help="say what works on this machine and why the rest does not, with measured speeds",
+        help="say what works on this machine (and those of -H), why the rest does not, and whether "
+        "it is fast",
     )
     parser.add_argument(
         "--compat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -131,3 +132,21 @@ def test_program_that_is_missing_there(two_hosts: Bed) -> None:
     two_hosts.run(0, "sh", "-c", "printf '#!/bin/sh\\n' > /dev/shm/tool; chmod +x /dev/shm/tool")
     line = refused(two_hosts, "-H", "node2", "/dev/shm/tool")
     assert "cannot start on host node2: the program '/dev/shm/tool' is not found" in line
+
+
+def test_doctor_tries_ranks_on_the_hosts(two_hosts: Bed) -> None:
+    launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2")
+    status, stdout, stderr, _ = finish(launcher, 90)
+    assert status == 0, stdout + stderr
+    last = stdout.splitlines()[-2:]
+    assert last[0] == "2 hosts"
+    assert re.match(r"  yes  all-reduce +[\d.]+ GB/s \(64 MiB float32, 2 ranks\)", last[1])
+    assert "each host's link carried" in last[1]
+
+
+def test_doctor_says_why_a_host_cannot_be_used(two_hosts: Bed) -> None:
+    launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2", "--ssh-port", "2223")
+    status, stdout, _, _ = finish(launcher, 90)
+    assert status == 1
+    last = stdout.splitlines()[-1]
+    assert "no   all-reduce" in last and "cannot start on host node2: ssh: connect to host" in last

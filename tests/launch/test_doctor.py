@@ -4,7 +4,7 @@ import re
 
 from harness import base_environment
 from hvdlite.launch import doctor
-from hvdlite.launch.doctor import Finding, table
+from hvdlite.launch.doctor import Finding, judge, table
 from launcher import run_launcher
 
 
@@ -14,7 +14,17 @@ def test_doctor_measures_copy_and_all_reduce() -> None:
     for word in ("python", "cores", "memory", "torch", "shared memory", "TCP", "NCCL"):
         assert word in result.stdout
     assert re.search(r"yes  memcpy +[\d.]+ GB/s", result.stdout)
-    assert re.search(r"yes  all-reduce +[\d.]+ GB/s .*4 KiB in \d+ us", result.stdout)
+    assert re.search(
+        r"yes  all-reduce +[\d.]+ GB/s .*4 KiB in \d+ us: (good|slow), ", result.stdout
+    )
+
+
+def test_doctor_says_whether_speeds_are_good() -> None:
+    assert judge(20.0, 8.0, 6.0).endswith("6 us: good, 40% of the copy")
+    slow = judge(20.0, 1.18, 67.0)
+    assert "slow, 4.0 GB/s, 20% of the copy would be usual; is the machine busy" in slow
+    late = judge(20.0, 8.0, 700.0)
+    assert "700 us: slow, 100 us for 4 KiB would be usual" in late
 
 
 def test_frameworks_are_found_whatever_their_wheels_are_called() -> None:
@@ -39,6 +49,6 @@ def test_table_is_aligned() -> None:
 
 def test_all_reduce_that_fails_says_why() -> None:
     environment = {**base_environment(), "HVDLITE_FUSION_THRESHOLD": "a lot"}
-    finding = doctor._check("all-reduce", lambda: doctor._allreduce_speed(environment))
+    finding = doctor._check("all-reduce", lambda: doctor._probe_ranks(environment, ["-np", "2"]))
     assert not finding.works
     assert "HVDLITE_FUSION_THRESHOLD=a lot cannot be used" in finding.text

@@ -221,23 +221,26 @@ def scenario_allreduce_buffers() -> None:
     hvd.allreduce_buffers(dense_model())  # nothing to average
 
 
+def check_moments_in_fit(**how: Any) -> list[bool]:
+    """Say after each validation whether all ranks' weights were the same; check it for epochs."""
+    model = with_moments(frozen=False)
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    probe = Probe("on_epoch_end", lambda: same_bits(weights_of(model)))
+    alike: list[bool] = []
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(average_buffers=True),
+        probe.callback,
+        InTest(end=lambda _: alike.append(same_bits(weights_of(model)))),
+    ]
+    fit(model, callbacks, **how)
+    assert probe.seen == [True, True]
+    return alike
+
+
 def scenario_buffers_are_averaged_before_validation() -> None:
-    for validation in (True, False):
-        model = with_moments(frozen=False)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
-        model.compile(optimizer=optimizer, loss="mse")
-        probe = Probe("on_epoch_end", lambda: same_bits(weights_of(model)))
-        alike: list[bool] = []
-        in_test = InTest(end=lambda _, model=model: alike.append(same_bits(weights_of(model))))
-        callbacks = [
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            hvd.callbacks.MetricAverageCallback(average_buffers=True),
-            probe.callback,
-            in_test,
-        ]
-        how: dict[str, Any] = {"validation_data": data(4)} if validation else {}
-        fit(model, callbacks, **how)
-        assert probe.seen == [True, True] and alike == [True, True] * validation
+    assert check_moments_in_fit(validation_data=data(4)) == [True, True]
+    assert check_moments_in_fit() == []
 
 
 def update_past_the_reduction(model: Any, gradients: Any) -> None:

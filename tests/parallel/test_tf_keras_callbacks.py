@@ -171,6 +171,20 @@ def scenario_ranks_whose_epochs_differ() -> None:
         model.fit(inputs, targets, batch_size=4, callbacks=callbacks, verbose=0)
 
 
+def scenario_evaluate_averages_as_fit_does() -> None:
+    model = dense_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
+    inputs, targets = data(12 * hvd.size())
+    how = {"batch_size": 4, "verbose": 0, "return_dict": True}
+    hvd.broadcast_variables(model.weights)
+    expected = model.evaluate(inputs, targets, **how)
+    callbacks = [hvd.callbacks.MetricAverageCallback()]
+    found = model.evaluate(mine(inputs), mine(targets), callbacks=callbacks, **how)
+    assert found == pytest.approx(expected, rel=1e-5)
+    own = model.evaluate(mine(inputs), mine(targets), **how)
+    assert len(set(on_every_rank(own["mae"]))) == hvd.size()
+
+
 def body() -> dict[str, str]:
     return run_scenarios(globals())
 
