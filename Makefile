@@ -12,8 +12,8 @@ INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check -
 DONE := .venv/done
 
 CSRC := $(shell find csrc)
-CPP_TESTS := $(wildcard tests/cpp tests/cpp/*) $(shell find tests/gpu_double tests/tensorflow_double)
-CPP_FILES := $(shell find csrc tests/cpp tests/gpu_double -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name '*_ptx.inc')
+CPP_TESTS := $(shell find tests/cpp tests/fakes)
+CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name '*_ptx.inc')
 
 .PHONY: help demo demo-keras check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
         asan bench docs ptx wheel install dev clean
@@ -25,11 +25,11 @@ help:
 	@echo 'make test              every test (C++, Python)'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
 	@echo 'make style             formats, ruff, types, spelling'
-	@echo 'make lint              that, layering, and thread-safety annotations'
+	@echo 'make lint              that, layers, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
-	@echo 'make ptx               compile the GPU kernels (csrc/backend/*.cu) and assemble them'
+	@echo 'make ptx               compile the GPU kernels (csrc/cuda/kernels/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
 	@echo 'make clean             remove what was built; .venv stays'
@@ -54,8 +54,8 @@ test-cpp: build/cpp/hvdlite_tests
 
 # What looks at times runs alone.
 test-python: $(DONE)/core $(DONE)/test
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/gallery
-	$(IN_VENV) python -m pytest tests/launch tests/faults tests/hosts tests/gpu
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/horovod_scripts
+	$(IN_VENV) python -m pytest tests/launch tests/faults tests/multihost tests/gpu
 
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py
@@ -69,7 +69,7 @@ style: $(DONE)/core $(DONE)/dev
 	$(IN_VENV) codespell
 
 lint: style tidy
-	$(IN_VENV) python -m pytest -q tests/unit/test_layering.py tests/unit/test_stub.py
+	$(IN_VENV) python -m pytest -q tests/unit/test_architecture_rules.py tests/unit/test_stub.py
 
 # Clang's -Wthread-safety over the annotations of base/mutex.h, and the checks of .clang-tidy.
 tidy: build/cpp/hvdlite_tests $(DONE)/dev

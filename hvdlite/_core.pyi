@@ -290,7 +290,7 @@ class Engine:
         """Write the rest of the events and the closing bracket; does nothing when none are."""
 
     def core_table(self) -> int:
-        """Return the address of this engine's table of C functions (csrc/engine/core_table.h).
+        """Return the address of this engine's table of C functions (csrc/capi/c_api.h).
 
         It is valid as long as this object lives.
         """

@@ -26,14 +26,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hvdlite import _core, gpu, numbering, process_sets
+from hvdlite import _core, gpu, operation_names, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect, timeline_parts
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
-from hvdlite.gathering import gather_bytes
+from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import StaticSets
-from hvdlite.recording import Recorder
+from hvdlite.timeline.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         start=deadline,
     )
     try:
-        numbering.restart()
+        operation_names.restart()
         process_sets.begin(engine, connection.rank, connection.size)
         process_sets.register_static(sets)
         _install_hooks()

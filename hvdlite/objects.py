@@ -13,8 +13,8 @@ from typing import Any
 from hvdlite import basics
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.gathering import gather_bytes
-from hvdlite.numbering import next_name
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
 _FAILED = b"!"  # what a rank sends that could not pickle its object; no pickle is so short

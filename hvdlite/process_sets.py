@@ -19,7 +19,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hvdlite import _core, numbering
+from hvdlite import _core, operation_names
 from hvdlite.errors import ArgumentError, NotInitializedError
 
 
@@ -175,7 +175,9 @@ def register_static(process_sets: Sequence[ProcessSet]) -> None:
 
 def _add(process_set: ProcessSet) -> int:
     # Named as barriers are: a rank that goes on to one instead meets this, and hears of it.
-    handle = _world().engine.add_process_set(numbering.next_name("barrier"), process_set.ranks)
+    handle = _world().engine.add_process_set(
+        operation_names.next_name("barrier"), process_set.ranks
+    )
     handle.wait()
     return handle.first_dimensions[0]
 
@@ -236,10 +238,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         raise ArgumentError(f"{process_set} is not registered, or was removed already")
     if number == 0:
         return False
-    world.engine.remove_process_set(numbering.next_name("barrier"), number).wait()
+    world.engine.remove_process_set(operation_names.next_name("barrier"), number).wait()
     for equal in _registered.pop(number, []):
         equal.process_set_id = None
-    numbering.forget(number)
+    operation_names.forget(number)
     return True
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forkserver import close_nurseries
 from harness import shm_entries
-from preloaded import close_nurseries
 
 _SETTLE = 3.0
 

@@ -14,8 +14,8 @@ would give them, calls `body(7)` in each, and returns what each returned:
         assert [result.value for result in run_world(4, body, 7)] == [0, 7, 14, 21]
 
 `body` is a function at the top of a test file. Every rank imports that file by its path; what the
-file names in a tuple PRELOAD at its top is there already (see `preloaded`). A world always ends: at
-its deadline the ranks print their stacks, are killed with all their children, and the test fails
+file names in a tuple PRELOAD at its top is there already (see `forkserver`). A world always ends:
+at its deadline the ranks print their stacks, are killed with all their children, and the test fails
 with everything they wrote. Whatever a world leaves behind fails the test.
 """
 
@@ -35,11 +35,11 @@ from types import TracebackType
 from typing import Any
 
 import hvdlite
+from forkserver import ForkedRank, fork_rank
 from hvdlite.bootstrap.store import Store
-from hvdlite.launch.guardian import job_processes, signal_job
-from hvdlite.launch.local import Job, Worker, job_environment, start_worker
-from hvdlite.launch.placement import Slot, place, place_as
-from preloaded import ForkedRank, fork_rank
+from hvdlite.launch.process.guardian import job_processes, signal_job
+from hvdlite.launch.process.local import Job, Worker, job_environment, start_worker
+from hvdlite.launch.process.placement import Slot, place, place_as
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _SHM = Path("/dev/shm")

@@ -4,7 +4,7 @@ Run as `python worker_main.py FOLDER`; FOLDER/task.pickle says what to call, and
 receives what it returned. SIGUSR1 makes it print the stacks of all its threads.
 
 As `python worker_main.py --fork SOCKET MODULE...` it imports the modules, and then forks a rank for
-each FOLDER that comes through the socket: see `preloaded`, which sends them.
+each FOLDER that comes through the socket: see `forkserver`, which sends them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]
     os.environ.update(environment)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python reseeds its own generator.
-    from hvdlite.launch.shim import die_with_parent
+    from hvdlite.launch.process.shim import die_with_parent
 
     die_with_parent(server)
 

@@ -1,4 +1,4 @@
-"""Compile the CUDA sources of csrc/backend to the PTX texts that the core carries, *_ptx.inc.
+"""Compile the CUDA sources of csrc/cuda/kernels to the PTX texts that the core carries, *_ptx.inc.
 
 NVRTC 12.9 does it (the extra `ptx`; it needs no GPU): the last one that targets sm_70. A driver of
 any later device compiles this text on loading. The version in its header is lowered to what the
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# By name of the CUDA source: the headers that it includes.
+# By name of the CUDA source in csrc/cuda/kernels: the headers in csrc/cuda that it includes.
 MODULES = {
     "pack": ("kernel_args.h",),
     "adasum": ("adasum_args.h", "kernel_args.h"),
@@ -38,12 +38,13 @@ HEADER = """\
 
 def sources(module: str) -> list[str]:
     """Name the files that a module is made from, the CUDA source first."""
-    return [f"csrc/backend/{name}" for name in (f"{module}.cu", *MODULES[module])]
+    headers = [f"csrc/cuda/{name}" for name in MODULES[module]]
+    return [f"csrc/cuda/kernels/{module}.cu", *headers]
 
 
 def generated_file(module: str) -> Path:
     """Name the file that holds a module's PTX text."""
-    return ROOT / f"csrc/backend/{module}_ptx.inc"
+    return ROOT / f"csrc/cuda/kernels/{module}_ptx.inc"
 
 
 def source_digest(module: str, root: Path = ROOT) -> str:

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "collective/reduce.h"
+#include "kernels/reduce.h"
 
 namespace hvdlite {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "collective/adasum.h"
-#include "collective/piece_list.h"
+#include "kernels/adasum.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 

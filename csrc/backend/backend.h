@@ -18,7 +18,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "base/tunables.h"
-#include "collective/piece_list.h"
+#include "kernels/pieces.h"
 #include "trace/trace.h"
 #include "transport/topology.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collective/reduce.h"
+#include "kernels/reduce.h"
 
 namespace hvdlite {
 namespace {

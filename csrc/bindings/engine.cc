@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "backend/host_backend.h"
 #include "backend/self_backend.h"
 #include "base/log.h"
 #include "bindings/handle.h"
 #include "bindings/slot.h"
 #include "bindings/unlocked.h"
+#include "host/host_backend.h"
 #include "os/fd.h"
 #include "transport/fabric.h"
 

@@ -2,9 +2,9 @@
 
 #include <tuple>
 
-#include "backend/gpu_report.h"
 #include "bindings/bindings.h"
 #include "bindings/unlocked.h"
+#include "gpu/gpu_report.h"
 
 namespace py = pybind11;
 

@@ -15,7 +15,7 @@
 #include "base/deadline.h"
 #include "bindings/bindings.h"
 #include "bindings/unlocked.h"
-#include "engine/core_table.h"
+#include "capi/c_api.h"
 #include "engine/engine.h"
 
 namespace hvdlite {

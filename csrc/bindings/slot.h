@@ -7,8 +7,8 @@
 
 #include <utility>
 
-#include "backend/device_slots.h"
 #include "bindings/unlocked.h"
+#include "gpu/device_slots.h"
 #include "os/fd.h"
 
 namespace hvdlite {

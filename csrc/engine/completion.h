@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "backend/device_memory_pool.h"
 #include "base/deadline.h"
 #include "base/mutex.h"
 #include "base/status.h"
+#include "cuda/device_memory_pool.h"
 
 namespace hvdlite {
 

@@ -13,18 +13,18 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/gpu_plane.h"
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/thread.h"
-#include "engine/autotune.h"
+#include "engine/autotune/autotune.h"
 #include "engine/entry.h"
 #include "engine/executor.h"
 #include "engine/negotiator.h"
-#include "engine/process_set.h"
+#include "engine/runner_token.h"
 #include "engine/tensor_queue.h"
 #include "engine/timeline.h"
-#include "engine/turn.h"
+#include "gpu/gpu_plane.h"
+#include "negotiation/process_set.h"
 #include "transport/fabric.h"
 
 namespace hvdlite {

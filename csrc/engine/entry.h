@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda_device.h"
+#include "cuda/cuda_device.h"
 #include "engine/completion.h"
 #include "wire/message.h"
 
@@ -46,11 +46,5 @@ struct Round {
   std::optional<Tunables> tunables;  // they hold from this round on
   std::vector<Agreed> entries;
 };
-
-// "allreduce 'layer1.weight'", for messages.
-inline std::string describe(const Request& request) {
-  if (request.kind == Kind::kJoin) return "join()";
-  return std::string(name_of(request.kind)) + " '" + request.name + "'";
-}
 
 }  // namespace hvdlite

@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "engine/entry.h"
-#include "engine/process_set.h"
+#include "negotiation/process_set.h"
 
 namespace hvdlite {
 

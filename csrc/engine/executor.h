@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/gpu_plane.h"
 #include "base/config.h"
+#include "engine/counters.h"
 #include "engine/finite_check.h"
 #include "engine/fusion_plan.h"
-#include "engine/negotiator.h"
-#include "engine/process_set.h"
 #include "engine/tensor_queue.h"
 #include "engine/timeline.h"
+#include "gpu/gpu_plane.h"
+#include "negotiation/process_set.h"
 
 namespace hvdlite {
 

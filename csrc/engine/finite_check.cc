@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "collective/finite.h"
+#include "kernels/finite.h"
 
 namespace hvdlite {
 

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/counter.h"
 #include "base/deadline.h"
-#include "collective/piece_list.h"
-#include "engine/count.h"
+#include "kernels/pieces.h"
 
 namespace hvdlite {
 
@@ -37,7 +37,7 @@ class FiniteCheck {
   static constexpr std::chrono::seconds kQuiet{10};
 
   // `found`: counts tensors (of a GPU: batches), for the statistics. Borrowed.
-  FiniteCheck(int rank, bool on, Count& found) : rank_(rank), on_(on), found_(found) {}
+  FiniteCheck(int rank, bool on, Counter& found) : rank_(rank), on_(on), found_(found) {}
 
   bool on() const { return on_; }
   // Looks at a tensor in host memory that this rank is about to give.
@@ -50,7 +50,7 @@ class FiniteCheck {
  private:
   const int rank_;
   const bool on_;
-  Count& found_;
+  Counter& found_;
   NameList waiting_;  // what was found since the last line
   Deadline quiet_ = Deadline::after({});
 };

@@ -12,26 +12,16 @@
 #include <vector>
 
 #include "base/config.h"
-#include "engine/control_plane.h"
-#include "engine/coordinator.h"
-#include "engine/count.h"
+#include "engine/counters.h"
 #include "engine/entry.h"
-#include "engine/process_set.h"
-#include "engine/stall_monitor.h"
 #include "engine/tensor_queue.h"
 #include "engine/timeline.h"
+#include "negotiation/control_plane.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/process_set.h"
+#include "negotiation/stall_monitor.h"
 
 namespace hvdlite {
-
-struct Counters {
-  Count batches;
-  Count tensors;
-  Count bytes;
-  Count cache_hits;
-  Count full_requests;
-  Count messages_sent;
-  Count nonfinite;  // see finite_check.h
-};
 
 class Negotiator {
  public:

@@ -12,14 +12,15 @@
 #include <utility>
 
 #include "backend/backend.h"
-#include "backend/device_trace.h"
+#include "cuda/device_trace.h"
 #include "engine/entry.h"
 #include "engine/fusion_plan.h"
+#include "negotiation/observer.h"
 #include "trace/trace.h"
 
 namespace hvdlite {
 
-class Timeline {
+class Timeline : public NegotiationObserver {
  public:
   explicit Timeline(Trace& trace) : trace_(trace), devices_(trace) {}  // borrowed
 
@@ -36,10 +37,10 @@ class Timeline {
     if (trace_.on()) trace_.close(TaskGroup::kTensors, id_of(entry), status.message());
   }
   // The coordinator: `number` is the tally's, `request` as the rank submitted it.
-  void arrived(std::uint64_t number, const Request& request, int rank, bool first) const {
+  void arrived(std::uint64_t number, const Request& request, int rank, bool first) const override {
     if (trace_.on()) write_arrived(number, request, rank, first);
   }
-  void answered(std::uint64_t number, const Status& error) const {
+  void answered(std::uint64_t number, const Status& error) const override {
     if (trace_.on()) trace_.close(TaskGroup::kNegotiations, number, error.message());
   }
 

@@ -1,10 +1,10 @@
 // The core that the operations of this library reach: handed over by Python when a world begins,
-// taken away when it ends (hvdlite/tensorflow/library.py, through ctypes).
+// taken away when it ends (hvdlite/tensorflow/graph/library.py, through ctypes).
 //
 // Any thread. A call while nothing is attached ends with an error that says to call hvd.init().
 #pragma once
 
-#include "engine/core_table.h"
+#include "capi/c_api.h"
 
 namespace hvdlite::tensorflow {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "engine/core_table.h"
+#include "capi/c_api.h"
 #include "tensorflow/tf_c_api.h"
 #include "wire/message.h"
 

@@ -7,7 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/thread.h"
-#include "engine/core_table.h"
+#include "capi/c_api.h"
 
 namespace hvdlite::tensorflow {
 namespace {

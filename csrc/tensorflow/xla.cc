@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* kTarget = "hvdlite_allreduce";
 
-// What the custom call's description says; see _describe() in hvdlite/tensorflow/xla.py:
+// What the custom call's description says; see _describe() in hvdlite/tensorflow/graph/xla.py:
 //   op;process set;prescale;postscale;name;dtype,wire dtype,name,dim,dim...;...
 // Numbers in decimal, scales as the 16 hexadecimal digits of their bits (no locale reads those
 // differently), names with %XX for all but letters, digits and "_.-~".

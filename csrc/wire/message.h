@@ -115,6 +115,9 @@ struct Request {
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
 };
 
+// "allreduce 'layer1.weight'", for messages.
+std::string describe(const Request& request);
+
 struct Submit {
   std::vector<std::uint32_t> cached;  // ids, ascending after decoding
   std::vector<Request> requests;

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from pathlib import Path
 
-from hvdlite.bootstrap.seat import Seat, checked, find_seat
+from hvdlite.bootstrap.launchers import Seat, checked, find_seat
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 

@@ -13,9 +13,12 @@ Example:
 
 from typing import Any
 
-from hvdlite import surface
+from hvdlite import api
+from hvdlite.api import *
+from hvdlite.join import join
 from hvdlite.keras import callbacks
-from hvdlite.keras.arrays import (
+from hvdlite.keras.adapters import import_adapter, seam
+from hvdlite.keras.collectives import (
     allgather,
     allreduce,
     allreduce_buffers,
@@ -23,12 +26,9 @@ from hvdlite.keras.arrays import (
     broadcast_variables,
     reducescatter,
 )
-from hvdlite.keras.backend import import_adapter, seam
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.surface import *
-from hvdlite.uneven import join
 
 __all__ = [
     "Compression",
@@ -47,7 +47,7 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
-__all__ += surface.__all__
+__all__ += api.__all__
 
 import_adapter()
 

@@ -16,9 +16,9 @@ import keras
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.agreement import ReductionCheck, agree_on_end_of_epoch, agree_on_fit
-from hvdlite.keras.arrays import allreduce_buffers, broadcast_variables
-from hvdlite.keras.backend import keras_2
+from hvdlite.keras.adapters import keras_2
+from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
+from hvdlite.keras.fit_checks import ReductionCheck, agree_on_end_of_epoch, agree_on_fit
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set

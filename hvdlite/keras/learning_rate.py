@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.backend import keras_2
+from hvdlite.keras.adapters import keras_2
 
 Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from hvdlite.keras.arrays import exchange
-from hvdlite.numbering import next_name
+from hvdlite.keras.collectives import exchange
+from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 
 

@@ -16,7 +16,7 @@ from hvdlite import ops
 from hvdlite.compression import Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
-from hvdlite.keras.backend import keras_2, seam
+from hvdlite.keras.adapters import keras_2, seam
 from hvdlite.keras.distribution import (
     Distributed,
     Distribution,
@@ -25,7 +25,7 @@ from hvdlite.keras.distribution import (
     is_distributed,
     with_inner,
 )
-from hvdlite.local_layers import variables_of
+from hvdlite.local_variables import variables_of
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 

@@ -26,15 +26,15 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.console import STDERR, STDOUT
-from hvdlite.launch.ending import Ending
-from hvdlite.launch.frames import GREETING, Frame, FrameReader, Kind, data_frame, frame
-from hvdlite.launch.local import RESULT, Worker, start_worker
 from hvdlite.launch.loop import JobLoop
-from hvdlite.launch.placement import Slot
-from hvdlite.launch.resources import available_cores, oom_kills
-from hvdlite.launch.ssh import SAFE_PATH
-from hvdlite.launch.streams import Stream, StreamReader
+from hvdlite.launch.output.streams import Stream, StreamReader
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.local import Worker, start_worker
+from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.resources import available_cores, oom_kills
+from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
+from hvdlite.launch.remote.ssh import SAFE_PATH
 
 SILENCE = 30.0  # seconds without a word of the launcher until it counts as gone
 _CHECK_SECONDS = 10.0

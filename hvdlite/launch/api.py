@@ -13,8 +13,8 @@ from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import DEFAULT_GRACE, Description, Outcome, run_job
-from hvdlite.launch.report import Failure, last_lines
-from hvdlite.launch.ssh import SshOptions
+from hvdlite.launch.output.report import Failure, last_lines
+from hvdlite.launch.remote.ssh import SshOptions
 
 _INTERRUPTED = 130
 

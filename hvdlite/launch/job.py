@@ -11,21 +11,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hvdlite import timeline
 from hvdlite.bootstrap.address import interface_address, interface_addresses
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.console import Console
 from hvdlite.launch.hosts import Host, is_here, spread
-from hvdlite.launch.inbox import SignalInbox
-from hvdlite.launch.local import Job, job_environment, output_files, start_worker, thread_caps
-from hvdlite.launch.placement import Slot, place_as, threads_per_rank
-from hvdlite.launch.remote import LaunchError, RemoteHosts
-from hvdlite.launch.report import Failure
-from hvdlite.launch.resources import available_cores
-from hvdlite.launch.ssh import SshOptions
+from hvdlite.launch.output.console import Console
+from hvdlite.launch.output.report import Failure
+from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.local import (
+    Job,
+    job_environment,
+    output_files,
+    start_worker,
+    thread_caps,
+)
+from hvdlite.launch.process.placement import Slot, place_as, threads_per_rank
+from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.remote.remote import LaunchError, RemoteHosts
+from hvdlite.launch.remote.ssh import SshOptions
 from hvdlite.launch.supervisor import Supervisor
+from hvdlite.timeline import merge
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 
@@ -127,7 +133,7 @@ class _Run:
         if self._timeline_parts is None:
             return
         try:
-            timeline.merge_leftovers(self._timeline_parts)
+            merge.merge_leftovers(self._timeline_parts)
         except (OSError, ArgumentError) as error:
             self._console.say(f"no timeline: {error}; its parts are in {self._timeline_parts}")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from hvdlite.launch.ending import Ending
-from hvdlite.launch.guardian import job_processes, signal_job
-from hvdlite.launch.local import Guardian
-from hvdlite.launch.streams import StreamReader
+from hvdlite.launch.output.streams import StreamReader
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.guardian import job_processes, signal_job
+from hvdlite.launch.process.local import Guardian
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, where nobody chose them
 _LINGER = 1.0  # seconds that background processes may take to end after a job that went well

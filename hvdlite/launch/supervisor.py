@@ -14,15 +14,16 @@ import time
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from hvdlite.launch.console import STDERR, STDOUT, Console
-from hvdlite.launch.ending import Ending
-from hvdlite.launch.inbox import SignalInbox
-from hvdlite.launch.local import Worker
 from hvdlite.launch.loop import GRACE, JobLoop, Stop
-from hvdlite.launch.output import OutputPump
-from hvdlite.launch.remote import RemoteWorker
-from hvdlite.launch.report import Failure, describe, root_failure
-from hvdlite.launch.resources import oom_kills
+from hvdlite.launch.output.console import Console
+from hvdlite.launch.output.lines import OutputPump
+from hvdlite.launch.output.report import Failure, describe, root_failure
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.local import Worker
+from hvdlite.launch.process.resources import oom_kills
+from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.remote.remote import RemoteWorker
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds for the rest of the output after a signal

@@ -14,26 +14,9 @@ Example:
 import importlib
 from typing import Any
 
-from hvdlite import basics, surface
-from hvdlite.surface import *
-from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.device import take_own_gpu
-from hvdlite.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_variables,
-)
-from hvdlite.tensorflow.gradient_tape import (
-    DistributedGradientTape,
-    PartialDistributedGradientTape,
-)
-from hvdlite.tensorflow.objects import (
-    allgather_object,
-    broadcast_object,
-    broadcast_object_fn,
-)
-from hvdlite.tensorflow.ops import (
+from hvdlite import api, basics
+from hvdlite.api import *
+from hvdlite.tensorflow.collectives.ops import (
     allreduce,
     barrier,
     broadcast,
@@ -47,14 +30,31 @@ from hvdlite.tensorflow.ops import (
     rank_op,
     size_op,
 )
-from hvdlite.tensorflow.optimizer import DistributedOptimizer
-from hvdlite.tensorflow.rows import (
+from hvdlite.tensorflow.collectives.rows import (
     allgather,
     alltoall,
     grouped_allgather,
     grouped_reducescatter,
     reducescatter,
 )
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.device import take_own_gpu
+from hvdlite.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_variables,
+)
+from hvdlite.tensorflow.gradients.gradient_tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+)
+from hvdlite.tensorflow.objects import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+)
+from hvdlite.tensorflow.optimizer import DistributedOptimizer
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -88,7 +88,7 @@ __all__ = [
     "reducescatter",
     "size_op",
 ]
-__all__ += surface.__all__
+__all__ += api.__all__
 
 basics.watch(take_own_gpu)
 

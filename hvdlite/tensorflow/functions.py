@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.tensorflow import requests
-from hvdlite.tensorflow.names import WireName, in_session_graph, wire_name
-from hvdlite.tensorflow.tracing import traced_as_it_is
+from hvdlite.tensorflow.collectives import requests
+from hvdlite.tensorflow.graph.names import WireName, in_session_graph, wire_name
+from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 
 @traced_as_it_is

@@ -9,10 +9,10 @@ import tensorflow as tf
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.tensorflow.accumulation import Passes
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.source_gradients import Groups, SourceGradients, source_gradients
-from hvdlite.tensorflow.tracing import traced_as_it_is
+from hvdlite.tensorflow.gradients.accumulation import Passes
+from hvdlite.tensorflow.gradients.source_gradients import Groups, SourceGradients, source_gradients
+from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]

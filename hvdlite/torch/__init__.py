@@ -11,23 +11,11 @@ Example:
 
 import sys
 
-from hvdlite import surface
+from hvdlite import api
+from hvdlite.api import *
+from hvdlite.join import join
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.surface import *
-from hvdlite.torch.broadcasting import (
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
-from hvdlite.torch.buffers import allreduce_buffers
-from hvdlite.torch.compression import Compression
-from hvdlite.torch.data_parallel import DistributedDataParallel
-from hvdlite.torch.device import take_own_gpu
-from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from hvdlite.torch.handle import Handle, poll, synchronize
-from hvdlite.torch.ops import (
+from hvdlite.torch.collectives.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -37,8 +25,15 @@ from hvdlite.torch.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from hvdlite.torch.optimizer import DistributedOptimizer
-from hvdlite.torch.rows import (
+from hvdlite.torch.collectives.broadcast import (
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+)
+from hvdlite.torch.collectives.buffers import allreduce_buffers
+from hvdlite.torch.collectives.gather import (
     allgather,
     allgather_async,
     alltoall,
@@ -50,9 +45,14 @@ from hvdlite.torch.rows import (
     reducescatter,
     reducescatter_async,
 )
-from hvdlite.torch.sparse import sparse_allreduce_async
+from hvdlite.torch.collectives.handle import Handle, poll, synchronize
+from hvdlite.torch.collectives.sparse import sparse_allreduce_async
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.data_parallel import DistributedDataParallel
+from hvdlite.torch.device import take_own_gpu
+from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
-from hvdlite.uneven import join
 
 __all__ = [
     "Compression",
@@ -93,7 +93,7 @@ __all__ = [
     "sparse_allreduce_async",
     "synchronize",
 ]
-__all__ += surface.__all__
+__all__ += api.__all__
 
 # Libraries for Horovod, such as pytorch-ignite, read operations from its module of this name.
 mpi_ops = sys.modules[__name__]

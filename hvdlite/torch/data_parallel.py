@@ -16,12 +16,12 @@ from torch import nn
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.numbering import next_object
+from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.functions import broadcast_tensors
-from hvdlite.torch.reducer import GradientReducer, Settings, owner_of
-from hvdlite.torch.submit import Reduction
+from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, owner_of
 
 
 class DistributedDataParallel(nn.Module):  # type: ignore[misc]

@@ -10,11 +10,11 @@ import torch
 
 from hvdlite import basics, horovod_mode
 from hvdlite.errors import ArgumentError
-from hvdlite.numbering import next_name
 from hvdlite.objects import broadcast_object
+from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-from hvdlite.torch.submit import start_broadcast
-from hvdlite.torch.tensors import check, note_written, readable, spec
+from hvdlite.torch.collectives.submit import start_broadcast
+from hvdlite.torch.collectives.tensors import check, note_written, readable, spec
 
 
 def broadcast_parameters(

@@ -14,14 +14,20 @@ import torch
 
 from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.numbering import next_object
+from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
-from hvdlite.torch.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.collectives.allreduce import allreduce
+from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.ops import allreduce
-from hvdlite.torch.reducer import GradientReducer, Settings, Weight, check_passes, owner_of
-from hvdlite.torch.submit import Reduction
-from hvdlite.torch.wrapping import Wrapping, own_step, take_step_back, wrap
+from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.optimizers.reducer import (
+    GradientReducer,
+    Settings,
+    Weight,
+    check_passes,
+    owner_of,
+)
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
 
 
 class Distributed(Wrapping):
@@ -203,7 +209,7 @@ def DistributedOptimizer(
         compression: what happens to gradients on the way, see `Compression`.
         backward_passes_per_step: how many backward() calls accumulate before gradients are sent.
             They are summed, as in torch: divide the loss by their number for a mean.
-        op: `Average`, `Sum`, or `Adasum` of what the optimizer changes, see `hvdlite.torch.adasum`.
+        op: `Average`, `Sum`, or `Adasum` of what the optimizer changes.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for ranges that overflow otherwise.
         num_groups: cuts the parameters into that many buckets, rather than by size.

@@ -11,7 +11,7 @@ from torch.nn import functional
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch.ops import allreduce
+from hvdlite.torch.collectives.allreduce import allreduce
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]

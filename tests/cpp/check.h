@@ -38,6 +38,11 @@ inline void check_status(const Status& status, StatusCode code, const char* text
                      status.message());
 }
 
+// Whether `part` stands in `text`.
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 }  // namespace hvdlite::testing
 
 #define TEST(name)                                                                                 \

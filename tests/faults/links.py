@@ -1,6 +1,6 @@
 """Hosts that are network namespaces, each with a cable to one bridge: rank r is on host r.
 
-What tests/hosts/bed.py has besides (sshd, names, process ids) is not needed where the harness
+What tests/multihost/bed.py has besides (sshd, names, process ids) is not needed where the harness
 starts the ranks.
 """
 

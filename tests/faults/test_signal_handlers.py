@@ -18,9 +18,9 @@ from faults.arrays import describe, ones, reduce_array, submit, works
 from harness import run_world
 from hvdlite import basics
 from hvdlite.errors import BootstrapError, HvdliteError, NotInitializedError
+from hvdlite.join import join
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import add_process_set
-from hvdlite.uneven import join
 
 LATER = 0.3  # seconds until the signal: rank 0 is inside then
 BOUND = 15.0  # the starts of these tests have a minute, and none may take it

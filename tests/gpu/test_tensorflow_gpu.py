@@ -9,9 +9,9 @@ import pytest
 from gpu.worlds import shared_gpu
 from harness import RankResult, run_world
 from hvdlite import gpu
-from parallel import test_tensorflow_ops
 from parallel.scenarios import check, names_in, run_all
-from parallel.tensorflow_worlds import ENVIRONMENT, TIMEOUT, eagerly, in_graph, start, tf
+from parallel.tensorflow import test_tensorflow_ops
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, eagerly, in_graph, start, tf
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

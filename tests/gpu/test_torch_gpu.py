@@ -8,8 +8,8 @@ import torch
 from gpu import torch_cases
 from gpu.worlds import shared_gpu
 from harness import RankResult, run_world
-from parallel import test_torch_ops, test_torch_rows
 from parallel.scenarios import check, names_in, run_all
+from parallel.torch import test_torch_ops, test_torch_rows
 
 needs_gpu = [
     pytest.mark.gpu,

@@ -17,7 +17,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from parallel.scenarios import run_all
-from parallel.test_torch_adasum import TOLERANCE, adasum, array_of, close
+from parallel.torch.test_torch_adasum import TOLERANCE, adasum, array_of, close
 
 REDUCED = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvdlite
-from hvdlite.launch.resources import available_cores
+from hvdlite.launch.process.resources import available_cores
 from launch.marked import python
 from launcher import LauncherResult, run_launcher
 

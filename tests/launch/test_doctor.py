@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 
 from harness import base_environment
-from hvdlite.launch import doctor
-from hvdlite.launch.doctor import Finding, judge, table
+from hvdlite.launch.command import doctor
+from hvdlite.launch.command.doctor import Finding, judge, table
 from launcher import run_launcher
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hvdlite.launch.agent import environment_here
-from hvdlite.launch.frames import (
+from hvdlite.launch.remote.messages import (
     GREETING,
     Frame,
     FrameReader,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdlite.launch.hosts import Host, HostsError, is_here, read_hostfile, read_hosts, spread
-from hvdlite.launch.ssh import SshOptions, explain, ssh_command
+from hvdlite.launch.remote.ssh import SshOptions, explain, ssh_command
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from hvdlite.launch.ending import Ending
-from hvdlite.launch.report import Failure, describe, last_lines, root_failure
+from hvdlite.launch.output.report import Failure, describe, last_lines, root_failure
+from hvdlite.launch.process.ending import Ending
 
 CONSEQUENCE = b"""Traceback (most recent call last):
   File "train.py", line 3, in <module>

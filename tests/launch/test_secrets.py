@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hvdlite.launch.local import Job
+from hvdlite.launch.process.local import Job
 from launch.marked import MarkedJob, listening_inodes, python, sockets_of
 
 SHOW_TOKEN = """

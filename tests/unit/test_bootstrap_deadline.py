@@ -19,8 +19,8 @@ from hvdlite.bootstrap.environment import detect
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.launch.flags import build_parser, variables
-from hvdlite.launch.ssh import SshOptions, ssh_command
+from hvdlite.launch.command.flags import build_parser, variables
+from hvdlite.launch.remote.ssh import SshOptions, ssh_command
 
 JOB = Job(bytes(32), bytes(16), 0)
 NEVER = ["0", "0.0", "inf", "1e10", "1e300"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import gpu_double
+from fakes import gpu as fake_gpu
 from harness import base_environment
 from hvdlite import _core, gpu
 
@@ -58,12 +58,12 @@ class Copies:
 
     @staticmethod
     def _copy(folder: Path, version: int) -> Path:
-        shutil.copytree(gpu_double.build(version), folder)
+        shutil.copytree(fake_gpu.build(version), folder)
         return folder / "libnccl.so.2"
 
     def search(self, *, loaded: Path | None, named: bool, wheel: bool) -> str:
         """Say what a new process finds; the system has a copy always."""
-        env = {**base_environment(), **gpu_double.environment(self.system.parent)}
+        env = {**base_environment(), **fake_gpu.environment(self.system.parent)}
         if named:
             env["HVDLITE_NCCL_LIBRARY"] = str(self.named)
         folders = [str(self.wheel.parent)] if wheel else []

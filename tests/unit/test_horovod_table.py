@@ -18,7 +18,8 @@ from harness import run_world
 from hvdlite import _core
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError
-from hvdlite.launch import flags, job
+from hvdlite.launch import job
+from hvdlite.launch.command import flags
 from launcher import run_launcher
 from unit.horovod_names import NAMES
 

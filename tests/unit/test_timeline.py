@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdlite import timeline
 from hvdlite.bootstrap.clock import ROUNDS, ClockOffset, answer_readings, measure_offset
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import timeline_parts
 from hvdlite.errors import ArgumentError, ForkedError
-from hvdlite.recording import Recorder
+from hvdlite.timeline import merge
+from hvdlite.timeline.recorder import Recorder
 from trace_rows import read_merged
 
 END = {"ph": "M", "pid": 1, "tid": 0, "name": "hvdlite_end", "args": {"events": 2, "dropped": 7}}
@@ -31,9 +31,9 @@ def write_part(
     target: Path = Path("/nowhere/out.json"),
 ) -> Path:
     """Write what a rank of two would: a batch of 5 us, by its own clock."""
-    header = timeline.Header(rank, 2, "here", 1, str(target), begin - 1000, *clock)
+    header = merge.Header(rank, 2, "here", 1, str(target), begin - 1000, *clock)
     process = rank + 1
-    lines = ["[\n", *timeline.opening_lines(header)]
+    lines = ["[\n", *merge.opening_lines(header)]
     row = {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "engine"}}
     lines.append(json.dumps(row, separators=(",", ":")) + ",\n")
     for kind, at in (("B", begin), ("E", begin + 5000)):
@@ -52,7 +52,7 @@ def test_merge_puts_all_ranks_on_the_clock_of_rank_0(tmp_path: Path) -> None:
         write_part(tmp_path, 1, ClockOffset(-ahead, 50), 2_000_500 + ahead),
         write_part(tmp_path, 0, ClockOffset(0, 0), 2_000_000),
     ]
-    timeline.merge(parts, tmp_path / "out.json")
+    merge.merge(parts, tmp_path / "out.json")
     merged = read_merged(tmp_path / "out.json")
     (first,), (second,) = merged.batches(0), merged.batches(1)
     assert first.begin == 1000  # since the first rank began
@@ -67,7 +67,7 @@ def test_merge_tolerates_a_part_that_was_cut(tmp_path: Path, cut: int) -> None:
     whole = write_part(tmp_path, 0, ClockOffset(0, 0), 5_000_000)
     killed = write_part(tmp_path, 1, ClockOffset(0, 0), 5_000_000, complete=False)
     killed.write_bytes(killed.read_bytes()[:-cut])
-    timeline.merge([whole, killed], tmp_path / "out.json")
+    merge.merge([whole, killed], tmp_path / "out.json")
     merged = read_merged(tmp_path / "out.json")
     assert [rank["complete"] for rank in merged.ranks] == [True, False]
     (span,) = merged.batches(1)
@@ -81,7 +81,7 @@ def test_session_is_merged_into_its_target_and_removed(tmp_path: Path) -> None:
     session.mkdir(parents=True)
     for rank in range(2):
         write_part(session, rank, ClockOffset(0, 0), 3_000_000, target=target)
-    timeline.merge_leftovers(tmp_path / "parts")
+    merge.merge_leftovers(tmp_path / "parts")
     assert len(read_merged(target).ranks) == 2
     assert not (tmp_path / "parts").exists()
 
@@ -91,10 +91,10 @@ def test_what_is_no_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     stranger.write_text('[\n{"name":"something"}\n]\n')
     target = tmp_path / "out.json"
     with pytest.raises(ArgumentError, match=r"stranger\.json is no part"):
-        timeline.merge([stranger], target)
-    assert timeline.main(["merge", str(target), str(stranger)]) == 1
+        merge.merge([stranger], target)
+    assert merge.main(["merge", str(target), str(stranger)]) == 1
     assert "is no part" in capsys.readouterr().err
-    assert timeline.main(["merge", str(target), str(tmp_path / "missing")]) == 1
+    assert merge.main(["merge", str(target), str(tmp_path / "missing")]) == 1
     assert not target.exists()
 
 

@@ -7,11 +7,16 @@ from itertools import chain
 import pytest
 import torch
 
-from hvdlite import numbering, ops
+from hvdlite import operation_names, ops
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.bucket import FIRST_BUCKET_BYTES, follow_groups, plan_buckets, split_evenly
+from hvdlite.torch.collectives.tensors import NUMBER_OF
 from hvdlite.torch.compression import Compression
-from hvdlite.torch.tensors import NUMBER_OF
+from hvdlite.torch.optimizers.bucket import (
+    FIRST_BUCKET_BYTES,
+    follow_groups,
+    plan_buckets,
+    split_evenly,
+)
 
 MIB = 1 << 20
 
@@ -66,11 +71,14 @@ def test_groups_and_those_in_none() -> None:
 
 
 def test_names_are_numbered_per_kind_and_restart() -> None:
-    numbering.restart()
-    assert [numbering.next_name("allreduce") for _ in range(2)] == ["#allreduce.0", "#allreduce.1"]
-    assert numbering.next_name("broadcast") == "#broadcast.0"
-    numbering.restart()
-    assert numbering.next_name("allreduce") == "#allreduce.0"
+    operation_names.restart()
+    assert [operation_names.next_name("allreduce") for _ in range(2)] == [
+        "#allreduce.0",
+        "#allreduce.1",
+    ]
+    assert operation_names.next_name("broadcast") == "#broadcast.0"
+    operation_names.restart()
+    assert operation_names.next_name("allreduce") == "#allreduce.0"
 
 
 def test_ops_have_the_numbers_that_scripts_know() -> None:

@@ -1,0 +1,123 @@
+#include "cuda/cuda_device.h"
+
+namespace hvdlite {
+
+CudaEvent::~CudaEvent() { device_->recycle(handle_, use_); }
+
+bool CudaEvent::reached() const {
+  const CudaDevice::Current current(*device_);
+  return device_->api().event_query(handle_) != kCudaNotReady;
+}
+
+Result<std::int64_t> CudaEvent::nanoseconds_after(const CudaEvent& earlier) const {
+  const CudaDevice::Current current(*device_);
+  float milliseconds = 0;
+  HVDLITE_RETURN_IF_ERROR(device_->check(
+      device_->api().event_elapsed(&milliseconds, earlier.handle_, handle_), "measuring time"));
+  return static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
+}
+
+CudaDevice::Current::Current(const CudaDevice& device) : api_(device.api()) {
+  if (api_.context_current(&before_) == kCudaSuccess && before_ == device.context_) return;
+  changed_ = api_.context_make_current(device.context_) == kCudaSuccess;
+}
+
+CudaDevice::Current::~Current() {
+  if (changed_) (void)api_.context_make_current(before_);
+}
+
+Result<std::shared_ptr<CudaDevice>> CudaDevice::open(std::shared_ptr<const CudaApi> api,
+                                                     int ordinal) {
+  if (ordinal < 0 || ordinal >= api->devices) {
+    return Status(StatusCode::kInvalidArgument, "there is no GPU " + std::to_string(ordinal) +
+                                                    "; this process sees " +
+                                                    std::to_string(api->devices));
+  }
+  const std::shared_ptr<CudaDevice> device(new CudaDevice(std::move(api), ordinal));
+  HVDLITE_RETURN_IF_ERROR(device->start());
+  return device;
+}
+
+Status CudaDevice::start() {
+  int processors = 0;
+  HVDLITE_RETURN_IF_ERROR(check(api_->device_get(&device_, ordinal_), "finding the device"));
+  HVDLITE_RETURN_IF_ERROR(check(api_->device_uuid(&uuid_, device_), "reading its identity"));
+  HVDLITE_RETURN_IF_ERROR(
+      check(api_->device_attribute(&processors, kCudaMultiprocessorCount, device_),
+            "counting its processors"));
+  processors_ = processors < 1 ? 1 : static_cast<unsigned>(processors);
+  HVDLITE_RETURN_IF_ERROR(check(api_->context_retain(&context_, device_), "opening its context"));
+  const Current current(*this);
+  int least = 0;
+  int greatest = 0;
+  // Communication goes before computation where both want the device's processors.
+  (void)api_->priority_range(&least, &greatest);
+  return check(api_->stream_create(&stream_, kCudaStreamNonBlocking, greatest), "making a stream");
+}
+
+CudaDevice::~CudaDevice() {
+  if (context_ == nullptr) return;
+  {
+    const Current current(*this);
+    for (const auto& spares : spare_events_) {
+      for (CudaEventHandle event : spares) (void)api_->event_destroy(event);
+    }
+    if (stream_ != nullptr) (void)api_->stream_destroy(stream_);
+  }
+  (void)api_->context_release(device_);
+}
+
+std::string CudaDevice::describe() const { return "GPU " + std::to_string(ordinal_); }
+
+Result<CudaEventPtr> CudaDevice::record(CudaStream stream, CudaEvent::Use use) {
+  const Current current(*this);
+  CudaEventHandle handle = nullptr;
+  {
+    MutexLock lock(mutex_);
+    std::vector<CudaEventHandle>& spares = spare_events_[static_cast<std::size_t>(use)];
+    if (!spares.empty()) {
+      handle = spares.back();
+      spares.pop_back();
+    }
+  }
+  if (handle == nullptr) {
+    const unsigned flags = use == CudaEvent::Use::kOrder ? kCudaEventDisableTiming : 0;
+    HVDLITE_RETURN_IF_ERROR(check(api_->event_create(&handle, flags), "making an event"));
+  }
+  auto event = std::make_shared<CudaEvent>(shared_from_this(), handle, use);
+  HVDLITE_RETURN_IF_ERROR(check(api_->event_record(handle, stream), "recording an event"));
+  return event;
+}
+
+Status CudaDevice::wait(CudaStream stream, const CudaEvent& event) const {
+  const Current current(*this);
+  return check(api_->stream_wait(stream, event.handle(), 0), "waiting for an event");
+}
+
+void CudaDevice::settle() const {
+  const Current current(*this);
+  (void)api_->context_synchronize();
+}
+
+Result<DeviceMemory> CudaDevice::allocate(std::size_t bytes) {
+  const Current current(*this);
+  CudaPointer address = 0;
+  HVDLITE_RETURN_IF_ERROR(check(api_->memory_allocate(&address, bytes),
+                                "allocating " + std::to_string(bytes) + " bytes"));
+  return DeviceMemory(address, bytes, [self = shared_from_this()](CudaPointer memory) {
+    const Current freeing(*self);
+    (void)self->api().memory_free(memory);
+  });
+}
+
+Status CudaDevice::check(int error, const std::string& what) const {
+  // A string is only made where something went wrong.
+  return error == kCudaSuccess ? Status() : api_->check(error, describe() + ": " + what);
+}
+
+void CudaDevice::recycle(CudaEventHandle event, CudaEvent::Use use) {
+  MutexLock lock(mutex_);
+  spare_events_[static_cast<std::size_t>(use)].push_back(event);
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,18 @@
+// What an engine has done so far. The runner counts up; any thread reads.
+#pragma once
+
+#include "base/counter.h"
+
+namespace hvdlite {
+
+struct Counters {
+  Counter batches;
+  Counter tensors;
+  Counter bytes;
+  Counter cache_hits;
+  Counter full_requests;
+  Counter messages_sent;
+  Counter nonfinite;  // see finite_check.h
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,55 @@
+#include "gpu/device_workspace.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr std::string_view kAdasumPtx[] = {
+#include "cuda/kernels/adasum_ptx.inc"
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<const CudaApi> cuda,
+                                                               int ordinal) {
+  auto workspace = std::make_unique<DeviceWorkspace>();
+  Result<std::shared_ptr<CudaDevice>> device = CudaDevice::open(std::move(cuda), ordinal);
+  HVDLITE_RETURN_IF_ERROR(device.status());
+  workspace->device = device.value();
+  Result<std::unique_ptr<SegmentCopies>> copies = SegmentCopies::load(workspace->device);
+  HVDLITE_RETURN_IF_ERROR(copies.status());
+  workspace->copies = std::move(copies.value());
+  workspace->pool = std::make_shared<DeviceMemoryPool>(workspace->device);
+  workspace->slots = std::make_shared<DeviceSlots>(workspace->device);
+  workspace->finite = std::make_unique<FiniteWords>(workspace->device);
+  return workspace;
+}
+
+Status DeviceWorkspace::reserve_fusion(const std::shared_ptr<const NcclApi>& nccl,
+                                       std::size_t bytes) {
+  if (fusion.valid()) return Status();
+  Result<DeviceMemory> memory = allocate_for_nccl(device, nccl, bytes);
+  HVDLITE_RETURN_IF_ERROR(memory.status());
+  fusion = std::move(memory.value());
+  return Status();
+}
+
+Status DeviceWorkspace::reserve_adasum(std::size_t bytes) {
+  if (adasum == nullptr) {
+    Result<std::unique_ptr<KernelModule>> loaded =
+        KernelModule::load(device, kAdasumPtx, "the kernels of Adasum");
+    HVDLITE_RETURN_IF_ERROR(loaded.status());
+    adasum = std::move(loaded.value());
+  }
+  if (adasum_scratch.bytes() >= bytes) return Status();
+  Result<DeviceMemory> larger = pool->take(bytes);
+  HVDLITE_RETURN_IF_ERROR(larger.status());
+  if (adasum_scratch.valid()) {
+    Result<CudaEventPtr> last_use = device->record(device->stream());
+    HVDLITE_RETURN_IF_ERROR(last_use.status());
+    pool->give_back(std::move(adasum_scratch), std::move(last_use.value()));
+  }
+  adasum_scratch = std::move(larger.value());
+  return Status();
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,105 @@
+// The data plane of GPUs: NCCL, between the members of one process set, each with one device.
+//
+// An all-reduce of one tensor runs where the tensor lies. Several are packed into the device's
+// fusion buffer, reduced there and unpacked: one kernel launch each way, which scales as well.
+// Where their outputs lie in a slot as they would in the fusion buffer, the slot takes its place:
+// nothing is unpacked, and inputs that are outputs are not packed either. Members need not agree on
+// that. Where some member has no memory for that buffer, every tensor is reduced where it lies, in
+// one group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
+// pre-multiplied sum. int16, which NCCL lacks, travels as int32. Adasum:
+// device_adasum.h.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "gpu/device_adasum.h"
+#include "gpu/device_backend.h"
+#include "gpu/device_workspace.h"
+#include "gpu/fusion_layout.h"
+#include "nccl/nccl_communicator.h"
+
+namespace hvdlite {
+
+class NcclBackend : public DeviceBackend {
+ public:
+  // Serves the group that `communicator` joined; `workspace` and `host`, which the barrier uses,
+  // are borrowed. `fused`: every member has a fusion buffer.
+  NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
+              Backend& host, bool fused);
+  ~NcclBackend() override;
+
+  std::string_view name() const override { return "nccl"; }
+  Viability viable() const override { return {}; }
+  CudaDevice& device() const override { return *workspace_.device; }
+  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                   std::span<const Piece> pieces, Patience patience) override;
+  Status allgather(const Group& group, std::span<const std::byte> input,
+                   std::span<const std::size_t> bytes, std::span<std::byte> output,
+                   Patience patience) override;
+  Status broadcast(const Group& group, int root, std::span<const std::byte> input,
+                   std::span<std::byte> output, Patience patience) override;
+  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
+                       std::span<const std::uint64_t> counts, Patience patience) override;
+  Status alltoall(const Group& group, std::span<const std::byte> input,
+                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
+                  std::span<const std::size_t> receive_bytes, Patience patience) override;
+  Status barrier(const Group& group, Patience patience) override;
+  Status prepare_adasum(const Group& group, DataType dtype, std::span<const std::uint64_t> counts,
+                        Patience patience) override;
+  Result<FiniteWord> look_for_nonfinite() override;
+  Status poll() override { return communicator_->poll(); }
+  void abort() override { communicator_->abort(); }
+  void forget_memory(CudaPointer address) override { communicator_->forget_memory(address); }
+  void close(Deadline deadline) override;
+
+ private:
+  // One tensor on its way through NCCL without a fusion buffer.
+  struct Direct {
+    const void* input;
+    void* output;
+    std::uint64_t count;
+    int op;
+    bool own_op;  // to be destroyed
+  };
+
+  // As Backend::allreduce, each for its ops; `types` as NCCL can.
+  Status reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
+                       Patience patience);
+  Status reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces, Patience patience);
+  Status reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                      Patience patience);
+  Status reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                      const FusedRound& round, Patience patience);
+  // Where in a slot the round's outputs lie as laid out; 0: they do not.
+  CudaPointer slot_of(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round);
+  Status pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
+              CudaPointer buffer);
+  Status unpack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
+                CudaPointer buffer);
+  // A single piece: in its slot, if it is in one and needs no op of its own.
+  Status reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience);
+  Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                         Patience patience);
+  // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
+  // Where the kernels are to look at the input, it goes through the output in any case.
+  Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
+  Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
+  Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
+                 std::span<const std::uint64_t> counts, Patience patience);
+
+  const NcclApi& nccl() const { return communicator_->api(); }
+  CudaStream stream() const { return workspace_.device->stream(); }
+
+  DeviceWorkspace& workspace_;
+  Backend& host_;
+  const std::unique_ptr<NcclCommunicator> communicator_;
+  const int index_;  // of this rank in the group
+  const int size_;
+  const bool fused_;
+  std::vector<CopySegment> segments_;
+  DeviceAdasum adasum_;
+  FiniteWord nonfinite_;  // of the next allreduce, or the current one, where it is to look
+};
+
+}  // namespace hvdlite

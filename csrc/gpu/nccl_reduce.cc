@@ -1,0 +1,301 @@
+// NcclBackend's reductions.
+#include <algorithm>
+#include <numeric>
+
+#include "gpu/device_types.h"
+#include "gpu/nccl_backend.h"
+#include "gpu/staged_backend.h"
+
+namespace hvdlite {
+namespace {
+
+int nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return 0;
+    case ReduceOp::kProduct:
+      return 1;
+    case ReduceOp::kMax:
+      return 2;
+    case ReduceOp::kMin:
+      return 3;
+    case ReduceOp::kAverage:
+      return 4;
+    case ReduceOp::kAdasum:  // made of sums
+      break;
+  }
+  return 0;
+}
+
+// What NCCL reduces: it lacks 16-bit integers.
+ElementTypes widened(ElementTypes types) {
+  return types.wire == DataType::kInt16 ? ElementTypes(types.memory, DataType::kInt32) : types;
+}
+
+}  // namespace
+
+Status NcclBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
+                              std::span<const Piece> pieces, Patience patience) {
+  if (!runs_on_device(group, types.memory, op, pieces)) {
+    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    through_host.look_in(std::move(nonfinite_));
+    return through_host.allreduce(group, types, op, pieces, patience);
+  }
+  if (is_complex(types.memory)) {
+    return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
+  }
+  if (op == ReduceOp::kAverage && group.average_over > 0) {
+    return allreduce(group, types, ReduceOp::kSum, shares(group, pieces), patience);
+  }
+  const Status status = op == ReduceOp::kAdasum
+                            ? reduce_adasum(group, types.memory, pieces, patience)
+                            : reduce(widened(types), op, pieces, patience);
+  nonfinite_ = nullptr;
+  return status;
+}
+
+Status NcclBackend::reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
+                                  Patience patience) {
+  std::vector<std::uint64_t> counts;
+  for (const Piece& piece : pieces) counts.push_back(piece.count);
+  HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, dtype, counts, patience));
+  // The sums of dot products are all-reduces, too, and nobody's tensors.
+  const FiniteWord nonfinite = std::move(nonfinite_);
+  return adasum_.run(*this, group, index_, dtype, pieces, nonfinite.get(), patience);
+}
+
+Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                           Patience patience) {
+  const auto elements = [](const Piece& piece) { return piece.count > 0; };
+  const auto filled = std::count_if(pieces.begin(), pieces.end(), elements);
+  if (filled == 0) return Status();
+  if (fused_ && (filled > 1 || types.cast())) return reduce_fused(types, op, pieces, patience);
+  // Without a buffer to cast into, tensors travel as they are.
+  if (filled > 1) return reduce_in_place(types.memory, op, pieces, patience);
+  const Piece& piece = *std::find_if(pieces.begin(), pieces.end(), elements);
+  return reduce_one(types.memory, op, piece, patience);
+}
+
+Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                                 Patience patience) {
+  const auto rounds = lay_out(pieces, size_of(types.wire), workspace_.fusion.bytes());
+  for (const FusedRound& round : rounds) {
+    HVDLITE_RETURN_IF_ERROR(reduce_round(types, op, pieces, round, patience));
+  }
+  return Status();
+}
+
+Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
+                                 const FusedRound& round, Patience patience) {
+  const CudaPointer slot = slot_of(types, pieces, round);
+  const CudaPointer buffer = slot != 0 ? slot : workspace_.fusion.address();
+  HVDLITE_RETURN_IF_ERROR(pack(types, pieces, round, buffer));
+  HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
+    return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(types.wire),
+                            nccl_dtype(types.wire), nccl_op(op), communicator_->get(), stream());
+  }));
+  return unpack(types, pieces, round, buffer);
+}
+
+Status NcclBackend::reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience) {
+  // Other members may have no slot: all call the same op once.
+  const FusedRound whole{{{0, 0, piece.count, 0}}, piece.count * size_of(dtype)};
+  if (piece.prescale != 1.0 || piece.own_scale || slot_of(dtype, {&piece, 1}, whole) == 0) {
+    return reduce_in_place(dtype, op, {&piece, 1}, patience);
+  }
+  return reduce_round(dtype, op, {&piece, 1}, whole, patience);
+}
+
+CudaPointer NcclBackend::slot_of(ElementTypes types, std::span<const Piece> pieces,
+                                 const FusedRound& round) {
+  const auto output_of = [&](const FusedPart& part) {
+    return address(pieces[part.piece].output) + part.begin * size_of(types.memory);
+  };
+  const CudaPointer begin = output_of(round.parts.front());
+  if (types.cast() || begin % kFusionAlign != 0) return 0;
+  const DeviceSlots::Slot slot = workspace_.slots->find(begin);
+  if (begin + round.bytes > slot.address + slot.bytes) return 0;
+  const bool as_laid_out =
+      std::all_of(round.parts.begin(), round.parts.end(),
+                  [&](const FusedPart& part) { return output_of(part) == begin + part.offset; });
+  return as_laid_out && communicator_->know_memory(slot.address, slot.bytes) ? begin : 0;
+}
+
+Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
+                         CudaPointer buffer) {
+  const CudaDevice::Current current(device());
+  segments_.clear();
+  for (const FusedPart& part : round.parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer place = buffer + part.offset;
+    if (piece.input == nullptr) {
+      HVDLITE_RETURN_IF_ERROR(
+          device().check(device().api().fill(place, 0, part.count * size_of(types.wire), stream()),
+                         "filling memory"));
+      continue;
+    }
+    const CudaPointer from = address(piece.input) + part.begin * size_of(types.memory);
+    if (from != place || piece.prescale != 1.0 || nonfinite_ != nullptr) {
+      segments_.push_back({from, place, part.count, piece.prescale});
+    }
+  }
+  return workspace_.copies->enqueue(types.memory, types.wire, segments_, nonfinite_.get());
+}
+
+Status NcclBackend::unpack(ElementTypes types, std::span<const Piece> pieces,
+                           const FusedRound& round, CudaPointer buffer) {
+  segments_.clear();
+  for (const FusedPart& part : round.parts) {
+    const Piece& piece = pieces[part.piece];
+    const CudaPointer to = address(piece.output) + part.begin * size_of(types.memory);
+    const CudaPointer from = buffer + part.offset;
+    if (from != to || piece.postscale != 1.0) {
+      segments_.push_back({from, to, part.count, piece.postscale});
+    }
+  }
+  return workspace_.copies->enqueue(types.wire, types.memory, segments_);
+}
+
+Status NcclBackend::reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
+                                    Patience patience) {
+  if (nccl_dtype(dtype) < 0) {
+    return Status(StatusCode::kOutOfMemory,
+                  "NCCL does not reduce " + std::string(name_of(dtype)) +
+                      ", and there is no memory for the fusion buffer that would widen it");
+  }
+  std::vector<Direct> calls;
+  Status status;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    Result<Direct> call = prepare(dtype, op, piece);
+    status = call.status();
+    if (!status.ok()) break;
+    calls.push_back(call.value());
+  }
+  if (status.ok()) {
+    status = communicator_->enqueue(kAllreduce, patience, [&] {
+      return for_all(calls, [&](const Direct& call) {
+        return nccl().allreduce(call.input, call.output, call.count, nccl_dtype(dtype), call.op,
+                                communicator_->get(), stream());
+      });
+    });
+  }
+  for (const Direct& call : calls) {
+    if (call.own_op) communicator_->destroy_op(call.op);
+  }
+  return status.ok() ? scale_outputs(dtype, pieces) : status;
+}
+
+Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, const Piece& piece) {
+  const CudaDevice::Current current(device());
+  Direct call{piece.input, piece.output, piece.count, nccl_op(op), false};
+  if (piece.input == nullptr) {
+    call.input = piece.output;
+    HVDLITE_RETURN_IF_ERROR(device().check(
+        device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
+        "filling memory"));
+  }
+  // Every member chooses the same op, whatever its own factor is.
+  const bool scaled = piece.prescale != 1.0 || piece.own_scale;
+  const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  // NCCL would round the factor to 16 bits.
+  const bool wide = dtype == DataType::kFloat32 || dtype == DataType::kFloat64;
+  const bool by_op = scaled && linear && wide;
+  if (piece.input != nullptr && (nonfinite_ != nullptr || (scaled && !by_op))) {
+    const CopySegment moved{address(piece.input), address(piece.output), piece.count,
+                            by_op ? 1.0 : piece.prescale};
+    HVDLITE_RETURN_IF_ERROR(
+        workspace_.copies->enqueue(dtype, dtype, {&moved, 1}, nonfinite_.get()));
+    call.input = piece.output;
+  }
+  if (!by_op) return call;
+  const double share = op == ReduceOp::kAverage ? piece.prescale / size_ : piece.prescale;
+  const Result<int> own = communicator_->make_scaled_sum(dtype, share);
+  HVDLITE_RETURN_IF_ERROR(own.status());
+  call.op = own.value();
+  call.own_op = true;
+  return call;
+}
+
+Result<FiniteWord> NcclBackend::look_for_nonfinite() {
+  Result<FiniteWord> word = workspace_.finite->take();
+  if (word.ok()) nonfinite_ = word.value();
+  return word;
+}
+
+Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces) {
+  segments_.clear();
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0 || piece.postscale == 1.0) continue;
+    segments_.push_back(
+        {address(piece.output), address(piece.output), piece.count, piece.postscale});
+  }
+  if (segments_.empty()) return Status();
+  return workspace_.copies->enqueue(dtype, dtype, segments_);
+}
+
+Status NcclBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
+                                  const Piece& piece, std::span<const std::uint64_t> counts,
+                                  Patience patience) {
+  if (piece.count == 0) return Status();
+  if (!runs_on_device(group, dtype, op, {&piece, 1})) {
+    StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
+    return through_host.reducescatter(group, dtype, op, piece, counts, patience);
+  }
+  if (is_complex(dtype)) {
+    std::vector<std::uint64_t> twice(counts.begin(), counts.end());
+    for (std::uint64_t& count : twice) count *= 2;
+    const std::vector<Piece> parts = parts_of_complex({&piece, 1});
+    return reducescatter(group, component_of(dtype), op, parts[0], twice, patience);
+  }
+  if (op == ReduceOp::kAverage && group.average_over > 0) {
+    const std::vector<Piece> share = shares(group, {&piece, 1});
+    return reducescatter(group, dtype, ReduceOp::kSum, share[0], counts, patience);
+  }
+  const DataType wire = widened(dtype).wire;
+  if (wire == dtype && piece.prescale == 1.0) {
+    HVDLITE_RETURN_IF_ERROR(scatter(wire, op, piece.input, piece.output, counts, patience));
+    const Piece block{nullptr, piece.output, counts[index_], 1.0, piece.postscale};
+    return scale_outputs(dtype, {&block, 1});
+  }
+  // The input is not ours to overwrite, and int16 needs room.
+  const std::uint64_t bytes = piece.count * size_of(wire);
+  Result<DeviceMemory> memory = workspace_.pool->take(bytes);
+  HVDLITE_RETURN_IF_ERROR(memory.status());
+  const CudaPointer scratch = memory.value().address();
+  const CopySegment in{address(piece.input), scratch, piece.count, piece.prescale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(dtype, wire, {&in, 1}));
+  const std::uint64_t before = std::accumulate(counts.begin(), counts.begin() + index_, 0ULL);
+  const CudaPointer block = scratch + before * size_of(wire);  // in place, as NCCL allows
+  HVDLITE_RETURN_IF_ERROR(scatter(wire, op, pointer(scratch), pointer(block), counts, patience));
+  const CopySegment out{block, address(piece.output), counts[index_], piece.postscale};
+  HVDLITE_RETURN_IF_ERROR(workspace_.copies->enqueue(wire, dtype, {&out, 1}));
+  Result<CudaEventPtr> after = record();
+  HVDLITE_RETURN_IF_ERROR(after.status());
+  workspace_.pool->give_back(std::move(memory.value()), after.value());
+  return Status();
+}
+
+Status NcclBackend::scatter(DataType dtype, ReduceOp op, const void* input, void* output,
+                            std::span<const std::uint64_t> counts, Patience patience) {
+  const bool even = std::all_of(counts.begin(), counts.end(),
+                                [&](std::uint64_t count) { return count == counts.front(); });
+  return communicator_->enqueue(kReducescatter, patience, [&] {
+    if (even) {
+      return nccl().reducescatter(input, output, counts.front(), nccl_dtype(dtype), nccl_op(op),
+                                  communicator_->get(), stream());
+    }
+    const auto* block = static_cast<const std::byte*>(input);
+    int root = -1;
+    return for_all(counts, [&](std::uint64_t count) {
+      const void* source = block;
+      block += count * size_of(dtype);
+      ++root;
+      if (count == 0) return NcclResult::kSuccess;
+      return nccl().reduce(source, output, count, nccl_dtype(dtype), nccl_op(op), root,
+                           communicator_->get(), stream());
+    });
+  });
+}
+
+}  // namespace hvdlite

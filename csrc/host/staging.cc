@@ -1,0 +1,92 @@
+#include "host/staging.h"
+
+#include <algorithm>
+
+namespace hvdlite {
+namespace {
+
+// Room for 4 * 10^12 steps of a group; the rest of a number is the group's epoch.
+constexpr int kStepBits = 42;
+static_assert((std::uint64_t{kMaxEpoch} << kStepBits) >> kStepBits == kMaxEpoch);
+
+}  // namespace
+
+Staging::Step Staging::begin(const Locals& locals, Patience patience, const char* operation) {
+  std::uint64_t& last = numbers_[locals.group.lane];
+  last = std::max(last, std::uint64_t{locals.group.epoch()} << kStepBits);
+  const std::uint64_t number = ++last;
+  return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
+}
+
+Status Staging::reuse(const Step& step) {
+  LastUse& last = last_use_[step.slot];
+  if (last.number > 0) {
+    HVDLITE_RETURN_IF_ERROR(await(last.locals, &Lane::done, last.number, 0,
+                                  static_cast<int>(last.locals.group.ranks.size()), step.patience,
+                                  step.operation));
+  }
+  if (last.locals.group.id != step.locals->group.id || last.number == 0 ||
+      last.locals.group.generation != step.locals->group.generation) {
+    last.locals = *step.locals;
+  }
+  last.number = step.number;
+  return Status();
+}
+
+void Staging::advance(const Step& step, Counter counter) {
+  // Sequentially consistent: a sleeper publishes its flag, then looks at this counter.
+  (fabric_.own_segment->lane(step.locals->group.lane).*counter).store(step.number);
+  fabric_.ring_local(step.locals->group);
+}
+
+void Staging::publish(const Step& step) { advance(step, &Lane::arrived); }
+void Staging::reduced(const Step& step) { advance(step, &Lane::reduced); }
+void Staging::done(const Step& step) { advance(step, &Lane::done); }
+
+Status Staging::await_published(const Step& step) {
+  return await(*step.locals, &Lane::arrived, step.number, 0,
+               static_cast<int>(step.locals->group.ranks.size()), step.patience, step.operation);
+}
+
+Status Staging::await_published(const Step& step, int local_index) {
+  return await(*step.locals, &Lane::arrived, step.number, local_index, local_index + 1,
+               step.patience, step.operation);
+}
+
+Status Staging::await_reduced(const Step& step, int drivers) {
+  return await(*step.locals, &Lane::reduced, step.number, 0, drivers, step.patience,
+               step.operation);
+}
+
+Status Staging::await(const Locals& locals, Counter counter, std::uint64_t number, int first,
+                      int last, Patience patience, const char* operation) {
+  int missing = first;  // locals before it have reached the number
+  const auto ready = [&] {
+    for (; missing < last; ++missing) {
+      const Lane& lane = segment_of(locals, missing).lane(locals.group.lane);
+      if (missing != locals.index && (lane.*counter).load() < number) return false;
+    }
+    return true;
+  };
+  const auto failed = [&]() -> Status {
+    for (int i = missing; i < last; ++i) {
+      const int rank = locals.group.ranks[i];
+      if (i == locals.index || !fabric_.waiter->lost(rank)) continue;
+      if ((segment_of(locals, i).lane(locals.group.lane).*counter).load() >= number) continue;
+      return Status(StatusCode::kRankFailed,
+                    "rank " + std::to_string(rank) + " was lost during " + operation, rank);
+    }
+    return Status();
+  };
+  if (ready()) return Status();
+  const TraceSpan traced(trace_, trace_row_, "wait for ranks");
+  Status status = fabric_.waiter->wait(ready, failed, Deadline::after(patience));
+  if (status.code() != StatusCode::kTimeout) return status;
+  const int rank = locals.group.ranks[missing];
+  return Status(StatusCode::kTimeout,
+                "rank " + std::to_string(rank) + " made no progress in " + operation +
+                    " within collective_timeout, although it had joined (stopped or overloaded?)",
+                rank);
+}
+
+}  // namespace hvdlite

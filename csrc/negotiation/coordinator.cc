@@ -1,0 +1,329 @@
+#include "negotiation/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "negotiation/process_set.h"
+
+namespace hvdlite {
+namespace {
+
+// From the rows that each member gives, one after the other, to those that come from each member.
+std::vector<std::int64_t> transposed(const std::vector<std::vector<std::int64_t>>& rows) {
+  std::vector<std::int64_t> result;
+  for (std::size_t i = 0; i < rows[0].size(); ++i) {
+    for (const auto& member : rows) result.push_back(member[i]);
+  }
+  return result;
+}
+
+// The rows that come from each member; absent ones give none.
+std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
+  if (!tally.request.rows_differ()) return {};
+  std::vector<std::vector<std::int64_t>> rows;
+  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
+    if (tally.submitted[i]) {
+      rows.push_back(rows_given(tally.differing[i], tally.submitted));
+    } else {
+      const bool gathers = tally.request.kind == Kind::kAllgather;
+      rows.emplace_back(gathers ? tally.request.tensors.size() : tally.submitted.size());
+    }
+  }
+  return transposed(rows);
+}
+
+// What no honest rank submits, because it refuses it at the call: nothing when there is no such
+// thing. What is said here is relied on further down.
+std::optional<std::string> describe_impossible(const Request& request, const Group& group) {
+  if (request.kind == Kind::kBroadcast && group.index_of(request.root) < 0) {
+    return "its root, rank " + std::to_string(request.root) + ", is no member of " +
+           describe(group);
+  }
+  const bool of_the_world = request.kind == Kind::kJoin || request.changes_process_sets();
+  if (of_the_world && group.id != 0) return "it is for the world, not for " + describe(group);
+  return std::nullopt;
+}
+
+std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", which has joined"; }
+
+}  // namespace
+
+Status left_early(int rank, std::uint64_t collectives, const std::string& missing) {
+  return Status(StatusCode::kRankFailed,
+                "rank " + std::to_string(rank) + " left after " + std::to_string(collectives) +
+                    " collectives, but " + missing +
+                    "; give every rank the same number of steps, or end the loop on every rank "
+                    "with hvd.join()",
+                rank);
+}
+
+void Coordinator::add_set(const Group& group) {
+  books_[static_cast<std::uint32_t>(group.id)].group = group;
+}
+
+Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
+  const auto found = books_.find(request.process_set);
+  const int index = found == books_.end() ? -1 : found->second.group.index_of(rank);
+  if (index < 0) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             request.name + " to process set " +
+                                             std::to_string(request.process_set) +
+                                             ", of which it is no member");
+  }
+  if (auto text = describe_impossible(request, found->second.group)) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             describe(request) + ", but " + *text);
+  }
+  if (joined_[rank]) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
+                                             request.name + " although it had joined");
+  }
+  Book& book = found->second;
+  activity_[rank] = {request.name, now};
+  if (request.kind == Kind::kJoin) join(rank);
+  if (fail_late_change(rank, request)) return Status();
+  const std::uint64_t tallied = tallied_;
+  Tally& tally = open(book, rank, request, now);
+  if (tally.submitted[index]) {
+    return Status(StatusCode::kInternal,
+                  "rank " + std::to_string(rank) + " submitted " + request.name + " twice");
+  }
+  if (observer_ != nullptr) observer_->arrived(tally.number, request, rank, tallied_ > tallied);
+  tally.submitted[index] = true;
+  --tally.missing;
+  if (tally.refusal.ok()) {
+    auto text = describe_mismatch(tally.first_rank, tally.request, rank, request);
+    if (text) tally.refusal = Status(StatusCode::kMismatch, std::move(*text));
+  }
+  if (request.rows_differ() && tally.refusal.ok()) tally.differing[index] = request;
+  if (fail_removal(rank, request, book)) return Status();
+  const std::string name = request.name;
+  if (tally.missing == 0 || fail_if_left(book, tally)) {
+    auto node = book.tallies.extract(name);
+    --waiting_;
+    if (node.mapped().missing == 0) respond(book, name, std::move(node.mapped()));
+  }
+  return Status();
+}
+
+Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& request, TimePoint now) {
+  const auto [at, is_new] = book.tallies.try_emplace(request.name);
+  Tally& tally = at->second;
+  if (!is_new) return tally;
+  const std::vector<int>& members = book.group.ranks;
+  tally.number = ++tallied_;
+  tally.request = request;
+  tally.first_rank = rank;
+  tally.submitted.resize(members.size());
+  tally.missing = members.size();
+  if (request.kind != Kind::kJoin) {
+    tally.missing -=
+        std::count_if(members.begin(), members.end(), [&](int member) { return joined_[member]; });
+  }
+  if (request.rows_differ()) tally.differing.resize(members.size());
+  tally.since = tally.warned = now;
+  ++waiting_;
+  return tally;
+}
+
+std::vector<int> Coordinator::submitters(const Book& book, const Tally& tally) {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    if (tally.submitted[i]) ranks.push_back(book.group.ranks[i]);
+  }
+  return ranks;
+}
+
+std::vector<int> Coordinator::missing_ranks(const Book& book, const Tally& tally) const {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    const int rank = book.group.ranks[i];
+    const bool awaited = tally.request.kind == Kind::kJoin || !joined_[rank];
+    if (!tally.submitted[i] && awaited) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Coordinator::join(int rank) {
+  joined_[rank] = true;
+  last_joined_ = rank;
+  for (auto& [id, book] : books_) {
+    const int index = book.group.index_of(rank);
+    for (auto at = book.tallies.begin(); index >= 0 && at != book.tallies.end();) {
+      const auto current = at++;
+      Tally& tally = current->second;
+      if (tally.request.kind == Kind::kJoin || tally.submitted[index] || --tally.missing > 0) {
+        continue;
+      }
+      auto node = book.tallies.extract(current);
+      --waiting_;
+      respond(book, node.key(), std::move(node.mapped()));
+    }
+  }
+}
+
+Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now) {
+  const Request* request = cache_.at(id);
+  if (request == nullptr) {
+    return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted cache id " +
+                                             std::to_string(id) + ", which was never given out");
+  }
+  return submit(rank, Request(*request), now);
+}
+
+void Coordinator::leave(int rank, std::uint64_t collectives) {
+  left_[rank] = collectives;
+  for (auto& [id, book] : books_) {
+    for (auto at = book.tallies.begin(); at != book.tallies.end();) {
+      if (fail_if_left(book, at->second)) {
+        at = book.tallies.erase(at);
+        --waiting_;
+      } else {
+        ++at;
+      }
+    }
+  }
+}
+
+bool Coordinator::fail_if_left(const Book& book, const Tally& tally) {
+  for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
+    const int rank = book.group.ranks[i];
+    const bool awaited = tally.request.kind == Kind::kJoin || !joined_[rank];
+    if (tally.submitted[i] || !left_[rank] || !awaited) continue;
+    respond_error(tally, left_early(rank, *left_[rank], describe(tally.request) + " waits for it"));
+    return true;
+  }
+  return false;
+}
+
+Coordinator::TimePoint Coordinator::idle_since(const Book& book, const Tally& tally) const {
+  TimePoint since = tally.since;
+  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
+    const bool awaited = tally.request.kind == Kind::kJoin && !tally.submitted[i];
+    if (awaited) since = std::max(since, activity_[book.group.ranks[i]].when);
+  }
+  return since;
+}
+
+void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
+  for (auto& [id, book] : books_) {
+    for (auto at = book.tallies.begin(); at != book.tallies.end();) {
+      if (idle_since(book, at->second) > since) {
+        ++at;
+        continue;
+      }
+      respond_error(at->second, Status(StatusCode::kStalled, reason));
+      at = book.tallies.erase(at);
+      --waiting_;
+    }
+  }
+}
+
+Status Coordinator::refuse(const Book& book, const Tally& tally) {
+  const Request& request = tally.request;
+  const std::vector<int>& ranks = book.group.ranks;
+  const auto absent = std::find(tally.submitted.begin(), tally.submitted.end(), false);
+  if (request.changes_process_sets() && absent != tally.submitted.end()) {
+    const int rank = ranks[static_cast<std::size_t>(absent - tally.submitted.begin())];
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(name_of(request.kind)) + ": every rank takes part in it, but not " +
+                      has_joined(rank) + "; change process sets before join(), or after it",
+                  rank);
+  }
+  if (request.kind == Kind::kBroadcast && !tally.submitted[book.group.index_of(request.root)]) {
+    return Status(StatusCode::kInvalidArgument,
+                  "broadcast '" + request.name + "': its root is " + has_joined(request.root) +
+                      " and gives nothing any more; name a root that still takes part",
+                  request.root);
+  }
+  for (std::size_t i = 0; i < ranks.size() && request.kind == Kind::kAlltoall; ++i) {
+    if (!tally.submitted[i]) continue;
+    const Request& own = tally.differing[i];
+    if (auto text = describe_bad_splits(ranks[i], own, tally.submitted)) {
+      return Status(StatusCode::kInvalidArgument, std::move(*text), ranks[i]);
+    }
+    for (std::size_t to = 0; to < own.splits.size(); ++to) {
+      if (tally.submitted[to] || own.splits[to] == 0) continue;
+      return Status(StatusCode::kInvalidArgument,
+                    "alltoall '" + request.name + "': rank " + std::to_string(ranks[i]) +
+                        " sends " + std::to_string(own.splits[to]) + " rows to " +
+                        has_joined(ranks[to]) + " and takes nothing any more; send it none",
+                    ranks[i]);
+    }
+  }
+  return Status();
+}
+
+Status Coordinator::note_absent(Book& book, const Tally& tally, Response& response) {
+  for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
+    if (!tally.submitted[i]) response.absent.push_back(book.group.ranks[i]);
+  }
+  if (response.absent != book.absent) {
+    if (epochs_ >= kMaxEpoch) {
+      return Status(StatusCode::kInternal, describe(tally.request) + ": join() has changed the " +
+                                               "members of groups too often in this world");
+    }
+    book.absent = response.absent;
+    book.generation = ++epochs_;
+  }
+  response.generation = book.generation;
+  return Status();
+}
+
+void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
+  if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
+  if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
+  if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
+  Response response;
+  if (Status noted = note_absent(book, tally, response); !noted.ok()) {
+    return respond_error(tally, std::move(noted));
+  }
+  if (observer_ != nullptr) observer_->answered(tally.number, Status());
+  const std::string key = tally.request.key();
+  if (const auto id = cache_.find(key, tally.request)) {
+    response.form = Response::Form::kCached;
+    response.cache_id = *id;
+    response.request.process_set = static_cast<std::uint32_t>(book.group.id);
+    response.request.name = name;
+  } else {
+    response.form = Response::Form::kFull;
+    if (tally.request.cacheable()) response.cache_id = cache_.assign(key);
+    cache_.remember(response.cache_id, key, tally.request);
+    response.first_dimensions = rows_of(tally);
+    response.request = std::move(tally.request);
+    response.request.splits.clear();  // one member's; all have their part of the rows
+  }
+  if (response.request.kind == Kind::kJoin) {
+    response.first_dimensions = {last_joined_};
+    joined_.assign(joined_.size(), false);
+    failed_.clear();  // who has not made such a change has joined instead
+  }
+  responses_.push_back(std::move(response));
+}
+
+void Coordinator::respond_error(const Tally& tally, Status error) {
+  if (tally.request.changes_process_sets()) {
+    for (auto& [id, book] : books_) book.removing.clear();
+  }
+  if (observer_ != nullptr) observer_->answered(tally.number, error);
+  Response response;
+  response.form = Response::Form::kError;
+  response.request.process_set = tally.request.process_set;
+  response.request.name = tally.request.name;
+  response.error = std::move(error);
+  responses_.push_back(std::move(response));
+}
+
+void Coordinator::tune(const Tunables& tunables) {
+  Response response;
+  response.form = Response::Form::kTune;
+  response.tunables = tunables;
+  responses_.push_back(std::move(response));
+}
+
+std::vector<Response> Coordinator::take_responses() {
+  for (const std::uint32_t set : std::exchange(removed_, {})) books_.erase(set);
+  return std::exchange(responses_, {});
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,142 @@
+// Decides when a collective may start: a pure state machine, one per world, on rank 0.
+//
+// Words: each process set has a *book* of tallies. A *tally* counts which members of the set have
+// submitted a name. When the last one has, the coordinator appends one *response* to the list that
+// all members get, in one order for all sets: so two ranks can never wait for each other in
+// collectives of two different sets. Ranks that disagree all get the same error instead. A rank
+// that has joined is not waited for any more: responses name it absent, until all ranks have
+// joined. Thread: the runner of rank 0's engine. No I/O, no clock of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "negotiation/observer.h"
+#include "negotiation/response_cache.h"
+#include "transport/topology.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+// A rank has left cleanly after so many collectives, and something still needs it: `missing` says
+// what, "allreduce 'x' waits for it".
+Status left_early(int rank, std::uint64_t collectives, const std::string& missing);
+
+class Coordinator {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  struct Tally {
+    std::uint64_t number = 0;  // of all tallies
+    Request request;           // as the first rank submitted it
+    int first_rank = -1;
+    Presence submitted;
+    std::size_t missing = 0;         // members that have neither submitted nor joined
+    std::vector<Request> differing;  // where rows_differ(): by position in the set
+    Status refusal;                  // the first disagreement
+    TimePoint since;
+    TimePoint warned;  // of the last stall warning
+  };
+  struct Activity {
+    std::string name;  // what the rank submitted last
+    TimePoint when;
+  };
+  struct Book {
+    Group group;
+    std::unordered_map<std::string, Tally> tallies;  // by name
+    std::vector<int> absent;                         // of the last response
+    std::uint32_t generation = 0;                    // of the group without them
+    std::vector<bool> removing;  // members that remove the set, by position; empty: nobody does
+  };
+
+  // `observer` is borrowed and may be null.
+  Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr)
+      : size_(size),
+        observer_(observer),
+        cache_(cache_capacity),
+        activity_(size),
+        left_(size),
+        joined_(size) {}
+
+  void add_set(const Group& group);
+  // A rank wants a collective. kInternal when it is no member of the set, asks twice, has joined,
+  // or wants what no rank lets its callers ask for.
+  Status submit(int rank, const Request& request, TimePoint now);
+  Status submit_cached(int rank, std::uint32_t id, TimePoint now);
+  // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
+  void leave(int rank, std::uint64_t collectives);
+  // Fails every member of every tally that has waited since before `since` (stall_shutdown).
+  void fail_stalled(TimePoint since, const std::string& reason);
+
+  // A change of the process sets cannot go on: all ranks that made it get this error, later ones
+  // too.
+  void fail_change(const std::string& name, const Status& error);
+
+  // All ranks of the world change to these settings between the responses so far and later ones.
+  void tune(const Tunables& tunables);
+
+  // The responses decided since the last call, in order. The books that they name stay until the
+  // next call.
+  std::vector<Response> take_responses();
+
+  const Group& group(std::uint32_t set) const { return books_.at(set).group; }
+  std::map<std::uint32_t, Book>& books() { return books_; }
+  const Activity& activity(int rank) const { return activity_[rank]; }
+  // Since when nothing has happened that the tally waits for. Ranks may train for long while others
+  // have joined: a join waits only for ranks that do nothing at all.
+  TimePoint idle_since(const Book& book, const Tally& tally) const;
+  bool idle() const { return waiting_ == 0; }
+  // The members that have submitted the tally; and those that it waits for.
+  static std::vector<int> submitters(const Book& book, const Tally& tally);
+  std::vector<int> missing_ranks(const Book& book, const Tally& tally) const;
+
+ private:
+  // The rank's tally for the request, a new one where nobody had asked before.
+  Tally& open(Book& book, int rank, const Request& request, TimePoint now);
+  // Answers what waited for this rank alone, and waits for it no more.
+  void join(int rank);
+  void respond(Book& book, const std::string& name, Tally tally);
+  // What makes the request impossible for those who submitted it, or OK.
+  static Status refuse(const Book& book, const Tally& tally);
+  // Says in the response who is absent. kInternal when there is no number for such a group.
+  Status note_absent(Book& book, const Tally& tally, Response& response);
+  void respond_error(const Tally& tally, Status error);
+  // Where a rank that has left is awaited: the error, else nothing.
+  bool fail_if_left(const Book& book, const Tally& tally);
+
+  // Changes of the process sets (coordinator_sets.cc).
+  struct FailedChange {
+    Status error;
+    std::size_t missing = 0;  // ranks that have not made it yet
+  };
+  Book* find_book(const std::vector<std::int64_t>& ranks);
+  // What is wrong with a change that all ranks want.
+  std::optional<std::string> describe_bad_change(const Request& request);
+  void respond_change(Tally tally);
+  // This rank's request is of a change that has failed: it gets the error.
+  bool fail_late_change(int rank, const Request& request);
+  // Where members wait for one that removes the set: they and the removal get an error. True: the
+  // tally of `request`, which was counted last, is gone.
+  bool fail_removal(int rank, const Request& request, Book& book);
+
+  const int size_;
+  const NegotiationObserver* const observer_;
+  ResponseCache cache_;
+  std::map<std::uint32_t, Book> books_;
+  std::vector<Activity> activity_;                  // by rank
+  std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
+  std::vector<bool> joined_;                        // by rank
+  int last_joined_ = -1;
+  std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
+  std::vector<Response> responses_;
+  std::size_t waiting_ = 0;                               // tallies in all books
+  std::uint64_t tallied_ = 0;                             // tallies so far
+  std::vector<std::uint32_t> removed_;                    // sets whose books go next
+  std::unordered_map<std::string, FailedChange> failed_;  // by name
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,21 @@
+// Who wants to see what the coordinator does: the timeline. Thread: the runner of rank 0's engine.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "wire/message.h"
+
+namespace hvdlite {
+
+class NegotiationObserver {
+ public:
+  virtual ~NegotiationObserver() = default;
+  // A rank has submitted `request`. `number` is that of the tally; `first`: it opened the tally.
+  virtual void arrived(std::uint64_t number, const Request& request, int rank,
+                       bool first) const = 0;
+  // The tally has been answered, with this error or an OK status.
+  virtual void answered(std::uint64_t number, const Status& error) const = 0;
+};
+
+}  // namespace hvdlite

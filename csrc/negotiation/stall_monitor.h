@@ -1,0 +1,42 @@
+// Says which tensors wait for which ranks, and what those ranks did last: the first thing somebody
+// wants to know when a job stands still. Looks at the coordinator's tallies a few times a second at
+// most; never touches the fast path. Thread: the runner of rank 0's engine.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "negotiation/coordinator.h"
+
+namespace hvdlite {
+
+class StallMonitor {
+ public:
+  StallMonitor(const Config& config, Coordinator& coordinator)
+      : warning_(config.stall_warning),
+        shutdown_(config.stall_shutdown),
+        coordinator_(coordinator) {}
+
+  // Warnings that are due at `now`: of each tensor after stall_warning, and again whenever it has
+  // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
+  // process sets that have waited past stall_warning for ranks that wait for those that make them.
+  std::vector<std::string> check(Coordinator::TimePoint now);
+  // How long the runner may sleep before check() has something to do.
+  std::chrono::milliseconds interval() const;
+
+ private:
+  std::string describe_stall(const Coordinator::Book& book, const Coordinator::Tally& tally,
+                             Coordinator::TimePoint now) const;
+  void fail_circular_changes(Coordinator::TimePoint now);
+  // Where a rank that is missing in `tally` waits itself for one that has submitted it, as at the
+  // end of loops of different lengths: where, and what to do. Otherwise nothing.
+  std::string describe_mutual_wait(const Coordinator::Book& book,
+                                   const Coordinator::Tally& tally) const;
+  double warning_;
+  double shutdown_;
+  Coordinator& coordinator_;  // borrowed from the negotiator, which owns both
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,77 @@
+#include "testing/inproc_world.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "testing/inproc_channel.h"
+
+namespace hvdlite {
+namespace {
+
+// What bells point into: it lives as long as any fabric of the world, which may ring any rank.
+struct WorldMemory {
+  std::vector<std::shared_ptr<Segment>> segments;  // by rank
+  std::vector<Fd> bells;                           // by rank: its eventfd
+};
+
+Status add_rank(WorldMemory& memory, const Topology& topology, const Config& config) {
+  const int local_size = topology.local_size(topology.rank);
+  Result<std::shared_ptr<Segment>> segment =
+      Segment::in_process(SegmentLayout::make(local_size, config));
+  HVDLITE_RETURN_IF_ERROR(segment.status());
+  memory.segments.push_back(segment.value());
+  memory.bells.push_back(make_bell());
+  if (!memory.bells.back().valid()) return system_error("eventfd", errno);
+  return Status();
+}
+
+Status fill(Fabric& fabric, const std::shared_ptr<WorldMemory>& memory, const Config& config) {
+  const Topology& topology = fabric.topology;
+  for (int peer = 0; peer < topology.size; ++peer) {
+    // It shares ownership of all memory, not only of this segment.
+    const std::shared_ptr<Segment> segment(memory, memory->segments[peer].get());
+    if (peer == topology.rank) fabric.own_segment = segment;
+    if (topology.same_host(peer)) fabric.segments[peer] = segment;
+    fabric.bells[peer] = Bell(segment->sleeping(), memory->bells[peer].get());
+  }
+  Fd own(::dup(memory->bells[topology.rank].get()));
+  if (!own.valid()) return system_error("dup", errno);
+  return fabric.open(std::move(own), config);
+}
+
+void connect(Fabric& a, Fabric& b) {
+  const int rank_a = a.topology.rank;
+  const int rank_b = b.topology.rank;
+  const std::size_t capacity = a.own_segment->layout().ring_bytes;
+  const auto link = [&](std::vector<std::unique_ptr<Channel>>& of_a,
+                        std::vector<std::unique_ptr<Channel>>& of_b) {
+    const auto shared = std::make_shared<InprocLink>(capacity);
+    of_a[rank_b] = std::make_unique<InprocChannel>(rank_b, 0, shared, a.bells[rank_b]);
+    of_b[rank_a] = std::make_unique<InprocChannel>(rank_a, 1, shared, b.bells[rank_a]);
+  };
+  link(a.control, b.control);
+  if (!a.topology.same_host(rank_b)) link(a.data, b.data);
+}
+
+}  // namespace
+
+Result<std::vector<std::unique_ptr<Fabric>>> make_inproc_world(const std::vector<int>& host_of,
+                                                               const Config& config) {
+  const int size = static_cast<int>(host_of.size());
+  std::vector<std::unique_ptr<Fabric>> world;
+  const auto memory = std::make_shared<WorldMemory>();
+  for (int rank = 0; rank < size; ++rank) {
+    world.push_back(std::make_unique<Fabric>(Topology{rank, size, host_of}));
+    HVDLITE_RETURN_IF_ERROR(add_rank(*memory, world[rank]->topology, config));
+  }
+  for (auto& fabric : world) HVDLITE_RETURN_IF_ERROR(fill(*fabric, memory, config));
+  for (int a = 0; a < size; ++a) {
+    for (int b = a + 1; b < size; ++b) connect(*world[a], *world[b]);
+  }
+  for (auto& fabric : world) HVDLITE_RETURN_IF_ERROR(fabric->attach());
+  return world;
+}
+
+}  // namespace hvdlite

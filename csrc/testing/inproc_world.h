@@ -1,0 +1,17 @@
+// A world inside one process, for tests: its ranks are threads. Not part of the shipped library.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "transport/fabric.h"
+
+namespace hvdlite {
+
+// Makes one fabric for each of `host_of.size()` ranks. Ranks with the same number in it share plain
+// memory as processes would share a segment; in-process channels connect all of them. The fabrics
+// may be destroyed in any order.
+Result<std::vector<std::unique_ptr<Fabric>>> make_inproc_world(const std::vector<int>& host_of,
+                                                               const Config& config);
+
+}  // namespace hvdlite

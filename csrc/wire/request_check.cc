@@ -1,0 +1,161 @@
+// What message.h says about requests of several ranks: where they differ, and what they give.
+#include <algorithm>
+#include <sstream>
+
+#include "wire/message.h"
+
+namespace hvdlite {
+namespace {
+
+std::string text_of(const std::vector<std::int64_t>& dims) {
+  std::ostringstream text;
+  text << '[';
+  for (std::size_t i = 0; i < dims.size(); ++i) text << (i == 0 ? "" : ", ") << dims[i];
+  text << ']';
+  return text.str();
+}
+
+template <typename T>
+std::string text_of(const T& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+// The first field that differs, in words.
+struct Difference {
+  std::string field, a, b;
+};
+
+std::optional<Difference> difference(const TensorShape& a, const TensorShape& b, Kind kind) {
+  if (a.dtype != b.dtype) {
+    return Difference{"dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype))};
+  }
+  if (a.wire != b.wire) {
+    return Difference{"wire dtype", std::string(name_of(a.wire)), std::string(name_of(b.wire))};
+  }
+  if (a.device != b.device) {
+    return Difference{"device", std::string(name_of(a.device)), std::string(name_of(b.device))};
+  }
+  // Ranks give different first dimensions to an allgather and to an alltoall.
+  const bool rows_differ = kind == Kind::kAllgather || kind == Kind::kAlltoall;
+  const std::size_t skip = rows_differ && !a.dims.empty() && !b.dims.empty() ? 1 : 0;
+  if (a.dims.size() != b.dims.size() ||
+      !std::equal(a.dims.begin() + skip, a.dims.end(), b.dims.begin() + skip)) {
+    return Difference{"shape", text_of(a.dims), text_of(b.dims)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> difference(const Request& a, const Request& b) {
+  if (a.kind != b.kind) {
+    return Difference{"operation", std::string(name_of(a.kind)), std::string(name_of(b.kind))};
+  }
+  if (a.op != b.op) {
+    return Difference{"reduce op", std::string(name_of(a.op)), std::string(name_of(b.op))};
+  }
+  if (a.root != b.root) return Difference{"root rank", text_of(a.root), text_of(b.root)};
+  if (a.weighted != b.weighted) {
+    return Difference{"weight", a.weighted ? "one" : "none", b.weighted ? "one" : "none"};
+  }
+  if (a.prescale != b.prescale) {
+    return Difference{"prescale factor", text_of(a.prescale), text_of(b.prescale)};
+  }
+  if (a.postscale != b.postscale) {
+    return Difference{"postscale factor", text_of(a.postscale), text_of(b.postscale)};
+  }
+  if (a.changes_process_sets() && a.splits != b.splits) {
+    return Difference{"ranks of the set", text_of(a.splits), text_of(b.splits)};
+  }
+  if (a.tensors.size() != b.tensors.size()) {
+    return Difference{"number of tensors", text_of(a.tensors.size()), text_of(b.tensors.size())};
+  }
+  return std::nullopt;
+}
+
+std::int64_t count_present(const Presence& present) {
+  return std::count(present.begin(), present.end(), true);
+}
+
+}  // namespace
+
+std::string describe(const Request& request) {
+  if (request.kind == Kind::kJoin) return "join()";
+  return std::string(name_of(request.kind)) + " '" + request.name + "'";
+}
+
+std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,
+                                             const Request& b) {
+  std::string name = a.name;
+  std::optional<Difference> found = difference(a, b);
+  for (std::size_t i = 0; !found && i < a.tensors.size(); ++i) {
+    found = difference(a.tensors[i], b.tensors[i], a.kind);
+    if (found && !a.tensors[i].name.empty()) name = a.tensors[i].name;
+  }
+  if (!found) return std::nullopt;
+  return std::string(name_of(a.kind)) + " '" + name + "': ranks disagree about the " +
+         found->field + ": rank " + std::to_string(rank_a) + " has " + found->a + ", rank " +
+         std::to_string(rank_b) + " has " + found->b;
+}
+
+std::optional<std::string> describe_bad_splits(int rank, const Request& request,
+                                               const Presence& present) {
+  const std::size_t members = present.size();
+  if (request.tensors.size() != 1 || request.tensors[0].dims.empty()) {
+    return "alltoall '" + request.name + "': it takes one tensor with a first dimension";
+  }
+  const std::int64_t rows = request.tensors[0].dims[0];
+  const std::string subject = "alltoall '" + request.name + "': rank " + std::to_string(rank);
+  const std::string size = std::to_string(members);
+  if (request.splits.empty()) {
+    const std::int64_t parts = count_present(present);
+    if (rows % parts == 0) return std::nullopt;
+    const std::int64_t joined = std::ssize(present) - parts;
+    return subject + " has " + std::to_string(rows) +
+           " rows, which cannot be split evenly in a process set of " + size +
+           (joined == 0 ? "" : ", " + std::to_string(joined) + " of which have joined") +
+           "; give splits";
+  }
+  if (request.splits.size() != members) {
+    return subject + " has " + std::to_string(request.splits.size()) +
+           " splits in a process set of " + size + "; give one for each member";
+  }
+  std::int64_t sum = 0;
+  for (const std::int64_t split : request.splits) {
+    if (split < 0) return subject + " has a negative split: " + text_of(request.splits);
+    if (__builtin_add_overflow(sum, split, &sum)) sum = INT64_MAX;
+  }
+  if (sum == rows) return std::nullopt;
+  return subject + " has splits " + text_of(request.splits) + ", which add up to " +
+         std::to_string(sum) + ", but " + std::to_string(rows) + " rows";
+}
+
+std::optional<std::string> describe_bad_ranks(const Request& request, int size) {
+  const std::vector<std::int64_t>& ranks = request.splits;
+  const auto not_above = [](std::int64_t a, std::int64_t b) { return b <= a; };
+  if (!ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
+      std::adjacent_find(ranks.begin(), ranks.end(), not_above) == ranks.end()) {
+    return std::nullopt;
+  }
+  return "add_process_set of " + text_of(ranks) +
+         ": a process set takes different ranks from 0 to " + std::to_string(size - 1) +
+         ", at least one";
+}
+
+std::vector<std::int64_t> rows_given(const Request& request, const Presence& present) {
+  std::vector<std::int64_t> rows;
+  if (request.kind == Kind::kAllgather) {
+    for (const TensorShape& tensor : request.tensors) {
+      rows.push_back(tensor.dims.empty() ? 0 : tensor.dims[0]);
+    }
+  } else if (request.kind == Kind::kAlltoall) {
+    rows = request.splits;
+    if (rows.empty()) {
+      const std::int64_t share = request.tensors[0].dims[0] / count_present(present);
+      for (const bool here : present) rows.push_back(here ? share : 0);
+    }
+  }
+  return rows;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,184 @@
+"""What hvdlite.keras asks about objects of Keras 2, the package `tf_keras`.
+
+It is imported when an object of that package turns up, never before: see `hvdlite.keras.adapters`.
+
+Keras 2 has two families of optimizers. Both let gradients through one method of theirs before they
+clip. `LossScaleOptimizer` calls that method of the optimizer inside of it before it looks for
+infinities, so that all ranks come to the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+import tf_keras
+
+from hvdlite.errors import ArgumentError
+from hvdlite.keras._tensorflow import allreduce_gradients, scale_gradient
+from hvdlite.keras.accumulation import Accumulator
+from hvdlite.keras.distribution import Distributed, Distribution, distribute
+from hvdlite.tensorflow.graph.tracing import traced_as_it_is
+
+__all__ = ["Optimizer", "allreduce_gradients", "scale_gradient"]
+
+_Legacy: Any = tf_keras.optimizers.legacy.Optimizer
+_LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer
+_Schedule: Any = tf_keras.optimizers.schedules.LearningRateSchedule
+
+# What can be distributed.
+Optimizer: Any = (tf_keras.optimizers.Optimizer, _Legacy)
+
+
+class _Positions:
+    """The index of each variable, in the order in which they were seen first."""
+
+    def __init__(self) -> None:
+        self._index_of: dict[Any, int] = {}
+        self.variables: list[Any] = []
+
+    def of(self, variables: Iterable[Any]) -> list[int]:
+        """Return the indices of variables; new ones get the next."""
+        indices = []
+        for variable in variables:
+            key = variable.ref()
+            if key not in self._index_of:
+                self._index_of[key] = len(self.variables)
+                self.variables.append(variable)
+            indices.append(self._index_of[key])
+        return indices
+
+
+class _Reduces(Distributed):
+    """What both families share."""
+
+    _positions: _Positions
+
+    @traced_as_it_is
+    def _reduce(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        distribution = self._require_distribution()
+        if distribution.passes > 1 and distribution.accumulator is None:
+            raise ArgumentError(
+                f"backward_passes_per_step={distribution.passes} does not go with the loss scaling "
+                "of tf_keras; leave it out, or use Keras 3"
+            )
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        indices = self._positions.of(variables)
+        gradients = [gradient for gradient, _ in pairs]
+        reduced = distribution.reduce(gradients, indices, variables)
+        return list(zip(reduced, variables, strict=True))
+
+    @traced_as_it_is
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **options: Any
+    ) -> Any:
+        """Reduce the gradients over all ranks, then update the variables with them.
+
+        Args:
+            grads_and_vars: pairs of a gradient of this rank and its variable.
+            args: as for the optimizer that was wrapped.
+            options: as for the optimizer that was wrapped; those that leave out aggregation leave
+                out the other ranks.
+        """
+        distribution = self._require_distribution()
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        known = len(self._positions.variables)
+        indices = self._positions.of(variables)  # Also of those that have no gradient.
+        apply_plain = super().apply_gradients  # type: ignore[misc]
+        if distribution.passes == 1:
+            return apply_plain(pairs, *args, **options)
+        if distribution.accumulator is not None and len(self._positions.variables) > known:
+            raise ArgumentError(
+                "with backward_passes_per_step an optimizer of tf_keras accumulates for the "
+                "variables that it saw first; wrap another one for the others"
+            )
+        if distribution.accumulator is None:
+            distribution.accumulator = Accumulator(
+                self._positions.variables, distribution.passes, distribution.averages_passes
+            )
+
+        def apply_sums(sums: list[Any]) -> None:
+            apply_plain(list(zip(sums, variables, strict=True)), *args, **options)
+
+        distribution.accumulator.add([gradient for gradient, _ in pairs], indices, then=apply_sums)
+        return self.iterations  # type: ignore[attr-defined]
+
+
+class _New(_Reduces):
+    """The optimizers of `tf_keras.optimizers`."""
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        """Reduce over all ranks."""
+        return self._reduce(grads_and_vars)
+
+
+class _Old(_Reduces):
+    """The optimizers of `tf_keras.optimizers.legacy`."""
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        return self._reduce(grads_and_vars)
+
+
+def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
+    """Make an optimizer of Keras 2 a distributed one.
+
+    Args:
+        optimizer: of either family, or what scales the loss for one, which goes on doing so.
+        distribution: how gradients are reduced.
+
+    Raises:
+        ArgumentError: accumulation over batches is not possible.
+    """
+    if distribution.passes > 1 and keras.backend.backend() != "tensorflow":
+        raise ArgumentError(
+            f"backward_passes_per_step={distribution.passes} with an optimizer of tf_keras needs "
+            "KERAS_BACKEND=tensorflow"
+        )
+    if isinstance(optimizer, _LossScaling):
+        optimizer = optimizer.inner_optimizer
+    vars(optimizer)["_positions"] = _Positions()
+    distribute(optimizer, _Old if isinstance(optimizer, _Legacy) else _New, distribution)
+
+
+def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
+    """Build an optimizer where it is not built yet, and list its variables.
+
+    Args:
+        optimizer: of either family.
+        trainable: the variables of its model.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, _Legacy):
+        inner._create_all_weights(trainable)
+    else:
+        inner.build(trainable)
+    return list(inner.variables())
+
+
+def check_rate(optimizer: Any) -> None:
+    """Make sure that a callback can set the learning rate.
+
+    Raises:
+        ArgumentError: a schedule decides it.
+    """
+    rate = optimizer.learning_rate if isinstance(optimizer, _Legacy) else optimizer._learning_rate
+    if isinstance(rate, _Schedule):
+        raise ArgumentError(
+            f"the learning rate of this {type(optimizer).__name__} is a {type(rate).__name__} of "
+            "tf_keras, which callbacks cannot multiply; give the optimizer a number"
+        )
+
+
+def velocities(optimizer: Any, trainable: Sequence[Any]) -> list[tf.Variable]:
+    """List what holds gradients times the learning rate: the momentum of SGD."""
+    if isinstance(optimizer, tf_keras.optimizers.legacy.SGD):
+        if not optimizer._momentum:
+            return []
+        return [optimizer.get_slot(variable, "momentum") for variable in trainable]
+    if isinstance(optimizer, tf_keras.optimizers.SGD):
+        return list(getattr(optimizer, "momentums", ()))
+    return []

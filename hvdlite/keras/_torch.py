@@ -1,0 +1,76 @@
+"""What hvdlite.keras asks of the PyTorch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.compression import Compressor, cast_in_core
+from hvdlite.process_sets import ProcessSet
+from hvdlite.torch.collectives.allreduce import start_reducing
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.collectives.tensors import readable
+from hvdlite.torch.compression import Compression
+
+__all__ = ["Compression", "allreduce_gradients", "keep_apply", "scale_gradient"]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def allreduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    *,
+    op: int,
+    compression: type[Compressor] | Compressor,
+    prescale_factor: float,
+    postscale_factor: float,
+    sparse_as_dense: bool,
+    process_set: ProcessSet,
+) -> list[Any]:
+    """Reduce gradients over all ranks, in place where they are contiguous.
+
+    Args:
+        gradients: tensors, or None, which stays None.
+        names: their wire names, the same in every step.
+        op: `Average` or `Sum`.
+        compression: what happens on the way.
+        prescale_factor: multiplies what goes in.
+        postscale_factor: multiplies what comes out.
+        sparse_as_dense: makes sparse gradients dense; without it they are an error.
+        process_set: whose members take part.
+    """
+    cast, compression = cast_in_core(compression, op)
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set, wire=cast)
+    started: list[Any] = []
+    for gradient, name in zip(gradients, names, strict=True):
+        if gradient is None:
+            started.append(None)
+            continue
+        if sparse_as_dense and gradient.layout != torch.strided:
+            gradient = gradient.to_dense()
+        wire, context = compression.compress(gradient)
+        if wire.layout == torch.strided:
+            wire = readable(wire)
+        handle = start_reducing([wire], [name], name, reduction, in_place=True).first()
+        started.append((handle, context))
+    return [
+        None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
+    ]
+
+
+def keep_apply(optimizer: Any) -> None:
+    """Make `torch.compile` call the `apply` of an optimizer's own class, and as it is.
+
+    It looks methods up in what `__class__` says, which is the class that was wrapped (see
+    `hvdlite.keras.distribution`), and would call the `apply` of that; but what the object itself
+    has comes first.
+    """
+    vars(optimizer)["apply"] = torch.compiler.disable(optimizer.apply)
+
+
+def scale_gradient(gradient: Any, factor: float) -> Any:
+    """Multiply a tensor."""
+    return gradient * factor

@@ -1,0 +1,301 @@
+"""Collectives of NumPy arrays and of Keras variables, past the framework of the backend.
+
+For what is small or rare: metrics, scores, the variables at the start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdlite import _core, basics, ops
+from hvdlite.compression import Compressor, NoneCompressor, cast_in_core, send_compressed
+from hvdlite.errors import ArgumentError
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.operation_names import next_name
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+
+
+def _array(value: Any) -> Any:
+    """Copy a number, an array, a tensor or a variable into an array of its own."""
+    if not isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
+        value = keras.ops.convert_to_numpy(value)
+    return np.array(value, order="C")
+
+
+def _spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
+    number = ops.dtype_number(source.dtype.name, name)
+    output = 0 if target is None else target.ctypes.data
+    wire = cast if source.dtype in (np.float32, np.float64) else None
+    return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: type[Compressor] | Compressor = NoneCompressor,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce a number or an array over all ranks.
+
+    Args:
+        value: a number, an array, a tensor or a variable of the same shape on all ranks.
+        name: identifies the operation on all ranks; numbered without.
+        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        compression: what happens to it on the way, as a tensor of the backend; see `Compression`.
+        process_set: whose members take part; all ranks without.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value or an argument cannot be used.
+        MismatchError: the ranks' values differ in shape, dtype or op.
+
+    Example:
+        >>> score = hvd.allreduce(model.evaluate(inputs, labels))
+    """
+    op = ops.choose_op(average, op)
+    name = name or next_name("allreduce", member_id(process_set))
+    if compression is not NoneCompressor:
+        value = keras.ops.convert_to_tensor(value)
+    cast, by_hand = cast_in_core(compression, op)
+    if by_hand is not NoneCompressor:
+
+        def send(wires: list[Any]) -> list[Any]:
+            received = allreduce(
+                wires[0], name, None, prescale_factor, postscale_factor, op, process_set=process_set
+            )
+            return [keras.ops.convert_to_tensor(received)]
+
+        return _array(send_compressed(send, [value], by_hand)[0])
+    array = _array(value)
+    basics.engine().allreduce(
+        name, [_spec(name, array, array, cast)], op, prescale_factor, postscale_factor,
+        process_set=member_id(process_set), keep=array, blocking=True,
+    ).wait()  # fmt: skip
+    return array
+
+
+def allgather(
+    value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Concatenate the ranks' arrays along the first dimension, which may differ between ranks.
+
+    Args:
+        value: an array, a tensor or a variable of at least one dimension.
+        name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value cannot be sent.
+        MismatchError: the ranks' values differ in dtype or in another dimension.
+
+    Example:
+        >>> every_prediction = hvd.allgather(model.predict(inputs))
+    """
+    name = name or next_name("allgather", member_id(process_set))
+    array = _array(value)
+    if array.ndim == 0:
+        raise ArgumentError(f"allgather '{name}' of a single number; give it a dimension: [number]")
+    handle = basics.engine().allgather(
+        name, [_spec(name, array)], member_id(process_set), keep=array, blocking=True
+    )
+    return _received(handle, array)
+
+
+def reducescatter(
+    value: Any,
+    name: str | None = None,
+    op: int = ops.Average,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce an array over all ranks, and keep this rank's share along the first dimension.
+
+    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more.
+
+    Args:
+        value: an array, a tensor or a variable of at least one dimension, of the same shape on all
+            ranks.
+        name: identifies the operation on all ranks; numbered without.
+        op: `Average`, `Sum`, `Min`, `Max` or `Product`.
+        process_set: whose members take part; all ranks without.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value or an argument cannot be used.
+        MismatchError: the ranks' values differ in shape, dtype or op.
+
+    Example:
+        >>> my_rows = hvd.reducescatter(np.ones((5, 3)), op=hvd.Sum)
+    """
+    op = ops.choose_op(None, op)
+    name = name or next_name("reducescatter", member_id(process_set))
+    array = _array(value)
+    handle = basics.engine().reducescatter(
+        name, [_spec(name, array)], op, process_set=member_id(process_set), keep=array,
+        blocking=True,
+    )  # fmt: skip
+    return _received(handle, array)
+
+
+def broadcast(
+    value: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return one rank's array on all.
+
+    Args:
+        value: a number, an array, a tensor or a variable of the same shape on all ranks.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
+
+    Returns:
+        A NumPy array.
+
+    Raises:
+        ArgumentError: the value cannot be sent, or `root_rank` is no rank.
+        MismatchError: the ranks' values differ in shape or dtype.
+
+    Example:
+        >>> seeds = hvd.broadcast(np.random.randint(1000, size=3), root_rank=0)
+    """
+    check_root(root_rank, process_set)
+    name = name or next_name("broadcast", member_id(process_set))
+    array = _array(value)
+    _broadcast({name: array}, root_rank, name, process_set)
+    return array
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Overwrite Keras variables with one rank's values.
+
+    Args:
+        variables: the same ones in the same order on all ranks: `model.weights`,
+            `optimizer.variables`. (`model.variables` also has the states of random seeds: after it,
+            dropout drops the same units on every rank.)
+        root_rank: the rank whose values all receive.
+        process_set: whose members take part; all ranks without.
+
+    Raises:
+        ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
+        MismatchError: the ranks' variables differ; the message names the first difference.
+
+    Example:
+        >>> hvd.broadcast_variables(model.weights, root_rank=0)
+    """
+    check_root(root_rank, process_set)
+    targets = list(variables)
+    name = next_name("broadcast_variables", member_id(process_set))
+    arrays = {}
+    for index, variable in enumerate(targets):
+        if not hasattr(variable, "assign"):
+            raise ArgumentError(f"a {type(variable).__name__} is no variable")
+        key = str(getattr(variable, "path", getattr(variable, "name", "variable")))
+        arrays[key if key not in arrays else f"{key}.{index}"] = _array(variable)
+    _broadcast(arrays, root_rank, name, process_set)
+    for variable, array in zip(targets, arrays.values(), strict=True):
+        variable.assign(array)
+
+
+def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Replace a model's floating-point weights that are not trained by their averages.
+
+    Batch normalization keeps moving statistics of what this rank sees. Call this before evaluation
+    and before a checkpoint, on every rank, and ranks evaluate the same model. The weights of frozen
+    layers, which are alike on all ranks, stay as they are.
+
+    Args:
+        model: a model of Keras 3 or of Keras 2.
+        process_set: whose members take part; all ranks without.
+
+    Raises:
+        ArgumentError: `model` is not a model.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        >>> hvd.allreduce_buffers(model)
+        >>> model.evaluate(test_data)
+    """
+    if not hasattr(model, "non_trainable_weights"):
+        raise ArgumentError(f"allreduce_buffers takes a model, not a {type(model).__name__}")
+    name = next_name("allreduce_buffers", member_id(process_set))
+    arrays = []
+    buffers = []
+    for variable in model.non_trainable_weights:
+        array = _array(variable)
+        if keras.backend.is_float_dtype(array.dtype.name):
+            buffers.append(variable)
+            arrays.append(array.astype(np.float64))  # equal floats of fewer bits average exactly
+    if not buffers:
+        return
+    specs = [_spec(f"{name}.{i}", array, array) for i, array in enumerate(arrays)]
+    basics.engine().allreduce(
+        name, specs, ops.Average, process_set=member_id(process_set), keep=arrays, blocking=True
+    ).wait()
+    for variable, array in zip(buffers, arrays, strict=True):
+        variable.assign(array.astype(str(variable.dtype)))
+
+
+def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
+    """Overwrite arrays; element types that the core does not know travel as bytes."""
+    specs = []
+    for key, array in arrays.items():
+        known = array.dtype.name in _core.DTYPES
+        sent = array if known else array.reshape(-1).view(np.uint8)
+        specs.append(_spec(key, sent, sent))
+    if specs:
+        number = member_id(process_set)
+        engine = basics.engine()
+        engine.broadcast(name, specs, root_rank, number, keep=arrays, blocking=True).wait()
+
+
+def _received(handle: _core.Handle, sent: Any) -> Any:
+    """Wait, and return the rows that came, shaped and typed like those that were sent."""
+    handle.wait()
+    received = np.frombuffer(handle.take_output(), sent.dtype)
+    return received.reshape(sum(handle.first_dimensions), *sent.shape[1:])
+
+
+def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """Return what each member gave, by position in the set: something that JSON can hold."""
+    text = json.dumps(value).encode()
+    blocks = gather_bytes(basics.engine(), text, name, member_id(process_set))
+    return [json.loads(bytes(block)) for block in blocks]
+
+
+def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:
+    """Say who has which value: "12 on rank 0, 11 on ranks 1 and 2"."""
+    ranks_of: dict[Any, list[str]] = {}
+    for rank, value in zip(process_set.ranks, values, strict=True):
+        ranks_of.setdefault(value, []).append(str(rank))
+    parts = []
+    for value, ranks in ranks_of.items():
+        if len(ranks) == 1:
+            parts.append(f"{value} on rank {ranks[0]}")
+        else:
+            parts.append(f"{value} on ranks {', '.join(ranks[:-1])} and {ranks[-1]}")
+    return ", ".join(parts)

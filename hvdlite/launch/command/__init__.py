@@ -1,0 +1,1 @@
+"""The command hvdlite-run: its flags, its configuration file, and --doctor."""

@@ -1,0 +1,165 @@
+"""The command line of hvdlite-run. The launcher reads its environment here and nowhere else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hvdlite.errors import BootstrapError
+from hvdlite.launch.command import flags
+from hvdlite.launch.command.config_file import ConfigError, arguments_from
+from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
+from hvdlite.launch.job import Description, run_job
+from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.remote.ssh import SshOptions
+
+_COLUMNS_OF_PREFIX = 6
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line, and before it the file that it names."""
+    options = parser.parse_args(arguments)
+    if options.config_file is None:
+        return options
+    path = options.config_file
+    from_file = arguments_from(path.read_text(), str(path), parser)
+    return parser.parse_args([*from_file, *arguments])
+
+
+def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Host]:
+    """Read the hosts; without -np all their slots are filled, or --nproc-per-node on each."""
+    hosts: list[Host] = []
+    if options.hosts is not None and options.hostfile is not None:
+        parser.error("-H and --hostfile: give one of them")
+    if options.hosts is not None:
+        hosts = read_hosts(options.hosts)
+    elif options.hostfile is not None:
+        hosts = read_hostfile(options.hostfile.read_text(), str(options.hostfile))
+    if options.nproc_per_node is not None:
+        if options.num_proc is not None:
+            parser.error("-np and --nproc-per-node: give one of them")
+        if options.nproc_per_node < 1:
+            parser.error(f"--nproc-per-node {options.nproc_per_node}: at least one is needed")
+        hosts = [Host(host.name, options.nproc_per_node) for host in hosts]
+        options.num_proc = max(1, len(hosts)) * options.nproc_per_node
+    if options.num_proc is None and hosts:
+        options.num_proc = sum(host.slots for host in hosts)
+    return hosts
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: str) -> None:
+    """Refuse what cannot be run, with what to write instead."""
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    if options.num_proc is None:
+        parser.error(f"say how many ranks to start with -np, for example: {flags.EXAMPLE}")
+    if options.num_proc < 1:
+        parser.error(f"-np {options.num_proc}: at least one rank is needed")
+    if options.timeline is not None and not options.timeline.absolute().parent.is_dir():
+        parser.error(f"--timeline-filename {options.timeline}: there is no such folder")
+    if not options.command:
+        parser.error(f"say what to run, for example: {flags.EXAMPLE}")
+    options.command = with_python(options.command, options.module, path)
+    program = options.command[0]
+    if shutil.which(program, path=path) is None:
+        if program.endswith(".py"):
+            parser.error(f"there is no file {program} in {Path.cwd()}")
+        parser.error(
+            f"cannot find the program {program!r}; this hvdlite-run belongs to {sys.prefix}: "
+            "is that environment activated?"
+        )
+
+
+def with_python(command: list[str], is_module: bool, path: str) -> list[str]:
+    """Put this Python before a module, and before a script that is not a program by itself."""
+    if is_module:
+        return [sys.executable, "-m", *command]
+    script = command[0].endswith(".py") and Path(command[0]).is_file()
+    if script and shutil.which(command[0], path=path) is None:
+        return [sys.executable, *command]
+    return command
+
+
+def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
+    """Tell progress bars how wide the terminal is: a worker's own output is a pipe."""
+    for fd in (STDERR, STDOUT):
+        if "COLUMNS" not in environment and os.isatty(fd):
+            width = os.get_terminal_size(fd).columns - _COLUMNS_OF_PREFIX
+            return {"COLUMNS": str(width)} if width > 0 else {}
+    return {}
+
+
+def describe_job(
+    options: argparse.Namespace, hosts: Sequence[Host], environment: Mapping[str, str]
+) -> Description:
+    """Put the command line in the launcher's terms."""
+    return Description(
+        command=options.command,
+        ranks=options.num_proc,
+        environment={
+            **environment,
+            **terminal_width(environment),
+            **flags.variables(options),
+        },
+        hosts=hosts,
+        ssh=SshOptions(
+            port=options.ssh_port,
+            identity_file=options.ssh_identity_file,
+            config=options.ssh_config,
+            python=options.remote_python,
+            **({} if options.start_timeout is None else {"connect_seconds": options.start_timeout}),
+        ),
+        interfaces=options.network_interfaces,
+        output_folder=options.output_filename,
+        timestamps=options.prefix_output_with_timestamp,
+        verbose=options.verbose,
+        compat=options.compat,
+        grace=options.grace,
+    )
+
+
+def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
+    """Write again how to reach these hosts, for a job of one rank on each."""
+    flags_of = {
+        "-H": ",".join(host.name for host in hosts) or None,
+        "--ssh-port": options.ssh_port,
+        "--ssh-identity-file": options.ssh_identity_file and options.ssh_identity_file.absolute(),
+        "--ssh-config": options.ssh_config and options.ssh_config.absolute(),
+        "--remote-python": options.remote_python,
+        "--network-interfaces": ",".join(options.network_interfaces or ()) or None,
+        "--start-timeout": options.start_timeout,
+    }
+    given = {flag: str(value) for flag, value in flags_of.items() if value is not None}
+    return [word for pair in given.items() for word in pair]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run hvdlite-run with these arguments (the process's by default); return its exit status."""
+    parser = flags.build_parser()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
+    environment = dict(os.environ)
+    try:
+        options = parse(parser, arguments)
+        hosts = choose_hosts(parser, options)
+        if options.doctor:
+            from hvdlite.launch.command.doctor import examine
+
+            return examine(environment, reach(options, hosts), len(hosts))
+        check(parser, options, environment.get("PATH", os.defpath))
+        for flag, why in options.needless.items():
+            print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
+        return run_job(describe_job(options, hosts, environment)).status
+    except KeyboardInterrupt:
+        return 130
+    except (ConfigError, HostsError) as error:
+        parser.error(str(error))
+    except (BootstrapError, OSError) as error:
+        print(f"hvdlite-run: {error}", file=sys.stderr)
+        return 1

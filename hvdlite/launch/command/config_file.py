@@ -1,0 +1,88 @@
+"""--config-file: flags from YAML, in the form that horovodrun's users have.
+
+Every flag may stand at the top by its long name, with underscores or hyphens. horovodrun's sections
+are understood, too: `params`, `autotune`, `timeline`, `stall_check`, `library_options`, `logging`.
+
+Example:
+    >>> from hvdlite.launch.command.flags import build_parser
+    >>> text = "num-proc: 4\\nparams:\\n  cache_capacity: 7\\nverbose: true\\n"
+    >>> arguments_from(text, "job.yaml", build_parser())
+    ['--num-proc', '4', '--cache-capacity', '7', '--verbose']
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+# By section: what horovodrun puts before a key of it to make the flag's name.
+_PREFIXES = {
+    "params": "",
+    "autotune": "autotune-",
+    "timeline": "timeline-",
+    "stall_check": "stall-check-",
+    "library_options": "",
+    "logging": "log-",
+}
+
+
+class ConfigError(ValueError):
+    """A file of flags cannot be used; the message says why."""
+
+
+def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
+    """Turn the file's text into arguments, to be put before those of the command line.
+
+    Raises:
+        ConfigError: it is no YAML, or has a key that is no flag.
+    """
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must have lines of `flag: value`")
+    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    arguments: list[str] = []
+    for flag, key, value in _flags(content):
+        if flag not in known:
+            raise ConfigError(f"{path}: {key} is no flag of hvdlite-run")
+        if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
+            arguments.append(f"{flag}={int(value)}")
+        else:
+            arguments += _argument(flag, value, known[flag].nargs == 0)
+    return arguments
+
+
+def _flags(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
+    """List flag, key as written, and value."""
+    for key, value in content.items():
+        section = str(key).replace("-", "_")
+        if section == "controller":
+            continue  # gloo or mpi; there is neither.
+        if section not in _PREFIXES or not isinstance(value, dict):
+            yield _flag("", key), str(key), value
+            continue
+        for name, inner in value.items():
+            if name == "enabled":
+                flag = _flag("" if inner else "no-", section)
+                yield flag, f"{key}.{name}", True
+            else:
+                yield _flag(_PREFIXES[section], name), f"{key}.{name}", inner
+
+
+def _flag(prefix: str, name: object) -> str:
+    return f"--{prefix}{str(name).replace('_', '-')}"
+
+
+def _argument(flag: str, value: Any, is_switch: bool) -> list[str]:
+    if value is None or (is_switch and value is False):
+        return []
+    if is_switch:
+        return [flag]
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    return [flag, str(value)]

@@ -1,0 +1,262 @@
+"""hvdlite-run --doctor: what works here, why the rest does not, and whether it is fast.
+
+With hosts (-H), ranks on these are tried and measured as well.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import hvdlite
+from hvdlite import gpu
+from hvdlite.launch.process.resources import available_cores, memory_bytes
+
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
+_PROBE_SECONDS = 60.0
+_COPY = 64 << 20
+_COPY_ROUNDS = 5
+# What two ranks of one machine reach at least when nothing disturbs them, as measured: a quarter of
+# the copy where they share one core (a third with a core each), and 4 KiB in 30 us.
+_USUAL_SHARE = 0.2
+_USUAL_SMALL_US = 100.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: what was looked at, whether it works (None: only a fact), and what was found."""
+
+    subject: str
+    works: bool | None
+    text: str
+
+
+def _check(subject: str, probe: Callable[[], str]) -> Finding:
+    """Run a probe; whatever goes wrong in it is the finding."""
+    try:
+        return Finding(subject, True, probe())
+    except Exception as error:
+        return Finding(subject, False, f"{type(error).__name__}: {error}")
+
+
+def machine() -> list[Finding]:
+    """State facts about this machine."""
+    uname = platform.uname()
+    return [
+        Finding("hvdlite", None, hvdlite.__version__),
+        Finding("python", None, f"{platform.python_version()} ({sys.executable})"),
+        Finding("platform", None, f"{uname.system} {uname.release} {uname.machine}"),
+        Finding("cores", None, f"{available_cores()} usable of {os.cpu_count()}"),
+        Finding("memory", None, f"{memory_bytes() / 2**30:.1f} GiB"),
+    ]
+
+
+def frameworks() -> list[Finding]:
+    """Say which frameworks are installed, without importing them."""
+    wheels = metadata.packages_distributions()  # TensorFlow's may be tensorflow-cpu
+    findings = []
+    for name in _FRAMEWORKS:
+        if name in wheels:
+            findings.append(Finding(name, True, metadata.version(wheels[name][0])))
+        else:
+            findings.append(Finding(name, False, f"not installed (pip install {name})"))
+    return findings
+
+
+def _native_core() -> str:
+    from hvdlite import _core
+
+    return f"version {_core.__version__}"
+
+
+def _shared_memory() -> str:
+    """Pass a sealed memfd and an eventfd to ourselves over a Unix socket, and read through it."""
+    memory = os.memfd_create("hvdlite-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    # os.eventfd came with Python 3.10; a kernel without it raises here.
+    bell = os.eventfd(0, os.EFD_CLOEXEC)
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    received = array.array("i")
+    try:
+        os.ftruncate(memory, 4096)
+        os.pwrite(memory, b"hvdlite", 0)
+        socket.send_fds(left, [b"x"], [memory, bell])
+        received.extend(socket.recv_fds(right, 1, 2)[1])
+        if os.pread(received[0], 7, 0) != b"hvdlite":
+            raise OSError("the passed memory holds something else")
+    finally:
+        for fd in (memory, bell, *received):
+            os.close(fd)
+        left.close()
+        right.close()
+    return "memfd, eventfd and passing them over a Unix socket work"
+
+
+def _tcp() -> str:
+    """Connect to ourselves over the loopback."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=2.0) as client,
+    ):
+        server.settimeout(2.0)
+        peer, _ = server.accept()
+        with peer:
+            client.sendall(b"x")
+            if peer.recv(1) != b"x":
+                raise OSError("the loopback changed a byte")
+    return "loopback works"
+
+
+def data_planes() -> list[Finding]:
+    """Say which ways there are between ranks."""
+    return [
+        _check("native core", _native_core),
+        _check("shared memory", _shared_memory),
+        _check("TCP", _tcp),
+        *_gpus(),
+    ]
+
+
+def _gpus() -> list[Finding]:
+    """Say whether GPU tensors can travel by NCCL; importing the core may fail like any probe."""
+    try:
+        return [Finding(*row) for row in gpu.report()]
+    except Exception as error:
+        return [Finding("NCCL", False, f"{type(error).__name__}: {error}")]
+
+
+def _copy_speed() -> float:
+    """Measure a copy of 64 MiB by one thread, in GB/s."""
+    from hvdlite import _core
+
+    return float(_core.memcpy_speed(_COPY, _COPY_ROUNDS))
+
+
+def _probe_ranks(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, float]:
+    """Start ranks as any job is started, and let them measure."""
+    python = [sys.executable, "-m"]
+    try:
+        done = subprocess.run(
+            [*python, "hvdlite.launch", *arguments, *python, "hvdlite.launch.command.probe"],
+            env={"OMP_NUM_THREADS": "1", **environment},
+            cwd="/",  # "-m" looks there first: a folder named hvdlite must not be in the way
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"the ranks did not finish within {_PROBE_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise RuntimeError(f"the ranks ended with status {done.returncode}: {last[0].strip()}")
+    row: dict[str, float] = json.loads(done.stdout.partition("[0] ")[2].splitlines()[0])
+    return row
+
+
+def speeds(environment: Mapping[str, str]) -> list[Finding]:
+    """Measure a plain copy and an all-reduce between two ranks, and say whether that is good."""
+    copy = _copy_speed()
+
+    def all_reduce() -> str:
+        row = _probe_ranks(environment, ["-np", "2"])
+        return judge(copy, row["large_gb_per_s"], row["small_us"])
+
+    return [
+        Finding("memcpy", True, f"{copy:.1f} GB/s (64 MiB, one thread)"),
+        _check("all-reduce", all_reduce),
+    ]
+
+
+def judge(copy: float, large: float, small: float) -> str:
+    """Say how fast two ranks of one machine are, and whether that is good; pure.
+
+    Args:
+        copy: of a plain copy, in GB/s.
+        large: of an all-reduce of 64 MiB, in GB/s.
+        small: an all-reduce of 4 KiB, in microseconds.
+
+    Example:
+        >>> judge(copy=20.0, large=8.0, small=6.0)
+        '8.00 GB/s (64 MiB float32, 2 ranks), 4 KiB in 6 us: good, 40% of the copy'
+    """
+    found = f"{large:.2f} GB/s (64 MiB float32, 2 ranks), 4 KiB in {small:.0f} us"
+    slow = []
+    if large < _USUAL_SHARE * copy:
+        slow.append(f"{_USUAL_SHARE * copy:.1f} GB/s, {_USUAL_SHARE:.0%} of the copy,")
+    if small > _USUAL_SMALL_US:
+        slow.append(f"{_USUAL_SMALL_US:.0f} us for 4 KiB")
+    if slow:
+        usual = " and ".join(slow).rstrip(",")
+        return f"{found}: slow, {usual} would be usual; is the machine busy with something else?"
+    return f"{found}: good, {large / copy:.0%} of the copy"
+
+
+def between(environment: Mapping[str, str], arguments: Sequence[str], count: int) -> list[Finding]:
+    """Start a rank on each host, and measure an all-reduce between them.
+
+    Args:
+        environment: of the launcher.
+        arguments: hvdlite-run's, about the hosts and how to reach them.
+        count: of hosts.
+    """
+
+    def all_reduce() -> str:
+        row = _probe_ranks(environment, arguments)
+        large, small = row["large_gb_per_s"], row["small_us"]
+        if count == 1:
+            return "a rank starts there"
+        # In a ring each link carries this much of a tensor in each direction.
+        link = 8 * large * 2 * (count - 1) / count
+        return (
+            f"{large:.2f} GB/s (64 MiB float32, {count} ranks), 4 KiB in {small:.0f} us: each "
+            f"host's link carried {link:.1f} Gbit/s; compare that with what it should"
+        )
+
+    return [_check("all-reduce", all_reduce)]
+
+
+def table(sections: Mapping[str, list[Finding]]) -> str:
+    """Lay the findings out; pure.
+
+    Example:
+        >>> print(table({"data planes": [Finding("TCP", True, "loopback works")]}))
+        data planes
+          yes  TCP  loopback works
+    """
+    marks = {True: "yes", False: "no", None: ""}
+    width = max(len(row.subject) for rows in sections.values() for row in rows)
+    lines = []
+    for title, rows in sections.items():
+        lines.append(title)
+        for row in rows:
+            lines.append(f"  {marks[row.works]:3}  {row.subject:{width}}  {row.text}")
+    return "\n".join(lines)
+
+
+def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts: int = 0) -> int:
+    """Print the table; return 0 when ranks can train here and on the hosts, else 1.
+
+    Args:
+        environment: of the launcher.
+        arguments: hvdlite-run's, about other hosts and how to reach them.
+        hosts: how many these are; 0 looks at this machine alone.
+    """
+    sections = {
+        "machine": machine(),
+        "frameworks": frameworks(),
+        "data planes": data_planes(),
+        "speed": speeds(environment),
+    }
+    if hosts > 0:
+        sections[f"{hosts} hosts"] = between(environment, arguments, hosts)
+    print(table(sections))
+    ranks = [row for row in sum(sections.values(), []) if row.subject == "all-reduce"]
+    return 0 if all(row.works for row in ranks) else 1

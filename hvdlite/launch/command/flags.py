@@ -1,0 +1,373 @@
+"""The flags of hvdlite-run: its own, one for every knob of the core, and horovodrun's others.
+
+A knob's flag, its help and its default come from the table of knobs. Where horovodrun has a flag
+for the same thing, with another name or unit, that one is understood, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hvdlite
+from hvdlite.launch.command.horovod_flags import add_horovods_flags
+from hvdlite.launch.job import DEFAULT_GRACE
+from hvdlite.launch.remote.ssh import SshOptions
+
+EXAMPLE = "hvdlite-run -np 2 python train.py"
+_LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+
+def _megabytes(text: str) -> int:
+    return int(_amount(text) * (1 << 20))
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _amount(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError(text)
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 1 << 16:
+        raise ValueError(text)
+    return value
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+# Argparse names the function in its message: "invalid number of MiB value: 'x'".
+_megabytes.__name__ = "number of MiB"
+_count.__name__ = "count"
+_amount.__name__ = "number"
+_port.__name__ = "port"
+
+# By knob: what horovodrun calls it, and how its value is read.
+_HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "fusion_threshold": ("--fusion-threshold-mb", _megabytes),
+    "stall_warning": ("--stall-check-warning-time-seconds", _amount),
+    "stall_shutdown": ("--stall-check-shutdown-time-seconds", _amount),
+    "collective_timeout": ("--gloo-timeout-seconds", _amount),
+    "autotune_trials": ("--autotune-bayes-opt-max-samples", _count),
+}
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": _amount, "str": str}
+_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count, "log_level": str.lower}
+# Knobs with flags of their own.
+_OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
+
+
+def core_knobs() -> list[dict[str, str]]:
+    """List the table of knobs; empty where the core does not load, which --doctor explains."""
+    try:
+        from hvdlite import _core
+    except ImportError:
+        return []
+    return _core.knobs()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Lets a value follow a switch, as in `--check-finite 1`: no program is called 0 or 1."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read the command line."""
+        options = super().parse_args(args, namespace)
+        while options.switch and options.command[:1] in (["0"], ["1"]):
+            value, *rest = options.command
+            options.knobs = {**options.knobs, options.switch: value}
+            options.switch = ""
+            options = super().parse_args(rest, options)
+        return options
+
+
+class _HelpAll(argparse.Action):
+    """Show the help with all flags, and end."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        build_parser(shows_all=True).print_help()
+        parser.exit()
+
+
+def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
+    """Describe the command line; its help shows horovodrun's other names where that is wanted."""
+    parser = _Parser(
+        prog="hvdlite-run",
+        usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
+        description="Start the ranks of a training job on one or several hosts, end them together.",
+        epilog=f"example: {EXAMPLE}",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(knobs={}, needless={}, switch="")
+    parser.add_argument(
+        "--help-all", action=_HelpAll, nargs=0, help="also show horovodrun's other flags, and exit"
+    )
+    parser.add_argument("-np", "--num-proc", "--np", type=int, metavar="N", help="number of ranks")
+    parser.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=int,
+        metavar="N",
+        help="number of ranks on each host, instead of -np and slots",
+    )
+    parser.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="the command is a module and its arguments: run `python -m` with this Python",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="the program and its arguments; a file train.py is run with this Python",
+    )
+    version = f"hvdlite {hvdlite.__version__}"
+    parser.add_argument("-v", "--version", action="version", version=version)
+    parser.add_argument(
+        "--doctor",
+        "-cb",
+        "--check-build",
+        action="store_true",
+        help="say what works on this machine (and those of -H), why the rest does not, and whether "
+        "it is fast",
+    )
+    parser.add_argument(
+        "--compat",
+        action="store_true",
+        help="let `import horovod` find hvdlite, for scripts written for Horovod",
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what is started")
+    parser.add_argument(
+        "--start-timeout",
+        type=_amount,
+        metavar="SECONDS",
+        help="how long hvd.init() waits for all ranks, and ssh for a host; 0: as long as it takes",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_amount,
+        default=DEFAULT_GRACE,
+        metavar="SECONDS",
+        help="how long the ranks have to save something after Ctrl-C or SIGTERM before they are "
+        f"killed; 0: at once (default: {DEFAULT_GRACE:g})",
+    )
+    parser.add_argument(
+        "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
+    )
+    _add_host_flags(parser.add_argument_group("several hosts"))
+    _add_output_flags(parser.add_argument_group("output"))
+    _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
+    _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
+    _add_knob_flags(
+        parser.add_argument_group("knobs", "set for the ranks; see docs/knobs.md"), shows_all
+    )
+    add_horovods_flags(parser, shows_all)
+    return parser
+
+
+def _add_host_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="where to run; -np fills them in order"
+    )
+    group.add_argument(
+        "-hostfile",
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="the same from a file, a line each: HOST slots=N, or HOST:N",
+    )
+    group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of their sshd")
+    group.add_argument(
+        "-i", "--ssh-identity-file", type=Path, metavar="FILE", help="private key for ssh"
+    )
+    group.add_argument(
+        "--ssh-config", type=Path, metavar="FILE", help="configuration that ssh reads instead"
+    )
+    group.add_argument(
+        "--remote-python",
+        default=SshOptions.python,
+        metavar="PATH",
+        help="Python with hvdlite on the other hosts, if not where it is here",
+    )
+    group.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        type=_names,
+        action="extend",
+        default=[],
+        metavar="NAME,...",
+        help="interfaces by which the hosts reach each other, if not those of the route to them",
+    )
+    group.add_argument("--tcp", action="store_true", help="keep NCCL from using InfiniBand")
+
+
+def _add_output_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--output-filename",
+        type=Path,
+        metavar="DIR",
+        help="also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
+    group.add_argument(
+        "--prefix-output-with-timestamp",
+        "-prefix-timestamp",
+        "--prefix-timestamp",
+        action="store_true",
+        help="put the time before each line, too",
+    )
+
+
+def _add_timeline_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--timeline-filename",
+        "--timeline",
+        dest="timeline",
+        type=Path,
+        metavar="FILE",
+        help="write where the time of every rank goes to one file, for ui.perfetto.dev",
+    )
+    group.add_argument(
+        "--timeline-mark-cycles",
+        action=argparse.BooleanOptionalAction,
+        help="also mark the rounds of the engine in it",
+    )
+
+
+def _add_autotune_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--autotune",
+        action=argparse.BooleanOptionalAction,
+        help="search faster values of the knobs while training runs",
+    )
+    group.add_argument(
+        "--autotune-log-file",
+        "--autotune-log",
+        dest="autotune_log",
+        type=Path,
+        metavar="FILE",
+        help="write what it measures to FILE, as lines of JSON",
+    )
+
+
+class _SetKnob(argparse.Action):
+    """Note the value of a variable that the ranks get."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: Any,
+        flag: str | None = None,
+    ) -> None:
+        value = self.const if self.nargs == 0 else values
+        options.knobs = {**options.knobs, self.dest: str(value)}
+        takes_value = f"{flag}=0" in parser._option_string_actions
+        options.switch = self.dest if takes_value else ""
+
+
+def _described(row: Mapping[str, str]) -> str:
+    default = f"{row['default']} {row['unit']}".rstrip() if row["default"] else ""
+    text = row["help"] + (f" (default: {default})" if default else "")
+    # Argparse reads % in a help text; the table knows nothing of that.
+    return text.replace("%", "%%")
+
+
+def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
+    for row in core_knobs():
+        name, unit = row["name"], row["unit"]
+        if name in _OTHERWISE:
+            continue
+        own = "--" + name.replace("_", "-")
+        if row["type"] == "int" and row["default"] in ("0", "1") and not unit:
+            _add_switch(group, own, row, shows_all)
+            continue
+        levels = _LOG_LEVELS if name == "log_level" else None
+        group.add_argument(
+            own,
+            action=_SetKnob,
+            dest=row["environment"],
+            type=_READ_AS.get(name, _TYPES[row["type"]]),
+            metavar=None if levels else (unit.upper() or "VALUE"),
+            choices=levels,
+            default=argparse.SUPPRESS,
+            help=_described(row),
+        )
+        if name in _HOROVODS:
+            flag, read = _HOROVODS[name]
+            unit = "MB" if flag.endswith("-mb") else unit.upper()
+            group.add_argument(
+                flag,
+                action=_SetKnob,
+                dest=row["environment"],
+                type=read,
+                metavar=unit,
+                default=argparse.SUPPRESS,
+                help=f"{own} as horovodrun has it" if shows_all else argparse.SUPPRESS,
+            )
+        if name == "stall_warning":
+            group.add_argument(
+                "--no-stall-check",
+                action=_SetKnob,
+                dest=row["environment"],
+                nargs=0,
+                const=0,
+                default=argparse.SUPPRESS,
+                help=f"{own} 0 as horovodrun has it" if shows_all else argparse.SUPPRESS,
+            )
+
+
+def _add_switch(
+    group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
+) -> None:
+    """Offer a knob of 0 and 1 as --name and --no-name; the help shows what is not the default."""
+    spellings = (
+        ((own,), 1, shows_all or row["default"] == "0"),
+        ((f"--no-{own[2:]}",), 0, shows_all or row["default"] == "1"),
+        ((f"{own}=1",), 1, False),
+        ((f"{own}=0",), 0, False),
+    )
+    for flags, value, shown in spellings:
+        group.add_argument(
+            *flags,
+            action=_SetKnob,
+            dest=row["environment"],
+            nargs=0,
+            const=value,
+            default=argparse.SUPPRESS,
+            help=_described(row) if shown else argparse.SUPPRESS,
+        )
+
+
+def variables(options: argparse.Namespace) -> dict[str, str]:
+    """Collect the variables that flags set for every rank."""
+    found = dict(options.knobs)
+    if options.start_timeout is not None:
+        found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
+    if options.timeline is not None:
+        found["HVDLITE_TIMELINE"] = str(options.timeline.absolute())
+    if options.timeline_mark_cycles is not None:
+        found["HVDLITE_TIMELINE_MARK_CYCLES"] = str(int(options.timeline_mark_cycles))
+    if options.autotune is not None:
+        found["HVDLITE_AUTOTUNE"] = str(int(options.autotune))
+    if options.autotune_log is not None:
+        found["HVDLITE_AUTOTUNE_LOG"] = str(options.autotune_log.absolute())
+    if options.tcp:
+        found["NCCL_IB_DISABLE"] = "1"
+    return found

@@ -1,0 +1,145 @@
+"""Write to the launcher's own stdout and stderr without ever stopping the launcher.
+
+The terminal, pipe or file behind them may be slow, stopped or gone. So one thread does the writing,
+in order, from a bounded queue; the launcher's loop goes on watching its workers meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+
+from hvdlite.launch.process.sinks import STDERR, STDOUT
+
+_CAPACITY = 4 << 20  # bytes waiting; above it the console is full
+_END = -1  # queued after everything else
+
+
+class Console:
+    """A queue of bytes for descriptors, and the thread that writes them.
+
+    `wake_fd` becomes readable when the queue has room again, when it is empty, and when a
+    descriptor breaks; the owner then calls `woken` and looks at `full` and `broken`.
+    """
+
+    def __init__(self) -> None:
+        self.wake_fd, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._terminals = {fd for fd in (STDOUT, STDERR) if os.isatty(fd)}
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[int, bytes | None]] = deque()  # None: close the descriptor
+        self._bytes = 0
+        self._failed: dict[int, OSError] = {}
+        self._thread = threading.Thread(target=self._run, name="hvdlite-console", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread once it has written what is queued; do not wait for it."""
+        with self._changed:
+            self._queue.append((_END, None))
+            self._changed.notify_all()
+
+    def is_terminal(self, fd: int) -> bool:
+        """Say whether somebody watches the descriptor."""
+        return fd in self._terminals
+
+    @property
+    def full(self) -> bool:
+        """Say whether writers should wait."""
+        return self._bytes > _CAPACITY
+
+    @property
+    def broken(self) -> bool:
+        """Say whether the reader of stdout or stderr has gone (`| head`)."""
+        return any(isinstance(self._failed.get(fd), BrokenPipeError) for fd in (STDOUT, STDERR))
+
+    def say(self, text: str) -> None:
+        """Write a line of the launcher's own to stderr."""
+        self.write(STDERR, f"hvdlite-run: {text}\n".encode())
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Queue bytes; never blocks. Bytes for a descriptor that failed are dropped."""
+        with self._changed:
+            if fd not in self._failed:
+                self._queue.append((fd, data))
+                self._bytes += len(data)
+                self._changed.notify_all()
+
+    def close_file(self, fd: int) -> None:
+        """Close a descriptor when everything before is written."""
+        with self._changed:
+            self._queue.append((fd, None))
+            self._changed.notify_all()
+
+    def woken(self) -> None:
+        """Take the wake-up off `wake_fd`."""
+        try:
+            while os.read(self.wake_fd, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def drained(self, timeout: float) -> bool:
+        """Wait until everything queued is written; say whether it was in time."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._bytes or self._queue:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    self._changed.wait()
+                fd, data = self._queue[0]
+            if fd == _END:
+                os.close(self.wake_fd)
+                os.close(self._wake_write)
+                return
+            if data is None:
+                os.close(fd)
+            elif fd not in self._failed:
+                self._write_all(fd, data)
+            with self._changed:
+                was_full = self.full
+                self._queue.popleft()
+                self._bytes -= len(data or b"")
+                wake = (was_full and not self.full) or not self._queue
+                self._changed.notify_all()
+            if wake:
+                self._wake()
+
+    def _write_all(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:  # Whoever shares the descriptor made it non-blocking.
+                select.select([], [fd], [])
+            except OSError as error:
+                self._fail(fd, error)
+                return
+
+    def _fail(self, fd: int, error: OSError) -> None:
+        """Give a descriptor up; say so where that can still be read."""
+        with self._changed:
+            self._failed[fd] = error
+        if not isinstance(error, BrokenPipeError) and fd != STDERR:
+            what = "standard output" if fd == STDOUT else "a file of --output-filename"
+            self.say(f"cannot write {what} any more: {error.strerror}")
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            pass  # A wake-up is waiting already.

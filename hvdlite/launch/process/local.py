@@ -1,0 +1,256 @@
+"""Start the workers of a job on this machine, watch their lives, and end them.
+
+Every worker leads a session and process group of its own, so that a signal reaches its children
+too and the terminal's Ctrl-C reaches the launcher alone. A worker that has ended is not reaped
+before the job is over: its process id stays taken, and signals for its group cannot hit a stranger.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hvdlite.launch.process import guardian, shim
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.guardian import signal_group
+from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+
+_SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
+_PIPE_BYTES = 1 << 20
+_LONGEST_DEATH = 1.0  # seconds that a killed process may take to disappear
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers of a job share. `token` is its secret and is never shown."""
+
+    job_id: bytes
+    token: bytes
+    rendezvous: str
+    epoch: int = 0
+
+    def __repr__(self) -> str:
+        """Show everything but the secret."""
+        return f"Job(job_id={self.job_id.hex()}, rendezvous={self.rendezvous!r})"
+
+
+def job_environment(slot: Slot, job: Job) -> dict[str, str]:
+    """Build the variables that tell a worker who it is and where the others meet."""
+    numbers = {
+        "RANK": slot.rank,
+        "SIZE": slot.size,
+        "LOCAL_RANK": slot.local_rank,
+        "LOCAL_SIZE": slot.local_size,
+        "CROSS_RANK": slot.cross_rank,
+        "CROSS_SIZE": slot.cross_size,
+    }
+    environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
+    environment["HVDLITE_NODE"] = str(slot.host)
+    environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
+    environment.update(
+        HVDLITE_RENDEZVOUS=job.rendezvous,
+        HVDLITE_TOKEN=job.token.hex(),
+        HVDLITE_JOB_ID=job.job_id.hex(),
+        HVDLITE_EPOCH=str(job.epoch),
+        PYTHONUNBUFFERED="1",
+    )
+    return environment
+
+
+def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Cap the thread pools of numeric libraries; nothing when the user set OMP_NUM_THREADS.
+
+    The other libraries follow OMP_NUM_THREADS unless their own variable is set.
+    """
+    if "OMP_NUM_THREADS" in environment:
+        return {}
+    return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
+
+
+class Worker:
+    """One started rank."""
+
+    def __init__(
+        self, slot: Slot, process: subprocess.Popen[bytes], result: int | None = None
+    ) -> None:
+        """Take a process that leads its own group, and the pipe of its result, if any."""
+        self.slot = slot
+        self._result = {} if result is None else {RESULT: result}
+        self.pid = process.pid
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.ending: Ending | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank in the job."""
+        return self.slot.rank
+
+    @property
+    def host(self) -> str:
+        """The name of the host, for messages."""
+        return socket.gethostname()
+
+    @property
+    def group(self) -> int:
+        """The process group that has to die with this process: the worker's own."""
+        return self.pid
+
+    @property
+    def lingers(self) -> bool:
+        """Nothing of it is out of sight: what it left carries the job's environment."""
+        return False
+
+    def take_pipes(self) -> dict[int, int]:
+        """Hand over the read ends of its output, by sink; whoever takes them owns them."""
+        pipes = dict(self._result)
+        self._result = {}
+        for sink, pipe in ((STDOUT, self.process.stdout), (STDERR, self.process.stderr)):
+            if pipe is not None and not pipe.closed:
+                pipes[sink] = os.dup(pipe.fileno())
+                pipe.close()
+        return pipes
+
+    def look(self) -> Ending | None:
+        """Say how it ended, None while it runs; it is not reaped."""
+        if self.ending is None:
+            info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is not None:
+                by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+                self.ending = Ending(info.si_status, by_signal)
+        return self.ending
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the worker and its children, also when itself has ended."""
+        signal_group(self.pid, number)
+
+    def reap(self) -> str | None:
+        """Kill what is left of the group and forget the process; say so when it will not die."""
+        self.look()
+        self.signal_group(signal.SIGKILL)
+        for pipe in self.take_pipes().values():
+            os.close(pipe)
+        os.close(self.pidfd)
+        try:
+            self.process.wait(_LONGEST_DEATH)
+        except subprocess.TimeoutExpired:  # It sleeps inside a driver or a dead file system.
+            return f"rank {self.rank} (pid {self.pid}) cannot be killed"
+        return None
+
+
+def start_worker(
+    slot: Slot,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: int | IO[Any] = subprocess.PIPE,
+    stderr: int | IO[Any] = subprocess.PIPE,
+    stdin: bytes | None = None,
+) -> Worker:
+    """Start one rank with exactly this environment; it dies when this process dies.
+
+    With `stdin`, which it reads, it also gets a pipe for its result, in HVDLITE_RESULT_FD.
+    """
+    own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
+    result: int | None = None
+    passed: list[int] = []
+    closed: list[int] = []
+    source: int | IO[Any] = subprocess.DEVNULL
+    if stdin is not None:
+        result, write = os.pipe2(os.O_CLOEXEC)
+        source = _memory_file(stdin)
+        environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
+        passed, closed = [write], [write, source]
+    try:
+        process = subprocess.Popen(
+            [*own, *command],
+            env=dict(environment),
+            stdin=source,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=passed,
+            bufsize=0,
+        )
+    finally:
+        for fd in closed:
+            os.close(fd)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            _enlarge(pipe.fileno())
+    return Worker(slot, process, result)
+
+
+def _memory_file(content: bytes) -> int:
+    """Make a file without a name; its descriptor stands at the start."""
+    fd = os.memfd_create("hvdlite-stdin", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _enlarge(pipe: int) -> None:
+    """Give a pipe more room than the usual 64 KiB, where this user may."""
+    try:
+        fcntl.fcntl(pipe, _SETPIPE_SIZE, _PIPE_BYTES)
+    except OSError:
+        pass
+
+
+class Guardian:
+    """The process that kills the job when this one dies; see `hvdlite.launch.process.guardian`."""
+
+    def __init__(self, job_id: bytes) -> None:
+        """Start it: in a session of its own, without environment."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env={},
+            bufsize=0,
+        )
+        self._tell(job_id.hex())
+
+    def watch(self, group: int) -> None:
+        """Add a process group."""
+        self._tell(str(group))
+
+    def dismiss(self) -> None:
+        """End it: nothing of the job is left."""
+        self._tell("end")
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            pass  # Somebody killed it; the workers still die with this process.
+
+
+def output_files(folder: Path, rank: int) -> tuple[int, int]:
+    """Open `folder/rank.N/stdout` and `stderr` for writing, anew."""
+    place = folder / f"rank.{rank}"
+    place.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.open(place / "stdout", flags, 0o644), os.open(place / "stderr", flags, 0o644)

@@ -1,0 +1,1 @@
+"""The collectives of TensorFlow tensors, and their gradients."""

@@ -1,0 +1,101 @@
+"""The gradients of the operations, registered with TensorFlow when this module is imported.
+
+They are those that Horovod defines: where a rank's input went to all ranks, its gradient is the
+mean of what they say about it (docs/collectives.md has the formula of each). Each gradient is a
+collective itself, with the `terms` of the operation that it belongs to, and differentiable again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import ops
+from hvdlite.tensorflow.collectives.requests import (
+    allreduce_with,
+    check_differentiable,
+    query,
+    query_set,
+    take_turns,
+)
+from hvdlite.tensorflow.collectives.row_requests import allgather_with, alltoall_with
+from hvdlite.tensorflow.graph.names import WireName
+
+
+def _wire_of(operation: Any) -> WireName:
+    text = str(tf.compat.as_str_any(operation.get_attr("tensor_name")))
+    return WireName(text, process_set=int(operation.get_attr("process_set")))
+
+
+def _reduce(
+    operation: Any, gradients: tuple[Any, ...], op: int, cast: int | None = None
+) -> list[tf.Tensor]:
+    wire = _wire_of(operation).derived("gradient")
+    dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    names = [f"{wire.text}.{index}" for index in range(len(dense))]
+    results = allreduce_with(operation.inputs[-1], dense, wire, names, op, cast)
+    take_turns(wire, results)
+    return results
+
+
+@tf.RegisterGradient("HvdliteAllreduce")  # type: ignore[untyped-decorator]
+def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
+    """Reduce the gradients in the same way, with the same scales and the same cast."""
+    op = int(operation.get_attr("op"))
+    check_differentiable(_wire_of(operation).text, op)
+    cast = int(operation.get_attr("wire"))
+    return [*_reduce(operation, gradients, op, None if cast < 0 else cast), None]
+
+
+@tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
+def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
+    """Average the ranks' gradients and take the rows that this rank gave."""
+    means = _reduce(operation, gradients[:-1], ops.Average)  # the last one is of the sizes
+    rank = query_set("rank", _wire_of(operation).process_set)
+    results = []
+    for index, mean in enumerate(means):
+        sizes = operation.outputs[-1][index]
+        start = tf.reduce_sum(sizes[:rank])
+        own = mean[start : start + sizes[rank]]
+        own.set_shape(operation.inputs[index].shape)
+        results.append(own)
+    return [*results, None]
+
+
+@tf.RegisterGradient("HvdliteReducescatter")  # type: ignore[untyped-decorator]
+def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
+    """Gather the ranks' gradients, with the same scales; those of a sum times the ranks."""
+    op = int(operation.get_attr("op"))
+    wire = _wire_of(operation)
+    check_differentiable(wire.text, op, "reducescatter")
+    last = operation.inputs[-1]
+    factor = last[1] * last[2]
+    if op == ops.Sum:
+        factor *= tf.cast(query_set("size", wire.process_set), tf.float64)
+    back = wire.derived("gradient")
+    names = [f"{back.text}.{index}" for index in range(len(gradients))]
+    scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+    results = allgather_with(last, scaled, back, names)
+    take_turns(back, results)
+    for result, tensor in zip(results, operation.inputs, strict=False):
+        result.set_shape(tensor.shape)
+    return [*results, None]
+
+
+@tf.RegisterGradient("HvdliteAlltoall")  # type: ignore[untyped-decorator]
+def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
+    """Send the gradients of the rows back to where the rows came from."""
+    wire = _wire_of(operation).derived("gradient")
+    back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], wire)
+    take_turns(wire, [back])
+    back.set_shape(operation.inputs[0].shape)
+    return [back, None, None]
+
+
+@tf.RegisterGradient("HvdliteBroadcast")  # type: ignore[untyped-decorator]
+def _gradients_of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
+    """Average the ranks' gradients on the root; what the others put in had no effect."""
+    means = _reduce(operation, gradients, ops.Average)
+    is_root = tf.equal(query("rank"), int(operation.get_attr("root")))
+    return [*(tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means), None]

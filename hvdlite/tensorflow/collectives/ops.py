@@ -1,0 +1,280 @@
+"""The collectives on TensorFlow tensors that keep their shape; `rows` has the others.
+
+They work eagerly and in `tf.function`, and are differentiable. `name` identifies the operation on
+all ranks: without it eager calls are numbered, and every rank makes them in the same order; in a
+function, calls are counted while it is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite import basics
+from hvdlite import join as neutral_join
+from hvdlite import ops as neutral
+from hvdlite.errors import ArgumentError
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set
+from hvdlite.tensorflow.collectives import autodiff, requests
+from hvdlite.tensorflow.collectives.requests import Reduction, check
+from hvdlite.tensorflow.collectives.sparse import allreduce_slices
+from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.graph.names import WireName, wire_name
+from hvdlite.tensorflow.graph.tracing import traced_as_it_is
+
+__all__ = [
+    "allreduce",
+    "autodiff",  # imported for what it registers
+    "barrier",
+    "broadcast",
+    "cross_rank_op",
+    "cross_size_op",
+    "grouped_allreduce",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "size_op",
+]
+
+
+@traced_as_it_is
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    *,
+    sparse_as_dense: bool = False,
+    weight: Any = None,
+) -> Any:
+    """Reduce a tensor over all ranks.
+
+    Args:
+        tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
+            tf.IndexedSlices may have any number of rows: the rows of all ranks are gathered.
+        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        device_dense: accepted for scripts written for Horovod; without effect.
+        device_sparse: likewise.
+        compression: what happens to the tensor on the way, see `Compression`.
+        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+        name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
+        sparse_as_dense: makes tf.IndexedSlices a dense tensor first.
+        weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
+            example, as a number or a scalar tensor. All ranks give one, or none does.
+
+    Returns:
+        The result, with the same bits on every rank; tf.IndexedSlices for such.
+
+    Raises:
+        ArgumentError: the tensor or an argument cannot be used; the message says what to do.
+        UnsupportedError: tf.IndexedSlices with another operation than `Average` and `Sum`.
+        tf.errors.FailedPreconditionError: when it runs, and the ranks' tensors differ in shape,
+            dtype or op; eagerly it is a MismatchError, too.
+        tf.errors.AbortedError: when it runs, and the world is over, because a rank died for
+            example; eagerly it is a HorovodInternalError, too.
+
+    Example:
+        >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
+    """
+    op = neutral.choose_op(average, op)
+    reduction = Reduction(op, prescale_factor, postscale_factor, weight)
+    wire = wire_name("allreduce", name, process_set)
+    if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
+        return allreduce_slices(tensor, wire, reduction, compression)
+    if isinstance(tensor, tf.IndexedSlices):
+        tensor = tf.convert_to_tensor(tensor)
+    return _allreduce([tensor], wire, [wire.text], reduction, compression)[0]
+
+
+@traced_as_it_is
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    *,
+    weight: Any = None,
+) -> list[Any]:
+    """Reduce several tensors; dense ones of one dtype complete together. Else as `allreduce`.
+
+    tf.IndexedSlices among them are gathered, each by itself, and returned as such.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+    """
+    op = neutral.choose_op(average, op)
+    reduction = Reduction(op, prescale_factor, postscale_factor, weight)
+    wire = wire_name("grouped_allreduce", name, process_set)
+    names = [f"{wire.text}.{index}" for index in range(len(tensors))]
+    is_sparse = [isinstance(one, tf.IndexedSlices) for one in tensors]
+    dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
+    slices = {
+        i: allreduce_slices(tensors[i], wire._replace(text=names[i]), reduction, compression)
+        for i, sparse in enumerate(is_sparse)
+        if sparse
+    }
+    reduced = _allreduce(
+        [tensors[i] for i in dense], wire, [names[i] for i in dense], reduction, compression
+    )
+    results = {**slices, **dict(zip(dense, reduced, strict=True))}
+    return [results[i] for i in range(len(tensors))]
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    wire: WireName,
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+) -> list[tf.Tensor]:
+    checked = [check(one, name, reducible=True) for one, name in zip(tensors, names, strict=True)]
+    return requests.allreduce_compressed(checked, wire, names, reduction, compression)
+
+
+@traced_as_it_is
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Copy one rank's tensor to all.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; only the root's values matter.
+        root_rank: the rank whose values all receive.
+        name: identifies the operation on all ranks; numbered without.
+        ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
+        process_set: whose members take part; all ranks without.
+
+    Raises:
+        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in shape or dtype, or they name
+            different roots.
+        tf.errors.AbortedError: the world is over.
+
+    Example:
+        >>> shared = hvd.broadcast(tf.random.normal([3]), root_rank=0)
+    """
+    check_root(root_rank, process_set)
+    wire = wire_name("broadcast", name, process_set)
+    return requests.broadcast([check(tensor, wire.text)], wire, [wire.text], root_rank)[0]
+
+
+@traced_as_it_is
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Wait until every rank, or every member of a process set, has called it.
+
+    In a function, everything that was traced before it comes first, and the function does not
+    return before it; what comes later in the function does not wait.
+
+    Example:
+        >>> hvd.barrier()
+    """
+    wire = wire_name("barrier", name, process_set)
+    if tf.executing_eagerly():
+        text = wire.text if wire.number < 0 else f"{wire.text}.{wire.number}"
+        basics.engine().barrier(text, wire.process_set, blocking=True).wait()
+        return
+    before = tf.compat.v1.get_default_graph().get_operations()
+    with tf.control_dependencies(before):
+        token = tf.identity(tf.constant(1, tf.int32))
+    reduction = Reduction(neutral.Sum)
+    met = requests.allreduce([token], wire, [wire.text], reduction)
+    requests.take_turns(wire, met)
+    with tf.control_dependencies(met):
+        tf.raw_ops.Timestamp()  # stateful: keeps what it waits for from being pruned
+
+
+def join(device: int = -1) -> int:
+    """Wait until no rank has more to give, while the others go on; see `hvdlite.join.join`.
+
+    Args:
+        device: accepted for scripts written for Horovod; without effect.
+
+    Raises:
+        ArgumentError: in a function, which would call it once, while it is traced.
+
+    Example:
+        >>> last = hvd.join()
+    """
+    if not tf.executing_eagerly():
+        raise ArgumentError("join() waits for the ends of loops: call it outside of tf.function")
+    return neutral_join.join(device)
+
+
+@traced_as_it_is
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's number in the world when it runs, for functions kept across worlds.
+
+    The name that it and the other queries take is that of the operation in a graph.
+
+    Example:
+        >>> int(hvd.rank_op())
+        0
+    """
+    return requests.query("rank", name)
+
+
+@traced_as_it_is
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return how many ranks the world, or the process set of that number, has when it runs."""
+    return requests.query_set("size", process_set_id, name)
+
+
+@traced_as_it_is
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return 1 if this rank is a member of the process set of that number when it runs, else 0.
+
+    Example:
+        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
+        1
+    """
+    return requests.query_set("included", process_set_id, name)
+
+
+@traced_as_it_is
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's number among the ranks of its host when it runs."""
+    return requests.query("local_rank", name)
+
+
+@traced_as_it_is
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Return how many ranks share this host when it runs."""
+    return requests.query("local_size", name)
+
+
+@traced_as_it_is
+def cross_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return the number of this host among those with a rank of this `local_rank`, as it runs."""
+    return requests.query("cross_rank", name)
+
+
+@traced_as_it_is
+def cross_size_op(name: str | None = None) -> tf.Tensor:
+    """Return how many hosts have a rank of this `local_rank` when it runs."""
+    return requests.query("cross_size", name)

@@ -1,0 +1,306 @@
+"""One layer above the operations: checked dense tensors in, tensors out, of any dtypes.
+
+Here it is decided how a call travels: as one operation per dtype, or in a function that XLA
+compiles as one custom call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvdlite import basics, ops
+from hvdlite.compression import cast_in_core, send_compressed
+from hvdlite.errors import ArgumentError
+from hvdlite.ops import dtype_number
+from hvdlite.process_sets import process_set_by_id
+from hvdlite.tensorflow.compression import WIDE
+from hvdlite.tensorflow.graph import loops, xla
+from hvdlite.tensorflow.graph.library import raw_ops
+from hvdlite.tensorflow.graph.names import WireName, in_session_graph, is_nested, terms
+from hvdlite.tensorflow.graph.ordering import turn
+
+
+class Reduction(NamedTuple):
+    """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one.
+
+    `wire`: what float32 and float64 are cast to on the way, as the core counts dtypes.
+    """
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    weight: Any = None
+    wire: int | None = None
+
+
+_SUM = Reduction(ops.Sum)
+
+
+def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
+    """Convert to a tensor, and refuse what the core cannot take; the message says what to do.
+
+    Raises:
+        ArgumentError: no tensor, or of a dtype that cannot be sent (or reduced).
+        NotInitializedError: `init()` was not called; in a graph the operation says so when it runs.
+    """
+    if tf.executing_eagerly():
+        basics.engine()
+    if isinstance(tensor, tf.IndexedSlices):
+        raise ArgumentError(f"'{name}' is tf.IndexedSlices; use tf.convert_to_tensor()")
+    try:
+        tensor = tf.convert_to_tensor(tensor)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"'{name}' is a {type(tensor).__name__}, not a tensor; use "
+            "broadcast_object/allgather_object for any object"
+        ) from error
+    dtype_number(tensor.dtype.name, name)
+    if reducible:
+        ops.check_reducible(tensor.dtype.name, name)
+    return tensor
+
+
+def by_dtype(tensors: Sequence[tf.Tensor]) -> dict[tf.DType, list[int]]:
+    """Sort the positions of tensors by dtype: one operation takes one dtype."""
+    positions: dict[tf.DType, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        positions.setdefault(tensor.dtype, []).append(position)
+    return positions
+
+
+def per_dtype(
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    call: Callable[[list[tf.Tensor], WireName, list[str]], Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Call once for each dtype, with the tensors of that dtype; return all results in order."""
+    groups = by_dtype(tensors)
+    results: list[Any] = [None] * len(tensors)
+    for dtype, positions in groups.items():
+        part = wire if len(groups) == 1 else wire.plus(dtype.name)
+        outputs = call([tensors[i] for i in positions], part, [names[i] for i in positions])
+        for position, output in zip(positions, outputs, strict=True):
+            results[position] = output
+    return results
+
+
+def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
+    """Keep what comes again, a loop's body or an inner function, from overlapping with itself.
+
+    It has the same names each time, and two operations of one name cannot be in flight together.
+    TensorFlow runs what touches one variable in the order of the program: so each time ends with a
+    write to the variable of that name and set, when all of `results` are there. Calls that XLA
+    compiles do so by themselves. In a graph of TensorFlow 1 see `loops`.
+
+    Raises:
+        ArgumentError: in such a graph, iterations may overlap.
+    """
+    if in_session_graph():
+        loops.order_iterations(wire.text, results)
+        return
+    if not is_nested() or xla.in_xla_context():
+        return
+    with tf.control_dependencies(results):
+        handle = turn(f"{wire.text}@{wire.process_set}")
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
+
+
+def allreduce(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce checked tensors; those of one dtype complete together.
+
+    Nested in a function, the caller makes it `take_turns`.
+
+    Args:
+        tensors: of any dtypes that can be reduced.
+        wire: the name of the request.
+        names: what messages call the tensors.
+        reduction: how.
+    """
+    if reduction.weight is not None and reduction.op != ops.Average:
+        raise ArgumentError("weight goes with op=hvd.Average")
+    if not tensors:
+        return []
+    if xla.in_xla_context():
+        return _allreduce_in_xla(tensors, wire, names, reduction)
+    if reduction.weight is not None:
+        return _allreduce_weighted(tensors, wire, names, reduction)
+    return _allreduce(tensors, wire, names, reduction)
+
+
+def allreduce_compressed(
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+) -> list[tf.Tensor]:
+    """Reduce what a compressor makes of checked tensors, which take turns; else as `allreduce`."""
+    cast, by_hand = cast_in_core(compression, reduction.op)
+    reduction = reduction._replace(wire=cast)
+
+    def send(sent: list[Any]) -> list[tf.Tensor]:
+        results = allreduce(sent, wire, names, reduction)
+        take_turns(wire, results)
+        return results
+
+    return send_compressed(send, tensors, by_hand)
+
+
+def _allreduce(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    last = terms(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
+
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
+        return allreduce_with(last, part, wire, names, reduction.op, reduction.wire)
+
+    return per_dtype(tensors, wire, names, call)
+
+
+def attributes(wire: WireName) -> dict[str, Any]:
+    """Return the attributes of an operation of that name."""
+    return {"tensor_name": wire.text, "process_set": wire.process_set}
+
+
+def allreduce_with(
+    last: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    wire: WireName,
+    names: Sequence[str],
+    op: int,
+    cast: int | None = None,
+) -> list[tf.Tensor]:
+    """Reduce tensors of one dtype; `last` is the operation's `terms`, `cast` its wire dtype."""
+    number = -1 if cast is None or tensors[0].dtype not in WIDE else cast
+    outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
+        tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number
+    )
+    return outputs
+
+
+def _allreduce_weighted(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce, with the gradient of a weighted average: each rank takes its share."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            weight = tf.cast(reduction.weight, tf.float64)
+            back = wire.derived("gradient")
+            (total,) = _allreduce([weight], back.plus("weight"), [f"{back.text}.weight"], _SUM)
+            share = tf.math.divide_no_nan(weight, total)
+            plain = reduction._replace(op=ops.Sum, weight=None)
+            summed = _allreduce([tf.convert_to_tensor(one) for one in upstream], back, names, plain)
+            return [one * tf.cast(share, one.dtype) for one in summed]
+
+        return _allreduce(tensors, wire, names, reduction), gradient
+
+    results: list[tf.Tensor] = reduce(*tensors)
+    return results
+
+
+def _allreduce_in_xla(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
+) -> list[tf.Tensor]:
+    """Reduce in one custom call; the gradient is another."""
+    if reduction.weight is not None:
+        raise ArgumentError(
+            f"allreduce '{wire.text}' with weight= cannot be compiled by XLA; use jit_compile=False"
+        )
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            check_differentiable(wire.text, reduction.op)
+            back = wire.derived("gradient")
+            gradients = [tf.convert_to_tensor(one) for one in upstream]
+            return _allreduce_in_xla(gradients, back, names, reduction)
+
+        outputs = xla.allreduce_group(
+            list(tensors),
+            wire,
+            list(names),
+            op=reduction.op,
+            prescale=reduction.prescale,
+            postscale=reduction.postscale,
+            cast=reduction.wire,
+        )
+        return list(outputs), gradient
+
+    results: list[tf.Tensor] = reduce(*tensors)
+    return results
+
+
+def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
+    """Refuse the gradient of what has none.
+
+    Raises:
+        ArgumentError: `op` is neither an average nor a sum.
+    """
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
+            "use hvd.Average or hvd.Sum, or tf.stop_gradient() on what goes in"
+        )
+
+
+def refuse_xla(verb: str, name: str) -> None:
+    """Refuse what XLA cannot compile, where it will.
+
+    Raises:
+        ArgumentError: XLA compiles what is traced now.
+    """
+    if xla.in_xla_context():
+        raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
+
+
+def broadcast(
+    tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], root_rank: int
+) -> list[tf.Tensor]:
+    """Return the root's tensors; those of one dtype travel together."""
+    refuse_xla("broadcast", wire.text)
+    last = terms(wire.number)
+
+    def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
+        outputs: list[tf.Tensor] = raw_ops().hvdlite_broadcast(
+            part, last, **attributes(wire), tensor_names=names, root=root_rank
+        )
+        return outputs
+
+    outputs = per_dtype(tensors, wire, names, call)
+    take_turns(wire, outputs)
+    return outputs
+
+
+def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor:
+    """Return this rank's place in a process set: "rank", "size", or "included" (0 or 1).
+
+    As `query`; the rank of one that is no member is -1.
+    """
+    if xla.in_xla_context():
+        known = process_set_by_id(process_set)
+        value = getattr(known, what)() if known.included() or what != "rank" else -1
+        return tf.constant(int(value), tf.int32)
+    if tf.executing_eagerly():
+        basics.engine()
+    what = what if what == "included" else f"set_{what}"
+    return raw_ops().hvdlite_query(terms(), what=what, process_set=process_set, name=name)
+
+
+def query(what: str, name: str | None = None) -> tf.Tensor:
+    """Return this rank's place ("rank", "size"...) as an int32 scalar, at run time if in a graph.
+
+    What XLA compiles holds the number of the time of tracing.
+    """
+    if xla.in_xla_context():
+        return tf.constant(getattr(basics, what)(), tf.int32)
+    if tf.executing_eagerly():
+        basics.engine()
+    return raw_ops().hvdlite_query(terms(), what=what, name=name)

@@ -1,0 +1,1 @@
+"""Gradients of the user's model: the tape, lists of gradients, accumulation."""

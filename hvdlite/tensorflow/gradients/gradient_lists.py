@@ -1,0 +1,94 @@
+"""Lists of gradients, reduced: what the tape and Keras share.
+
+Each gradient has a wire name of its own. In a function each is its own operation, which starts as
+soon as the gradient is there; eagerly, where an operation blocks, and under XLA, where it cannot
+overlap, all travel in one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdlite.compression import cast_in_core
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.tensorflow.collectives import requests
+from hvdlite.tensorflow.collectives.requests import Reduction, check
+from hvdlite.tensorflow.collectives.sparse import reduce_sparse_gradients
+from hvdlite.tensorflow.graph import xla
+from hvdlite.tensorflow.graph.names import WireName, set_number
+
+
+def reduce_gradients(
+    gradients: Sequence[Any],
+    names: Sequence[str],
+    reduction: Reduction,
+    compression: Any,
+    sparse_as_dense: bool = False,
+    groups: Sequence[Sequence[int]] = (),
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Reduce gradients over all ranks.
+
+    Args:
+        gradients: tensors, tf.IndexedSlices, or None (which stays None).
+        names: their wire names.
+        reduction: how.
+        compression: what happens on the way.
+        sparse_as_dense: makes tf.IndexedSlices dense tensors.
+        groups: positions of gradients that travel together in a function; the others go alone.
+        process_set: over whose members; gradients of other ranks stay as they are.
+    """
+    if process_set is not global_process_set and not process_set.included():
+        return list(gradients)
+    number = set_number(process_set)
+    results: list[Any] = list(gradients)
+    cast, by_hand = cast_in_core(compression, reduction.op)
+    contexts: dict[int, Any] = {}
+    received: list[tf.Tensor] = []
+    for i, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            if not (sparse_as_dense or xla.in_xla_context()):
+                continue
+            gradient = tf.convert_to_tensor(gradient)
+        gradient = check(gradient, names[i], reducible=True)
+        results[i], contexts[i] = by_hand.compress(gradient)
+    sparse = [i for i, one in enumerate(results) if isinstance(one, tf.IndexedSlices)]
+    wires = [WireName(names[i], process_set=number) for i in sparse]
+    rows = reduce_sparse_gradients([results[i] for i in sparse], wires, reduction, compression)
+    for i, gradient in zip(sparse, rows, strict=True):
+        results[i] = gradient
+    reduction = reduction._replace(wire=cast)
+    for positions, name in _parts(names, contexts, groups):
+        tensors = [results[i] for i in positions]
+        part = [names[i] for i in positions]
+        reduced = requests.allreduce(tensors, WireName(name, process_set=number), part, reduction)
+        received += reduced
+        for i, tensor in zip(positions, reduced, strict=True):
+            results[i] = by_hand.decompress(tensor, contexts[i])
+    if received:
+        requests.take_turns(WireName(names[0], process_set=number), received)
+    return results
+
+
+def _parts(
+    names: Sequence[str], dense: dict[int, Any], groups: Sequence[Sequence[int]]
+) -> list[tuple[list[int], str]]:
+    """Cut the dense gradients into requests: positions, and the name of each request.
+
+    A group is named after its first member, with or without a gradient here: ranks that disagree
+    about which have one, or about the group, meet and are told so.
+    """
+    if tf.executing_eagerly() or xla.in_xla_context():
+        groups = [range(len(names))]
+    grouped = {i for group in groups for i in group}
+    parts = [([i], names[i]) for i in dense if i not in grouped]
+    for group in groups:
+        positions = [i for i in group if i in dense]
+        if positions:
+            parts.append((positions, names[group[0]]))
+    return parts

@@ -1,0 +1,149 @@
+"""Functions that XLA compiles: one grouped allreduce as a custom call.
+
+XLA runs no asynchronous operations, and its custom calls block, so all tensors of a request travel
+in one call (csrc/tensorflow/xla.cc). On CPU; the call is registered for no other platform.
+
+XLA keeps no order between calls that do not depend on each other: ranks would block in different
+ones, each waiting for the other. So there is a *turn* (see `turns`) that each call of a
+function takes in and gives out, which makes it depend on the call that was traced before it, in
+loops, branches and inner functions too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import tensorflow as tf
+
+from hvdlite.errors import ArgumentError
+from hvdlite.ops import dtype_number
+from hvdlite.tensorflow.compression import WIDE
+from hvdlite.tensorflow.graph import library, names
+from hvdlite.tensorflow.graph.ordering import turn
+
+_TARGET = "hvdlite_allreduce"
+
+
+def in_xla_context() -> bool:
+    """Say whether XLA will compile what is traced now."""
+    # The module is private to TensorFlow; nothing public tells, and it is there in 2.16 to 2.21.
+    from tensorflow.python.ops import control_flow_util
+
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return graph is not None and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def allreduce_group(
+    tensors: Sequence[tf.Tensor],
+    wire: names.WireName,
+    tensor_names: Sequence[str],
+    op: int,
+    prescale: float,
+    postscale: float,
+    cast: int | None,
+) -> list[tf.Tensor]:
+    """Reduce tensors, which complete together, in one custom call.
+
+    Args:
+        tensors: of any dtypes that can be reduced, of shapes that are known while tracing.
+        wire: the name of the request.
+        tensor_names: what messages call the tensors.
+        op: the reduce operation.
+        prescale: multiplies what goes in.
+        postscale: multiplies what comes out.
+        cast: what float32 and float64 travel as, as the core counts dtypes; None: as they are.
+
+    Raises:
+        ArgumentError: XLA cannot compile it; the message says so, and that jit_compile=False helps.
+    """
+    if not tensors:
+        return []
+    _register()
+    _check_platform(wire.text)
+    for tensor, name in zip(tensors, tensor_names, strict=True):
+        if not tensor.shape.is_fully_defined():
+            raise ArgumentError(
+                f"'{name}' has the shape {tensor.shape} while XLA compiles it; give the function "
+                "an input_signature without unknown dimensions, or use jit_compile=False"
+            )
+    from tensorflow.compiler.tf2xla.python import xla
+
+    # One for each outermost function, since XLA locks the variables that a function writes:
+    # functions that run in several threads do not wait for each other.
+    handle = turn(names.outermost_graph().name)
+    before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+    operands = [*tensors, before]
+    results: list[tf.Tensor] = xla.custom_call_v2(
+        _TARGET,
+        operands,
+        [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in operands],
+        backend_config=_describe(tensors, wire, tensor_names, op, prescale, postscale, cast),
+        has_side_effect=True,
+    )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=results[-1])
+    return results[:-1]
+
+
+def _check_platform(name: str) -> None:
+    """Refuse what would be compiled for a GPU, before XLA does so in words of its own.
+
+    Raises:
+        ArgumentError: XLA compiles for another device than the CPU.
+    """
+    platform = _platform()
+    if platform != "CPU":
+        raise ArgumentError(
+            f"allreduce '{name}' cannot be compiled by XLA for {platform}, only for CPU; "
+            "use jit_compile=False"
+        )
+
+
+def _platform() -> str:
+    """Return the kind of device that a function runs on when it is called now."""
+    with tf.init_scope():
+        device = tf.DeviceSpec.from_string(tf.zeros([]).device)
+    return str(device.device_type or "CPU")
+
+
+def _describe(
+    tensors: Sequence[tf.Tensor],
+    wire: names.WireName,
+    tensor_names: Sequence[str],
+    op: int,
+    prescale: float,
+    postscale: float,
+    cast: int | None,
+) -> str:
+    """Write the request as the text that the C++ side reads."""
+    scales = (struct.pack(">d", scale).hex() for scale in (prescale, postscale))
+    parts = [str(op), str(wire.process_set), *scales, quote(wire.text, safe="")]
+    for tensor, name in zip(tensors, tensor_names, strict=True):
+        dtype = dtype_number(tensor.dtype.name)
+        travels = dtype if cast is None or tensor.dtype not in WIDE else cast
+        fields = [dtype, travels, quote(name, safe=""), *tensor.shape.as_list()]
+        parts.append(",".join(map(str, fields)))
+    return ";".join(parts)
+
+
+@functools.cache
+def _register() -> None:
+    """Make the custom call known to XLA.
+
+    Raises:
+        ArgumentError: this TensorFlow's XLA does not take it.
+    """
+    library.raw_ops()
+    register: Any = library.native().hvdlite_tensorflow_register_xla
+    register.restype = ctypes.c_bool
+    error = ctypes.create_string_buffer(500)
+    if not register(error, ctypes.c_size_t(len(error))):
+        why = error.value.decode(errors="replace")
+        raise ArgumentError(
+            f"XLA cannot call hvdlite with TensorFlow {tf.__version__} ({why}); "
+            "use jit_compile=False"
+        )

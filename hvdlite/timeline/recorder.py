@@ -1,0 +1,204 @@
+"""Timelines as files: every rank writes a part, and the parts become one file.
+
+Words: a *session* lasts from `start_timeline` to `stop_timeline` or `shutdown`. A rank's *part* is
+`rank.N.part` in the session's folder while it is being written, and `rank.N.json` once it is
+complete. The rank that completes the last part of a session merges them. Where the ranks span
+several hosts, the parts of other hosts travel to rank 0 through the world itself, if that is still
+well. What then is left, because a rank was killed or took no part, is merged by hvdlite-run when
+the job is over, or by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from hvdlite.bootstrap.clock import ClockOffset
+from hvdlite.errors import ArgumentError, ForkedError
+from hvdlite.timeline.merge import Header, merge_session, opening_lines
+
+Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
+
+_sessions = 0  # of this process so far; ranks start them alike
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of one session."""
+
+    folder: Path
+    header: Header
+
+    def path(self, rank: int, complete: bool) -> Path:
+        """Say where a rank's part of this session lies."""
+        return self.folder / f"rank.{rank}.{'json' if complete else 'part'}"
+
+
+class Recorder:
+    """The timelines of one world on this rank, one at a time. Not safe between threads."""
+
+    def __init__(
+        self,
+        rank: int,
+        host_of: Sequence[int],
+        clock: ClockOffset,
+        job_id: bytes,
+        folder: Path | None,
+    ) -> None:
+        """Describe the rank; nothing is written yet.
+
+        Args:
+            rank: this rank.
+            host_of: by rank, the number of its host.
+            clock: this host's against rank 0's.
+            job_id: tells the parts of this job from those that another one left.
+            folder: where parts go that hvdlite-run looks after; None without it.
+        """
+        self._rank = rank
+        self._size = len(host_of)
+        self._remote = [other for other, host in enumerate(host_of) if host != host_of[0]]
+        self._clock = clock
+        self._job = job_id.hex()[:8]
+        self._folder = folder
+        self._part: Part | None = None
+        self._process = os.getpid()
+
+    def begin_by_knob(self, path: str) -> int:
+        """Begin as the knob `timeline` says; -1 when it says nothing.
+
+        A later world of this process gets a file of its own: the number of sessions so far is put
+        before the ending.
+
+        Raises:
+            ArgumentError: `path` cannot be written.
+        """
+        # Horovod's word for "start_timeline() will say", which it may here at any time.
+        if path in ("", "DYNAMIC"):
+            return -1
+        target = Path(path)
+        if _sessions > 0:
+            target = target.with_stem(f"{target.stem}.{_sessions}")
+        return self.begin(target)
+
+    def begin(self, path: str | Path) -> int:
+        """Begin this rank's part; return the descriptor for its events, which the caller owns.
+
+        Raises:
+            ArgumentError: one is being written already, or `path` cannot be.
+            ForkedError: in a child of fork(), where nothing of this world runs.
+        """
+        global _sessions
+        if os.getpid() != self._process:
+            raise ForkedError("a timeline is for the process that called hvd.init(), not its child")
+        if self._part is not None:
+            raise ArgumentError(
+                "a timeline is being written already; call hvd.stop_timeline() first"
+            )
+        target = Path(path).absolute()
+        _check_writable(target)
+        folder = self._folder or target.with_name(target.name + ".parts")
+        part = Part(folder / f"{self._job}.{_sessions}", self._new_header(target))
+        try:
+            fd = _open(part)
+        except OSError as error:
+            raise ArgumentError(
+                f"the timeline {target} cannot be written: {part.folder}: {error.strerror}"
+            ) from error
+        self._part = part
+        _sessions += 1
+        return fd
+
+    def _new_header(self, target: Path) -> Header:
+        return Header(
+            rank=self._rank,
+            size=self._size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            target=str(target),
+            started=time.monotonic_ns(),
+            offset=self._clock.nanoseconds,
+            error=self._clock.error,
+        )
+
+    def cancel(self) -> None:
+        """Forget the part that has begun: no event was written."""
+        part, self._part = self._part, None
+        if part is None:
+            return
+        _remove(part, part.path(self._rank, complete=False))
+
+    def end(self, gather: Gather) -> None:
+        """Say that no event follows; merge the session if this was its last part.
+
+        Does nothing when there is none, or in a forked child, whose parent writes it. Where the
+        ranks span several hosts, every rank calls it: then `gather` takes bytes of this rank and
+        the name of a collective, and returns the bytes of all ranks.
+
+        Raises:
+            OSError: a file cannot be written.
+            Exception: whatever `gather` raises; the part stays where it is.
+        """
+        part, self._part = self._part, None
+        if part is None or os.getpid() != self._process:
+            return
+        own = part.path(self._rank, complete=True)
+        part.path(self._rank, complete=False).rename(own)
+        if self._remote:
+            self._end_across_hosts(part, own, gather)
+        elif all(part.path(rank, complete=True).exists() for rank in range(self._size)):
+            try:
+                claimed = _claim(part.folder)
+            except FileNotFoundError:
+                return  # Another rank completed its part at the same time, and was quicker.
+            merge_session(claimed)
+
+    def _end_across_hosts(self, part: Part, own: Path, gather: Gather) -> None:
+        sent = zlib.compress(own.read_bytes(), 1) if self._rank in self._remote else b""
+        parts = gather(sent, f"#timeline.{part.folder.name}")
+        if self._rank == 0:
+            # Claimed first: hosts may share the folder, and then remove their own parts from it.
+            claimed = _claim(part.folder)
+            for rank in self._remote:
+                copy = part.path(rank, complete=True).name
+                (claimed / copy).write_bytes(zlib.decompress(parts[rank]))
+            merge_session(claimed)
+        elif self._rank in self._remote:
+            _remove(part, own)
+
+
+def _claim(folder: Path) -> Path:
+    return folder.rename(folder.with_name(folder.name + ".merging"))
+
+
+def _remove(part: Part, file: Path) -> None:
+    file.unlink(missing_ok=True)
+    for folder in (part.folder, part.folder.parent):
+        with contextlib.suppress(OSError):  # Other parts are in it, or it is gone.
+            folder.rmdir()
+
+
+def _open(part: Part) -> int:
+    part.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A job of the same number may have failed here.
+    part.path(part.header.rank, complete=True).unlink(missing_ok=True)
+    path = part.path(part.header.rank, complete=False)
+    path.write_text("[\n" + "".join(opening_lines(part.header)), encoding="utf-8")
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+
+def _check_writable(target: Path) -> None:
+    reason = "it is no regular file"
+    if not target.exists() or target.is_file():
+        try:
+            with open(target, "ab"):
+                return
+        except OSError as error:
+            reason = str(error.strerror)
+    raise ArgumentError(f"the timeline {target} cannot be written: {reason}")

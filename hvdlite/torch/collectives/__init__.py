@@ -1,0 +1,1 @@
+"""The collectives of PyTorch tensors, and their gradients."""

@@ -1,0 +1,118 @@
+"""Broadcast of torch tensors, in the four forms that `ops` describes, and the barrier."""
+
+from __future__ import annotations
+
+import torch
+
+from hvdlite import basics
+from hvdlite.operation_names import next_name
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+from hvdlite.torch.collectives.gradients import Broadcast, tie
+from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.submit import Submission, start_broadcast
+from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
+
+
+def _start_broadcasting(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    in_place: bool,
+    blocking: bool,
+) -> Handle:
+    name = name or next_name("broadcast", member_id(process_set))
+    check_root(root_rank, process_set)
+    source, output = read_and_written(tensor, name, "broadcast", in_place)
+    specs = [spec(name, source, output)]
+    core = start_broadcast(name, specs, root_rank, process_set, (source, output), blocking)
+
+    def finish(_: Submission) -> torch.Tensor:
+        result = result_of(tensor, output, name, in_place)
+        return tie(Broadcast, tensor, result, name, root_rank, process_set)
+
+    return Handle(core, finish)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Copy one rank's tensor to all, into a new tensor.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks; only the root's values matter.
+        root_rank: the rank whose values all receive: its number in the world.
+        name: identifies the operation on all ranks; numbered without.
+        process_set: whose members take part; all ranks without.
+
+    Raises:
+        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
+        MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
+
+    Example:
+        >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
+    """
+    result: torch.Tensor = _start_broadcasting(
+        tensor, root_rank, name, process_set, False, True
+    ).wait()
+    return result
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a `broadcast`.
+
+    Example:
+        >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
+        >>> shared = hvd.synchronize(handle)
+    """
+    return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Overwrite a contiguous tensor with one rank's values.
+
+    Example:
+        >>> hvd.broadcast_(running_mean, root_rank=0)
+    """
+    result: torch.Tensor = _start_broadcasting(
+        tensor, root_rank, name, process_set, True, True
+    ).wait()
+    return result
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a `broadcast_`.
+
+    Example:
+        >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
+    """
+    return _start_broadcasting(tensor, root_rank, name, process_set, True, False)
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
+    """Wait until every rank, or every member of a process set, has called it.
+
+    Example:
+        >>> hvd.barrier()
+    """
+    number = member_id(process_set)
+    name = name or next_name("barrier", number)
+    basics.engine().barrier(name, number, blocking=True).wait()

@@ -1,0 +1,69 @@
+"""What the asynchronous collectives return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hvdlite.torch.collectives.submit import Submission
+
+
+class Handle:
+    """One collective under way: `poll` it, and `synchronize` it for the result.
+
+    It keeps the tensors of the collective alive.
+    """
+
+    __slots__ = ("_core", "_finish", "_result")
+
+    def __init__(self, core: Submission, finish: Callable[[Submission], Any]) -> None:
+        self._core = core
+        self._finish: Callable[[Submission], Any] | None = finish
+        self._result: Any = None
+
+    def done(self) -> bool:
+        """Say whether it has completed, well or not."""
+        return self._core.done()
+
+    def wait(self) -> Any:
+        """Block until it has completed; return the result, the same one every time."""
+        self._core.wait()
+        if self._finish is not None:
+            self._result = self._finish(self._core)
+            self._finish = None
+        return self._result
+
+    def then(self, change: Callable[[Any], Any]) -> Handle:
+        """Return a handle of the same collective whose result is `change(result)`."""
+        return Handle(self._core, lambda _: change(self.wait()))
+
+    def first(self) -> Handle:
+        """Return a handle of the same collective whose result is the first one of its list."""
+        return self.then(lambda results: results[0])
+
+
+def poll(handle: Handle) -> bool:
+    """Say whether an asynchronous collective has completed; `synchronize` then returns at once.
+
+    Example:
+        >>> handle = hvd.allreduce_async(torch.ones(2))
+        >>> while not hvd.poll(handle):
+        ...     ...  # something else
+    """
+    return handle.done()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous collective and return its result.
+
+    Returns:
+        A tensor; for grouped collectives a list of tensors. In-place collectives return the tensors
+        that they were given.
+
+    Raises:
+        HvdliteError: whatever made it fail.
+
+    Example:
+        >>> total = hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum))
+    """
+    return handle.wait()

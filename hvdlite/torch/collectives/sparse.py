@@ -1,0 +1,276 @@
+"""Sparse gradients: the rows of all ranks are gathered, and equal indices added up.
+
+A sparse tensor travels as *rows*: coalesced, so that an index is sent once, its indices and its
+values by one grouped allgather. That grows with the ranks; where it would move more than a dense
+all-reduce, gradients travel *dense* and become sparse again when they arrive. Ranks have to agree
+on the way without a message of its own, and a rank without a gradient does not even know that it
+would be sparse: so the way of step k follows from what all ranks saw in step k - 1. In a first
+step everything travels dense, with the numbers of rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from hvdlite import operation_names, ops, sparse
+from hvdlite.compression import NoneCompressor
+from hvdlite.errors import ArgumentError
+from hvdlite.operation_names import next_name
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.submit import Received, Reduction, start_allgather, take_received
+from hvdlite.torch.collectives.tensors import check, readable, spec
+
+
+class SparseHandle(Handle):
+    """A handle that may also be called for its result, as Horovod's are."""
+
+    def __call__(self) -> torch.Tensor:
+        """Wait and return the result."""
+        result: torch.Tensor = self.wait()
+        return result
+
+
+class _Rows(NamedTuple):
+    """What one tensor sends."""
+
+    shape: torch.Size
+    indices: torch.Tensor  # [rows, sparse dimensions], int64
+    values: torch.Tensor  # [rows, ...], as compressed
+    context: Any  # of the compressor
+
+
+def is_sparse(tensor: torch.Tensor | None) -> bool:
+    """Say whether there is a tensor, and one in torch's COO layout."""
+    return tensor is not None and tensor.layout == torch.sparse_coo
+
+
+def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
+    tensor = tensor.detach().coalesce()
+    values = tensor.values() if scale == 1.0 else tensor.values() * scale
+    wire, context = compression.compress(values.contiguous())
+    return _Rows(tensor.shape, tensor.indices().t().contiguous(), readable(wire), context)
+
+
+class GatheredRows(NamedTuple):
+    """What arrived for one tensor."""
+
+    tensor: torch.Tensor  # sparse, coalesced
+    rows: int  # of all ranks together, as they were sent
+
+
+class RowGathering:
+    """One grouped allgather of the rows of some tensors, under way."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        names: Sequence[str],
+        name: str,
+        reduction: Reduction,
+        compression: Any,
+        blocking: bool,
+    ) -> None:
+        """Submit it.
+
+        Args:
+            tensors: sparse ones.
+            names: what messages call them.
+            name: identifies the operation on all ranks.
+            reduction: by `Average` or `Sum`; a weight of zero sends no rows.
+            compression: what happens to the values on the way.
+            blocking: whether the caller waits at once.
+        """
+        self._reduction = reduction
+        self._compression = compression
+        self._rows = [_take_rows(one, compression, reduction.prescale) for one in tensors]
+        if reduction.weight == 0:
+            self._rows = [
+                row._replace(indices=row.indices[:0], values=row.values[:0]) for row in self._rows
+            ]
+        weight = torch.tensor([reduction.weight or 0.0], dtype=torch.float64)
+        self._sources = [part for row in self._rows for part in (row.indices, row.values)]
+        self._sources.append(weight)
+        labels = [f"{one}.{part}" for one in names for part in ("indices", "values")]
+        labels.append(f"{name}.weight")
+        for source, label in zip(self._sources, labels, strict=True):
+            check(source, label)
+        specs = [spec(label, s, None) for label, s in zip(labels, self._sources, strict=True)]
+        self.core = start_allgather(name, specs, reduction.process_set, self._sources, blocking)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def finish(self) -> list[GatheredRows]:
+        """Wait, and return the results by tensor."""
+        self.core.wait()
+        received = take_received(self.core, self._sources)
+        factors = self._factors(received[-1])
+        results = []
+        for row, indices, values in zip(self._rows, received[0:-1:2], received[1::2], strict=True):
+            wide = self._compression.decompress(values.tensor, row.context)
+            if factors is not None:
+                each = torch.repeat_interleave(factors, torch.tensor(values.rows))
+                wide = wide * each.to(wide).reshape(-1, *[1] * (wide.dim() - 1))
+            result = torch.sparse_coo_tensor(
+                indices.tensor.t(), wide, row.shape, check_invariants=False
+            )
+            results.append(GatheredRows(result.coalesce(), len(indices.tensor)))
+        return results
+
+    def _factors(self, weights: Received) -> torch.Tensor | None:
+        """Return what the rows of each rank are multiplied with; None for 1."""
+        op, _, postscale, weight, _, _ = self._reduction
+        ranks = len(weights.rows)
+        if weight is None:
+            factor = postscale / (self.core.members if op == ops.Average else 1)
+            return None if factor == 1.0 else torch.full((ranks,), factor, dtype=torch.float64)
+        shares = torch.zeros(ranks, dtype=torch.float64)  # a rank that has joined gives no weight
+        shares[torch.tensor(weights.rows) > 0] = weights.tensor
+        total = shares.sum()
+        return shares * (postscale / total) if total > 0 else shares
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = ops.Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> SparseHandle:
+    """Start to reduce a sparse tensor over all ranks into a new one.
+
+    Args:
+        tensor: in torch's COO layout; of the same shape on all ranks, with any number of entries.
+            Entries of one index are added up before they are sent.
+        name: identifies the operation on all ranks; numbered without.
+        op: `Average` or `Sum`.
+        process_set: whose members take part; all ranks without.
+        prescale_factor: multiplies this rank's input.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        A handle for `synchronize`, which may also be called: the result is sparse and coalesced.
+
+    Raises:
+        ArgumentError: the tensor is not sparse, or `op` is another one.
+
+    Example:
+        >>> handle = hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), op=hvd.Sum)
+        >>> total = hvd.synchronize(handle)
+    """
+    name = name or next_name("sparse_allreduce", member_id(process_set))
+    if not isinstance(tensor, torch.Tensor) or not is_sparse(tensor):
+        raise ArgumentError(f"'{name}' is no sparse tensor (COO); use allreduce() for dense ones")
+    op = ops.reduce_op(op)
+    if op not in (ops.Average, ops.Sum):
+        raise ArgumentError(
+            f"'{name}': rows of op=hvd.{ops.op_name(op)} cannot be gathered; use hvd.Average or "
+            "hvd.Sum, or allreduce() of tensor.to_dense()"
+        )
+    reduction = Reduction(op, prescale_factor, postscale_factor, process_set=process_set)
+    gathering = RowGathering([tensor], [name], name, reduction, NoneCompressor, blocking=False)
+    return SparseHandle(gathering.core, lambda _: gathering.finish()[0].tensor)
+
+
+class SparseWays:
+    """Which parameters of a bucket have sparse gradients, and how those travel, alike on all ranks.
+
+    One that travels dense has a *mask* beside it, which says what rows some rank had: a row of
+    zeros is a row to an optimizer, as where rows travel.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        self._params = params
+        self._names = names
+        self._restarts = operation_names.restarts()
+        self.by_rows: set[int] = set()  # positions of those whose rows travel in the next cycle
+        self.with_mask: set[int] = set()  # of those that travel dense, their masks beside them
+        # On a GPU to look for sparse gradients in each cycle would make the host wait; so once all
+        # parameters had gradients and none was sparse, the bucket is dense for good.
+        self.dense_for_good = False
+        self._dimensions = [1] * len(params)  # sparse ones
+        self._said: set[int] = set()  # positions
+
+    def begin(self) -> set[int]:
+        """Return the positions of this cycle's parameters that send rows."""
+        if self._restarts != operation_names.restarts():
+            # Ranks have missed cycles: everybody starts anew.
+            self._restarts = operation_names.restarts()
+            self.by_rows = set()
+            self.with_mask = set()
+            self.dense_for_good = False
+        return self.by_rows
+
+    def rows_of(self, position: int) -> torch.Tensor:
+        """Return this rank's gradient as a sparse tensor, an empty one where there is none."""
+        param = self._params[position]
+        gradient = param.grad
+        if gradient is None:
+            rank = self._dimensions[position]
+            indices = torch.zeros((rank, 0), dtype=torch.int64, device=param.device)
+            values = torch.zeros((0, *param.shape[rank:]), dtype=param.dtype, device=param.device)
+            return torch.sparse_coo_tensor(
+                indices, values, param.shape, check_invariants=False, is_coalesced=True
+            )
+        if not is_sparse(gradient):
+            return gradient.to_sparse(self._dimensions[position])
+        self._dimensions[position] = gradient.sparse_dim()
+        return gradient
+
+    def to_dense(self, position: int, gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Return a sparse gradient as a dense one, and how many rows it has, at least one."""
+        self._dimensions[position] = gradient.sparse_dim()
+        gradient = gradient.coalesce()
+        return gradient.to_dense(), max(gradient._nnz(), 1)
+
+    def dimensions_of(self, gradient: torch.Tensor) -> int:
+        """Return how many of a gradient's dimensions are sparse; 0 of a dense one."""
+        return gradient.sparse_dim() if is_sparse(gradient) else 0
+
+    def agree(self, position: int, dimensions: float) -> None:
+        """Take over how many sparse dimensions the gradient has on the ranks that have one."""
+        if dimensions > 0:
+            self._dimensions[position] = round(dimensions)
+
+    def mask_of(self, position: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        """Return a vector of ones for the rows that this rank's gradient has, zeros elsewhere."""
+        param, rank = self._params[position], self._dimensions[position]
+        mask = torch.zeros(param.shape[:rank], dtype=torch.float32, device=param.device)
+        if gradient is None:
+            return mask
+        if is_sparse(gradient) and gradient.sparse_dim() == rank:
+            mask[tuple(gradient.coalesce().indices())] = 1
+            return mask
+        return (gradient.to_dense() != 0).reshape(*mask.shape, -1).any(-1).float()
+
+    def to_sparse(self, dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return what arrived dense as a sparse gradient with the rows of its mask."""
+        indices = mask.nonzero().t()
+        values = dense[tuple(indices)]
+        return torch.sparse_coo_tensor(
+            indices, values, dense.shape, check_invariants=False, is_coalesced=True
+        )
+
+    def choose(self, position: int, rows: float) -> None:
+        """Decide how the parameter's next gradient travels.
+
+        Args:
+            position: of the parameter.
+            rows: that all ranks had in this cycle, together; zero: no sparse gradient.
+        """
+        if rows <= 0:
+            return
+        self.with_mask.discard(position)
+        param = self._params[position]
+        row_bytes = param.shape[self._dimensions[position] :].numel() * param.element_size()
+        if rows < sparse.dense_from(row_bytes, param.numel() * param.element_size()):
+            self.by_rows.add(position)
+            return
+        self.by_rows.discard(position)
+        self.with_mask.add(position)
+        if position not in self._said:
+            self._said.add(position)
+            sparse.say_dense(self._names[position], int(rows))

@@ -1,0 +1,214 @@
+"""From torch tensors to the core: every submission of this adapter starts here.
+
+Tensors are checked by the caller (`hvdlite.torch.collectives.tensors`) and contiguous. Those on a
+GPU are ready on the stream that is current at the call, and their results are on the stream that is
+current in `Submission.wait`, which waits for them: the host does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from hvdlite import _core, basics
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+
+
+class Submission:
+    """One submitted collective: the core's handle, in order with CUDA's streams."""
+
+    def __init__(self, core: _core.Handle, gpu: int, keep: object) -> None:
+        self._core = core
+        self._gpu = gpu
+        if gpu >= 0:
+            # The caching allocator must not give the memory away before the core's stream is done.
+            stream = torch.cuda.ExternalStream(core.stream, device=gpu)
+            for tensor in _tensors_in(keep):
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
+
+    def done(self) -> bool:
+        """Say whether it has completed, well or not."""
+        return self._core.done()
+
+    def wait(self) -> None:
+        """Block until it has completed; raise its error. Results are for the current stream."""
+        self._core.wait(stream=_current_stream(self._gpu) if self._gpu >= 0 else None)
+
+    @property
+    def first_dimensions(self) -> list[int]:
+        """The rows that make up the outputs; see `_core.Handle`."""
+        return self._core.first_dimensions
+
+    @property
+    def members(self) -> int:
+        """What an average divides by; see `_core.Handle`."""
+        return self._core.members
+
+    def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
+        """Make a tensor of what was received; on the host it is the received memory itself."""
+        if like.is_cuda:
+            tensor = torch.empty(shape, dtype=like.dtype, device=like.device)
+            self._core.copy_output(index, tensor.data_ptr(), _current_stream(self._gpu))
+            return tensor
+        data = self._core.take_output(index)
+        if len(data) == 0:
+            return torch.empty(shape, dtype=like.dtype)
+        return torch.frombuffer(data, dtype=like.dtype).view(shape)
+
+
+def _current_stream(gpu: int) -> int:
+    stream: int = torch.cuda.current_stream(gpu).cuda_stream
+    return stream
+
+
+def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
+    if isinstance(keep, torch.Tensor):
+        yield keep
+    elif isinstance(keep, Mapping):
+        yield from _tensors_in(list(keep.values()))
+    elif isinstance(keep, Sequence):
+        for item in keep:
+            yield from _tensors_in(item)
+
+
+def _gpu_of(specs: Sequence[_core.Tensor]) -> int:
+    """Give the number of the GPU that holds some of the tensors, or -1."""
+    return max((spec.gpu for spec in specs), default=-1)
+
+
+def _stream_of(gpu: int) -> int:
+    return _current_stream(gpu) if gpu >= 0 else 0
+
+
+class Reduction(NamedTuple):
+    """How an allreduce combines the tensors of the members of a process set."""
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    weight: float | None = None
+    process_set: ProcessSet = global_process_set
+    wire: int | None = None  # what float32 and float64 are cast to on the way, as the core counts
+
+
+def start_allreduce(
+    name: str,
+    specs: Sequence[_core.Tensor],
+    reduction: Reduction,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit tensors that are reduced together."""
+    op, prescale, postscale, weight, process_set, _ = reduction
+    gpu = _gpu_of(specs)
+    core = basics.engine().allreduce(
+        name,
+        specs,
+        op,
+        prescale,
+        postscale,
+        weight,
+        member_id(process_set),
+        keep,
+        blocking,
+        _stream_of(gpu),
+    )
+    return Submission(core, gpu, keep)
+
+
+def start_allgather(
+    name: str,
+    specs: Sequence[_core.Tensor],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
+    gpu = _gpu_of(specs)
+    core = basics.engine().allgather(
+        name, specs, member_id(process_set), keep, blocking, _stream_of(gpu)
+    )
+    return Submission(core, gpu, keep)
+
+
+def start_reducescatter(
+    name: str,
+    specs: Sequence[_core.Tensor],
+    reduction: Reduction,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
+    op, prescale, postscale, _, process_set, _ = reduction
+    gpu = _gpu_of(specs)
+    core = basics.engine().reducescatter(
+        name,
+        specs,
+        op,
+        prescale,
+        postscale,
+        member_id(process_set),
+        keep,
+        blocking,
+        _stream_of(gpu),
+    )
+    return Submission(core, gpu, keep)
+
+
+def start_alltoall(
+    name: str,
+    tensor: _core.Tensor,
+    splits: Sequence[int],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit a tensor whose rows go to different ranks; see `take_received`."""
+    stream = _stream_of(tensor.gpu)
+    core = basics.engine().alltoall(
+        name, tensor, splits, member_id(process_set), keep, blocking, stream
+    )
+    return Submission(core, tensor.gpu, keep)
+
+
+class Received(NamedTuple):
+    """What a completed collective brought for one tensor."""
+
+    tensor: torch.Tensor
+    rows: list[int]  # of which parts the tensor consists
+
+
+def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[Received]:
+    """Make tensors of what a completed collective received.
+
+    Args:
+        handle: of an allgather, a reducescatter or an alltoall.
+        sources: the tensors that were submitted.
+    """
+    dimensions = handle.first_dimensions
+    parts = len(dimensions) // max(len(sources), 1)
+    received = []
+    for index, source in enumerate(sources):
+        rows = dimensions[index * parts : (index + 1) * parts]
+        tensor = handle.take_output(index, [sum(rows), *source.shape[1:]], source)
+        received.append(Received(tensor, rows))
+    return received
+
+
+def start_broadcast(
+    name: str,
+    specs: Sequence[_core.Tensor],
+    root_rank: int,
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit tensors that take the root's values."""
+    gpu = _gpu_of(specs)
+    core = basics.engine().broadcast(
+        name, specs, root_rank, member_id(process_set), keep, blocking, _stream_of(gpu)
+    )
+    return Submission(core, gpu, keep)

@@ -1,0 +1,1 @@
+"""Behind DistributedOptimizer: the reducer of gradients, its buckets, and Adasum."""

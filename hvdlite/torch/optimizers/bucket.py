@@ -1,0 +1,427 @@
+"""Gradients that travel together: which parameters form a bucket, and one bucket's round trip.
+
+A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
+*present* on a rank that has a gradient for it; the others contribute zeros, and a vector of flags,
+one per parameter, rides along: where no rank had a gradient, every rank leaves `grad` at None.
+Behind them rides what ranks have to know alike of sparse gradients: the number of rows, from which
+follows how those travel in the next round: as rows, by an operation beside this one, or dense (see
+`sparse`). They arrive sparse either way. Last comes the number of the step, because a rank that
+calls backward() more often than the others would otherwise meet their next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite import _core, basics, ops
+from hvdlite.compression import cast_in_core
+from hvdlite.errors import HvdliteError
+from hvdlite.ops import dtype_number
+from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
+from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
+from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
+from hvdlite.torch.optimizers.gradient_memory import (
+    COMMON_FLAGS,
+    FLAGS,
+    BucketPlaces,
+    Place,
+    flags_dtype,
+)
+from hvdlite.torch.optimizers.layout import layout_spec
+
+STEPS = 8  # are told apart: few, so that what 16-bit floats round off is far below one of them
+FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
+
+
+def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[torch.Tensor]]:
+    """Cut parameters into buckets, in the order in which backward reaches them.
+
+    That is the reverse of their registration. A bucket holds one dtype of one device and is closed
+    when it has `cap_bytes`; the first of each when it has FIRST_BUCKET_BYTES.
+
+    Example:
+        >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
+        >>> [len(bucket) for bucket in plan_buckets([a, b, c], cap_bytes=1 << 21)]
+        [1, 2]
+    """
+    buckets: list[list[torch.Tensor]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for param in reversed(params):
+        kind = (param.dtype, param.device)
+        if kind not in filling:
+            first = kind not in room
+            room[kind] = min(FIRST_BUCKET_BYTES, cap_bytes) if first else cap_bytes
+            filling[kind] = []
+            buckets.append(filling[kind])
+        filling[kind].append(param)
+        room[kind] -= param.numel() * param.element_size()
+        if room[kind] <= 0:
+            del filling[kind]
+    return buckets
+
+
+def split_evenly(params: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
+    """Cut parameters into `count` buckets of nearly equal length, in the order of backward."""
+    ordered = list(reversed(params))
+    bounds = [len(ordered) * i // count for i in range(count + 1)]
+    parts = [ordered[bounds[i] : bounds[i + 1]] for i in range(count)]
+    return [part for part in parts if part]
+
+
+def follow_groups(
+    params: Sequence[torch.Tensor], groups: Sequence[Sequence[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Make a bucket of each group, and one of each parameter that is in none."""
+    group_of = {param: i for i, group in enumerate(groups) for param in group}
+    buckets: dict[object, list[torch.Tensor]] = {}
+    for param in reversed(params):
+        buckets.setdefault(group_of.get(param, param), []).append(param)
+    return list(buckets.values())
+
+
+@dataclass
+class _Trip:
+    """One gradient under way."""
+
+    param: torch.Tensor
+    gradient: torch.Tensor  # the parameter's own, or zeros
+    version: int  # of `gradient` when it left; -1 where the parameter had none
+    address: int  # of its memory then
+    wire: torch.Tensor  # what is reduced; may be `gradient` itself
+    context: Any  # of the compressor
+    target: torch.Tensor  # where the core writes the result; most often `wire`
+    rows: int = 0  # of a sparse gradient that travels dense
+    place: Place | None = None  # where `grad` is to lie
+
+    @property
+    def present(self) -> bool:
+        return self.version >= 0
+
+    def memory(self) -> tuple[torch.Tensor, ...]:
+        """Return what holds on to the memory that the core reads and writes.
+
+        The gradient itself does not: others may give it other memory meanwhile.
+        """
+        wire = self.wire.detach() if self.wire is self.gradient else self.wire
+        return (wire,) if self.target is self.wire else (wire, self.target)
+
+    def untouched(self) -> bool:
+        """Say whether nobody replaced or wrote to the gradient since it left."""
+        if not self.present:
+            return self.param.grad is None
+        same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
+        return same and _address_of(self.gradient) == self.address
+
+
+def _address_of(gradient: torch.Tensor) -> int:
+    address: int = (gradient._values() if gradient.is_sparse else gradient).data_ptr()
+    return address
+
+
+def _shorten(name: str, limit: int) -> str:
+    """Cut a name to so many bytes: the core takes no more than 512."""
+    return name.encode()[:limit].decode(errors="ignore")
+
+
+class Bucket:
+    """The gradients of some parameters, round after round: `submit`, then `finish`.
+
+    Between the two the gradients belong to the core. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        compression: Any,
+        sparse_as_dense: bool,
+        places: Callable[[], BucketPlaces] | None = None,
+        layout: int | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            name: identifies its operations on all ranks.
+            params: whose gradients it takes.
+            names: of the parameters.
+            compression: what happens to gradients on the way.
+            sparse_as_dense: whether sparse gradients become dense.
+            places: gives where reduced gradients lie; without, each lies where its gradient lay.
+            layout: a number that ranks must have alike, see `hvdlite.torch.optimizers.layout`.
+        """
+        self.params = list(params)
+        self.missing = len(self.params)  # parameters whose gradient is not ready; the owner counts
+        self._name = name
+        self._names = list(names)
+        self._labels = [_shorten(one, 400) for one in names]  # what the core calls them
+        self._compression = compression
+        self._by_hand = compression  # what of it is not a cast in the core
+        self._sparse_as_dense = sparse_as_dense
+        self._find_places = places
+        self._layout = layout
+        self._places: BucketPlaces | None = None  # of this round
+        self._trips: list[_Trip] = []
+        self._flags = torch.empty(0)
+        self._handle: Submission | None = None
+        self._ways = SparseWays(self.params, self._names)
+        self._gathered: list[int] = []  # positions of the parameters whose rows are under way
+        self._gathering: RowGathering | None = None
+        self._reduction: Reduction | None = None
+        self._step = 0
+        self._steps_met = 0.0  # the mean of what the ranks said; 0: not looked at, or of no weight
+        self._masks: dict[int, torch.Tensor] = {}  # by position, of those under way
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the gradients are under way."""
+        return self._handle is not None
+
+    @property
+    def operations(self) -> list[str]:
+        """The names of the operations that are under way."""
+        if self._handle is None:
+            return []
+        return [self._name, *([] if self._gathering is None else [f"{self._name}.rows"])]
+
+    @property
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters and their names."""
+        return list(zip(self._names, self.params, strict=True))
+
+    def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
+        """Send the gradients, and zeros for those that this rank does not have.
+
+        Args:
+            reduction: how they are combined.
+            blocking: whether the caller waits at once.
+            step: in which they are sent, a number that all ranks count alike.
+
+        Raises:
+            HvdliteError: a gradient cannot be sent; nothing was.
+        """
+        by_rows = self._ways.begin()
+        cast, self._by_hand = cast_in_core(self._compression, reduction.op)
+        if self._find_places is not None:
+            places = self._find_places()
+            if places is not self._places:
+                self._places, self._flags = places, places.flags
+        with torch.no_grad():
+            trips = [self._leave(position, by_rows) for position in range(len(self.params))]
+            flags = self._write_flags(trips, 1.0 + step % STEPS)
+            self._step = step
+        dense = [
+            (name, trip.wire, trip.target)
+            for position, (name, trip) in enumerate(zip(self._labels, trips, strict=True))
+            if position not in by_rows
+        ]
+        specs = [spec(name, wire, target, cast) for name, wire, target in dense]
+        # float16 is too narrow for the share of a rank with a small weight.
+        narrow = None if cast == dtype_number("float16") else cast
+        if self._layout is not None:
+            specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
+        specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
+        memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
+        masks = self._make_masks(sorted(self._ways.with_mask), trips)
+        specs += self._mask_specs(masks)
+        if by_rows:
+            self._gather(sorted(by_rows), trips, reduction)
+        keep = memory, flags, masks
+        self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
+        self._masks = masks
+        self._trips = trips
+        self._reduction = reduction
+
+    def _gather(self, positions: list[int], trips: Sequence[_Trip], reduction: Reduction) -> None:
+        with torch.no_grad():
+            self._gathering = RowGathering(
+                [trips[position].wire for position in positions],
+                [self._labels[position] for position in positions],
+                f"{self._name}.rows",
+                reduction,
+                self._compression,
+                blocking=False,
+            )
+        self._gathered = positions
+
+    def _leave(self, position: int, by_rows: set[int]) -> _Trip:
+        param, name = self.params[position], self._names[position]
+        gradient, version, rows = param.grad, -1, 0
+        place = None if self._places is None else self._places.gradients[position]
+        if place is not None and not place.suits(param):
+            place = None
+        if position in by_rows:
+            wire = self._ways.rows_of(position)
+            version = -1 if gradient is None else gradient._version
+            gradient = wire if gradient is None else gradient
+            return _Trip(param, gradient, version, _address_of(gradient), wire, None, wire)
+        if gradient is None and place is not None:
+            gradient = place.view.zero_()
+        elif gradient is None:
+            gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
+        else:
+            as_dense = self._sparse_as_dense or self._ways.dense_for_good
+            if gradient.layout != torch.strided and as_dense:
+                gradient = param.grad = gradient.to_dense()
+            version = gradient._version
+        dense = gradient
+        if is_sparse(gradient):
+            dense, rows = self._ways.to_dense(position, gradient)
+        check(dense, name)
+        if lies_otherwise(dense):
+            dense = dense.resolve_conj().resolve_neg()
+        if place is not None:
+            dense = place.wire(dense)
+        wire, context = self._by_hand.compress(dense)
+        wire = wire.contiguous()
+        target = place.memory if place is not None and place.takes(wire) else wire
+        address = _address_of(gradient)
+        return _Trip(param, gradient, version, address, wire, context, target, rows, place)
+
+    def _write_flags(self, trips: list[_Trip], step: float) -> torch.Tensor:
+        count = len(trips)
+        size = FLAGS * count + COMMON_FLAGS
+        wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
+        dtype = flags_dtype(wire)
+        flags, device = self._flags, trips[0].wire.device
+        if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
+            flags = self._flags = torch.empty(size, dtype=dtype, device=device)
+        if all(trip.present and not trip.rows for trip in trips):
+            flags[:count] = 1
+            flags[count:-2] = 0
+            flags[-2] = step
+            flags[-1] = 1
+        else:
+            values: list[float] = [trip.present for trip in trips]
+            values += [trip.rows for trip in trips]
+            values += [trip.rows > 0 for trip in trips]
+            values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
+            flags.copy_(torch.tensor([*values, step, 1.0], dtype=dtype))
+        return self._flags
+
+    def finish(self, counts: bool, dropped: bool = False) -> None:
+        """Wait, and put the results into `grad`.
+
+        Args:
+            counts: whether this rank's gradients count (its weight is not zero).
+            dropped: whether nobody wants the results, so that it does not matter who changed them.
+
+        Raises:
+            HvdliteError: the reduction failed, or somebody changed a gradient that was under way.
+        """
+        handle, trips, reduction = self._handle, self._trips, self._reduction
+        gathering, positions = self._gathering, self._gathered
+        assert handle is not None and reduction is not None
+        handle.wait()
+        gathered: dict[int, GatheredRows] = {}
+        if gathering is not None:
+            gathered = dict(zip(positions, gathering.finish(), strict=True))
+        present, rows = self._read_flags(trips, counts, handle.members, reduction.op)
+        masks = self._masks
+        late = [i for i in range(len(trips)) if rows[i] > 0 and i not in masks]
+        if late:
+            # All ranks come by here, before any raises below.
+            masks = masks | self._send_masks(late, trips, reduction)
+        self.reset()
+        for name, trip in zip(self._names, trips, strict=True):
+            if not dropped and not trip.untouched():
+                raise HvdliteError(
+                    f"the gradient of {name} was changed while it was being reduced, and is wrong "
+                    "now; call optimizer.synchronize() after backward(), before clipping, "
+                    "unscaling, zeroing or a second backward()"
+                )
+        if not dropped:
+            self._check_step()
+        with torch.no_grad():
+            for i, trip in enumerate(trips):
+                if not present[i]:
+                    trip.param.grad = None
+                elif i in gathered:
+                    trip.param.grad = gathered[i].tensor
+                    rows[i] = gathered[i].rows
+                else:
+                    self._arrive(trip, masks[i] if rows[i] > 0 else None)
+                self._ways.choose(i, rows[i])
+
+    def _read_flags(
+        self, trips: Sequence[_Trip], counts: bool, members: int, op: int
+    ) -> tuple[list[bool], list[float]]:
+        """Return of what some rank had a gradient, and how many rows travelled dense.
+
+        The rows are those of all ranks together, of sparse gradients.
+        """
+        size, ways = len(trips), self._ways
+        self._steps_met = 0.0
+        if ways.dense_for_good and counts and all(trip.present for trip in trips):
+            return [True] * size, [0.0] * size
+        factor = members if op == ops.Average else 1
+        *flags, step, ones = self._flags.tolist()
+        self._steps_met = step / ones if ones > 0 else 0.0
+        present = [flag > 0 for flag in flags[:size]]
+        if ways.dense_for_good:
+            return present, [0.0] * size
+        rows = [flag * factor for flag in flags[size : 2 * size]]
+        for i, (sparse, dimensions) in enumerate(
+            zip(flags[2 * size : 3 * size], flags[3 * size :], strict=True)
+        ):
+            if sparse > 0:
+                ways.agree(i, dimensions / sparse)
+        any_rows = any(rows) or self._gathering is not None
+        ways.dense_for_good = self._flags.is_cuda and all(present) and not any_rows
+        return present, rows
+
+    def _check_step(self) -> None:
+        """Refuse gradients of several steps."""
+        met, own = self._steps_met, 1.0 + self._step % STEPS
+        if met > 0 and abs(met - own) > 0.25:
+            raise HvdliteError(
+                f"rank {basics.rank()}: the gradients of its step {self._step + 1}, in "
+                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
+                "backward() and step() equally often on every rank; run further backward() calls "
+                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
+            )
+
+    def _make_masks(
+        self, positions: Sequence[int], trips: Sequence[_Trip]
+    ) -> dict[int, torch.Tensor]:
+        with torch.no_grad():
+            return {
+                i: self._ways.mask_of(i, trips[i].gradient if trips[i].present else None)
+                for i in positions
+            }
+
+    def _mask_specs(self, masks: Mapping[int, torch.Tensor]) -> list[_core.Tensor]:
+        return [spec(f"{self._labels[i]}.mask", mask, mask) for i, mask in masks.items()]
+
+    def _send_masks(
+        self, positions: Sequence[int], trips: Sequence[_Trip], reduction: Reduction
+    ) -> dict[int, torch.Tensor]:
+        """Reduce the masks of gradients that nobody expected to be sparse, and wait."""
+        masks = self._make_masks(positions, trips)
+        specs = self._mask_specs(masks)
+        start_allreduce(f"{self._name}.masks", specs, reduction, masks, blocking=True).wait()
+        return masks
+
+    def _arrive(self, trip: _Trip, mask: torch.Tensor | None) -> None:
+        result = self._by_hand.decompress(trip.target, trip.context)
+        if trip.place is not None:
+            result = trip.place.take(result)
+        if mask is not None:
+            trip.param.grad = self._ways.to_sparse(result, mask)
+        elif trip.present and trip.place is None and result is not trip.gradient:
+            trip.gradient.copy_(result)
+        elif not trip.present or result is not trip.gradient:
+            trip.param.grad = result
+
+    def reset(self) -> None:
+        """Forget the round."""
+        self._handle = None
+        self._gathering = None
+        self._masks = {}
+        self._trips = []
+        self.missing = len(self.params)

@@ -1,0 +1,132 @@
+// Worlds of whole engines, several to a process: each rank is an engine with a caller's thread.
+#pragma once
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine/engine.h"
+#include "host/host_backend.h"
+#include "testing/inproc_world.h"
+
+namespace hvdlite::testing {
+
+using Hosts = std::vector<int>;
+
+// Waits for what another thread or a device does; says whether it was done in time.
+template <typename Condition>
+bool soon(const Condition& condition, std::chrono::milliseconds within = std::chrono::seconds(20)) {
+  const auto late = std::chrono::steady_clock::now() + within;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > late) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+inline bool ends_soon(const Engine& engine, std::chrono::milliseconds within) {
+  return soon([&] { return !engine.status().ok(); }, within);
+}
+
+inline Config quick_config() {
+  Config config;
+  config.collective_timeout = 20;
+  config.log_level = "error";
+  return config;
+}
+
+inline std::vector<std::unique_ptr<Engine>> make_engines(const Hosts& hosts, Config config) {
+  auto fabrics = make_inproc_world(hosts, config);
+  CHECK_OK(fabrics.status());
+  std::vector<std::unique_ptr<Engine>> engines;
+  for (auto& fabric : fabrics.value()) {
+    auto backend = std::make_unique<HostBackend>(*fabric, config);
+    engines.push_back(std::make_unique<Engine>(std::move(fabric), std::move(backend), config));
+  }
+  return engines;
+}
+
+// Runs body(rank, engine) on a thread per rank; then all engines shut down together.
+inline void run_world(const Hosts& hosts, const std::function<void(int, Engine&)>& body,
+                      Config config = quick_config()) {
+  auto engines = make_engines(hosts, config);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < engines.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      body(static_cast<int>(rank), *engines[rank]);
+      engines[rank]->shutdown();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline EntryPtr allreduce_entry(const std::string& name, std::vector<float>& values,
+                                ReduceOp op = ReduceOp::kSum) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.name = name;
+  entry->request.op = op;
+  entry->request.tensors = {{name, DataType::kFloat32, {static_cast<std::int64_t>(values.size())}}};
+  entry->inputs = {values.data()};
+  entry->outputs = {values.data()};
+  return entry;
+}
+
+// Rows of `width` elements each; the result is the engine's own memory.
+inline EntryPtr rows_entry(Kind kind, const std::string& name, std::vector<float>& values,
+                           std::int64_t width = 1) {
+  EntryPtr entry = allreduce_entry(name, values);
+  entry->request.kind = kind;
+  entry->request.tensors[0].dims = {static_cast<std::int64_t>(values.size()) / width, width};
+  entry->outputs = {nullptr};
+  return entry;
+}
+
+inline std::vector<float> output_of(const EntryPtr& entry, std::size_t index = 0) {
+  const Completion::Output& output = entry->completion->outputs.at(index);
+  std::vector<float> values(output.bytes / sizeof(float));
+  if (output.bytes > 0) std::memcpy(values.data(), output.data.get(), output.bytes);
+  return values;
+}
+
+inline Status finish(Engine& engine, const EntryPtr& entry, bool blocking = false) {
+  if (!engine.wait(*entry, blocking, Deadline::after(std::chrono::seconds(30)))) {
+    return Status(StatusCode::kTimeout, "the test's own deadline passed");
+  }
+  return entry->completion->status();
+}
+
+inline Status run(Engine& engine, const EntryPtr& entry, bool blocking = true) {
+  const Status status = engine.enqueue(entry, blocking);
+  return status.ok() ? finish(engine, entry, blocking) : status;
+}
+
+inline EntryPtr change_entry(Kind kind, const std::string& name) {
+  auto entry = std::make_shared<Entry>();
+  entry->request.kind = kind;
+  entry->request.name = name;
+  return entry;
+}
+
+inline EntryPtr addition(const std::vector<int>& ranks, const std::string& name = "add") {
+  auto entry = change_entry(Kind::kAddProcessSet, name);
+  entry->request.splits = {ranks.begin(), ranks.end()};
+  return entry;
+}
+
+inline EntryPtr removal(std::uint32_t set, const std::string& name = "remove") {
+  auto entry = change_entry(Kind::kRemoveProcessSet, name);
+  entry->removes = set;
+  return entry;
+}
+
+inline std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
+  const EntryPtr entry = addition(ranks);
+  CHECK_OK(run(engine, entry));
+  return static_cast<std::uint32_t>(entry->completion->first_dimensions.at(0));
+}
+
+}  // namespace hvdlite::testing

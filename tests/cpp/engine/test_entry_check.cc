@@ -1,0 +1,95 @@
+// What a rank refuses by itself.
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "engine/entry_check.h"
+#include "engine_worlds.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+
+namespace {
+
+std::string refusal(const Entry& entry) {
+  const ProcessSets sets(1);
+  return check_entry(entry, sets.get(0), 0, 1).message();
+}
+
+// Tensors of so many floats from these places of one memory, in place.
+Entry in_place(std::vector<float>& memory, const std::vector<std::pair<int, int>>& places,
+               Kind kind = Kind::kAllreduce) {
+  Entry entry;
+  entry.request.kind = kind;
+  entry.request.root = 0;
+  entry.request.name = "group";
+  for (const auto& [begin, count] : places) {
+    const std::string name = "group." + std::to_string(entry.inputs.size());
+    entry.request.tensors.push_back({name, DataType::kFloat32, {count}});
+    entry.inputs.push_back(memory.data() + begin);
+    entry.outputs.push_back(memory.data() + begin);
+  }
+  return entry;
+}
+
+std::string refusal_of(DataType dtype, ReduceOp op, Kind kind = Kind::kAllreduce) {
+  Entry entry;
+  entry.request.kind = kind;
+  entry.request.root = 0;
+  entry.request.name = "x";
+  entry.request.op = op;
+  entry.request.tensors = {{"x", dtype, {4}}};
+  entry.inputs = {nullptr};
+  entry.outputs = {nullptr};
+  return refusal(entry);
+}
+
+}  // namespace
+
+TEST(entry_check_refuses_tensors_that_are_reduced_into_the_same_memory) {
+  std::vector<float> memory(100);
+  using Places = std::vector<std::pair<int, int>>;
+  for (const Places& places : {Places{{0, 10}, {0, 10}}, Places{{50, 10}, {0, 51}},
+                               Places{{0, 100}, {20, 1}}, Places{{9, 2}, {30, 4}, {0, 10}}}) {
+    const std::string text = refusal(in_place(memory, places));
+    CHECK(has(text, "allreduce 'group': tensors 'group.0' and 'group."));
+    CHECK(has(text, "overlap in memory"));
+  }
+  CHECK(has(refusal(in_place(memory, {{9, 2}, {30, 4}, {0, 10}})), "'group.0' and 'group.2'"));
+}
+
+TEST(entry_check_takes_memory_that_is_shared_without_harm) {
+  std::vector<float> memory(100);
+  std::vector<float> results(100);
+  CHECK_EQ(refusal(in_place(memory, {{0, 10}, {10, 10}, {20, 80}})), std::string());
+  // Of no elements, wherever they lie.
+  CHECK_EQ(refusal(in_place(memory, {{0, 10}, {5, 0}, {5, 0}, {0, 0}})), std::string());
+  // One input twice.
+  Entry entry = in_place(memory, {{0, 10}, {0, 10}});
+  entry.outputs = {results.data(), results.data() + 10};
+  CHECK_EQ(refusal(entry), std::string());
+  // Tied parameters in a broadcast, and results that the core allocates.
+  CHECK_EQ(refusal(in_place(memory, {{0, 10}, {0, 10}}, Kind::kBroadcast)), std::string());
+  entry = in_place(memory, {{0, 10}, {0, 10}}, Kind::kAllgather);
+  entry.outputs = {nullptr, nullptr};
+  CHECK_EQ(refusal(entry), std::string());
+}
+
+TEST(entry_check_names_tensor_dtype_and_op_of_what_has_no_arithmetic) {
+  for (int number = 0; number < kDataTypeCount; ++number) {
+    const auto dtype = static_cast<DataType>(number);
+    for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kAdasum, ReduceOp::kMin,
+                              ReduceOp::kMax, ReduceOp::kProduct}) {
+      const bool orders = op == ReduceOp::kMin || op == ReduceOp::kMax;
+      const bool fine = op == ReduceOp::kAdasum ? is_floating(dtype)
+                                                : computes(dtype) && !(orders && is_complex(dtype));
+      const std::string text = refusal_of(dtype, op);
+      CHECK_EQ(text.empty(), fine);
+      if (fine || op == ReduceOp::kAdasum || dtype == DataType::kBool) continue;
+      CHECK(has(text, "'x', of dtype " + std::string(name_of(dtype)) + ", "));
+      CHECK(has(text, std::string(name_of(op))));
+    }
+    CHECK_EQ(refusal_of(dtype, ReduceOp::kSum, Kind::kAllgather), std::string());
+    CHECK_EQ(refusal_of(dtype, ReduceOp::kSum, Kind::kBroadcast), std::string());
+  }
+}

@@ -1,0 +1,307 @@
+// One conformance suite for data planes: the same checks over every backend and every shape of
+// world.
+#include <cmath>
+#include <complex>
+#include <thread>
+#include <vector>
+
+#include "backend_worlds.h"
+#include "check.h"
+#include "testing/inproc_world.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+using namespace std::chrono_literals;
+
+TEST(backends_reduce_every_dtype_op_and_length) {
+  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (const DataType type : reducible_types()) {
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
+        if (!has_expected(type, op)) continue;
+        for (const std::size_t count : {0, 1, 7, 300, 5003}) {
+          auto tensor = make_tensor(type, count, [&](auto i) { return value_of(rank, i); });
+          const Piece piece{tensor.data(), tensor.data(), count};
+          CHECK_OK(backend.allreduce(world, type, op, {&piece, 1}, kPatience));
+          CHECK(tensor == make_tensor(type, count, [&](auto i) { return expected(op, size, i); }));
+        }
+      }
+    }
+  });
+}
+
+TEST(backends_average_and_scale) {
+  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+    std::vector<float> values(3000, static_cast<float>(rank));
+    std::vector<float> results(3000);
+    const Piece piece{values.data(), results.data(), values.size(), 4.0, 0.5};
+    CHECK_OK(
+        backend.allreduce(world, DataType::kFloat32, ReduceOp::kAverage, {&piece, 1}, kPatience));
+    CHECK_EQ(results[2999], static_cast<float>(size - 1));  // 0.5 * 4 * (size - 1) / 2
+    CHECK_EQ(values[2999], static_cast<float>(rank));
+  });
+}
+
+namespace {
+
+using Complex = std::complex<float>;
+
+// Gaussian integers, whose products are exact in any order.
+Complex complex_of(int rank, std::size_t i) {
+  constexpr Complex kValues[] = {{1, 0}, {0, 1}, {1, 1}, {-1, 0}, {1, -1}};
+  return kValues[(static_cast<std::size_t>(rank) + i) % std::size(kValues)];
+}
+
+std::vector<Complex> expected_complex(ReduceOp op, int size, std::size_t count) {
+  std::vector<Complex> results(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Complex total = 2.0f * complex_of(0, i);
+    for (int rank = 1; rank < size; ++rank) {
+      const Complex value = 2.0f * complex_of(rank, i);
+      total = op == ReduceOp::kProduct ? total * value : total + value;
+    }
+    if (op == ReduceOp::kAverage) total /= static_cast<float>(size);
+    results[i] = 0.5f * total;
+  }
+  return results;
+}
+
+}  // namespace
+
+TEST(backends_sum_average_multiply_and_scale_complex_numbers) {
+  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kProduct}) {
+      std::vector<Complex> values(3001);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = complex_of(rank, i);
+      auto result = values;
+      std::vector<Piece> pieces;
+      for (const auto& [begin, count] : {std::pair{0, 1}, {1, 0}, {1, 3000}}) {
+        pieces.push_back({values.data() + begin, result.data() + begin,
+                          static_cast<std::size_t>(count), 2.0, 0.5});
+      }
+      CHECK_OK(backend.allreduce(world, DataType::kComplex64, op, pieces, kPatience));
+      const auto expected = expected_complex(op, size, values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        CHECK(std::abs(result[i] - expected[i]) <= 1e-6f * std::abs(expected[i]));
+      }
+    }
+  });
+}
+
+TEST(backends_give_the_same_bits_however_tensors_are_batched) {
+  for_every_host_world([](int, int rank, Backend& backend, const Group& world) {
+    std::vector<std::vector<float>> together;
+    for (const std::size_t count : {5, 3000, 1, 0, 700}) {
+      together.emplace_back(count);
+      for (std::size_t i = 0; i < count; ++i) {
+        together.back()[i] =
+            std::sin(static_cast<float>(i + 1)) * (static_cast<float>(rank) + 0.1f);
+      }
+    }
+    auto apart = together;
+    std::vector<Piece> pieces;
+    for (auto& tensor : together) pieces.push_back({tensor.data(), tensor.data(), tensor.size()});
+    CHECK_OK(backend.allreduce(world, DataType::kFloat32, ReduceOp::kSum, pieces, kPatience));
+    for (auto& tensor : apart) {
+      const Piece piece{tensor.data(), tensor.data(), tensor.size()};
+      CHECK_OK(
+          backend.allreduce(world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, kPatience));
+    }
+    CHECK(together == apart);
+  });
+}
+
+TEST(backends_gather_blocks_of_any_length) {
+  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (const std::size_t unit : {0, 1, 5000}) {
+      std::vector<std::size_t> bytes(size);
+      std::size_t total = 0;
+      for (int r = 0; r < size; ++r) total += bytes[r] = unit * static_cast<std::size_t>(r % 3);
+      const std::vector<std::byte> input(bytes[rank], static_cast<std::byte>(rank + 1));
+      std::vector<std::byte> output(total);
+      CHECK_OK(backend.allgather(world, input, bytes, output, kPatience));
+      std::size_t at = 0;
+      for (int r = 0; r < size; ++r) {
+        for (std::size_t i = 0; i < bytes[r]; ++i) {
+          CHECK(output[at + i] == static_cast<std::byte>(r + 1));
+        }
+        at += bytes[r];
+      }
+    }
+  });
+}
+
+TEST(backends_broadcast_from_every_root) {
+  for_every_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (int root = 0; root < size; ++root) {
+      std::vector<std::byte> data(20000, static_cast<std::byte>(rank == root ? root + 1 : 0));
+      CHECK_OK(backend.broadcast(world, root, data, data, kPatience));
+      CHECK(data.back() == static_cast<std::byte>(root + 1));
+    }
+  });
+}
+
+TEST(backends_barrier_holds_everybody_back) {
+  std::atomic<int> arrived{0};
+  run_hosts({0, 0, 1, 2, 1}, [&](int rank, Backend& backend, const Group& world) {
+    for (int step = 1; step <= 20; ++step) {
+      if (rank == step % 5) std::this_thread::sleep_for(1ms);
+      arrived.fetch_add(1);
+      CHECK_OK(backend.barrier(world, kPatience));
+      CHECK(arrived.load() >= 5 * step);
+      CHECK_OK(backend.barrier(world, kPatience));
+    }
+  });
+}
+
+TEST(backends_interleave_process_sets_over_the_same_slots) {
+  ProcessSets sets(3);
+  sets.add(1, {0, 1});
+  sets.add(2, {1, 2});
+  run_hosts({0, 0, 0}, [&](int rank, Backend& backend, const Group& world) {
+    for (int step = 0; step < 100; ++step) {
+      for (std::uint32_t id = 0; id < 3; ++id) {
+        const Group& group = id == 0 ? world : *sets.get(id);
+        if (group.index_of(rank) < 0) continue;
+        std::vector<float> values(step % 2 == 0 ? 10 : 3000, static_cast<float>(rank + step));
+        const Piece piece{values.data(), values.data(), values.size()};
+        CHECK_OK(
+            backend.allreduce(group, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, kPatience));
+        float sum = 0;
+        for (const int member : group.ranks) sum += static_cast<float>(member + step);
+        CHECK_EQ(values.back(), sum);
+      }
+    }
+  });
+}
+
+TEST(backends_interleave_process_sets_and_collectives_across_hosts) {
+  ProcessSets sets(5);
+  sets.add(1, {0, 3});     // one rank of each of two hosts
+  sets.add(2, {1, 2, 4});  // two of one host, one of another
+  sets.add(3, {3});
+  run_hosts({0, 0, 0, 1, 1}, [&](int rank, Backend& backend, const Group& world) {
+    for (int step = 0; step < 30; ++step) {
+      for (std::uint32_t id = 0; id < 4; ++id) {
+        const Group& group = id == 0 ? world : *sets.get(id);
+        if (group.index_of(rank) < 0) continue;
+        const int root = group.ranks[static_cast<std::size_t>(step) % group.ranks.size()];
+        std::vector<std::byte> data(9000, static_cast<std::byte>(rank == root ? step + 1 : 0));
+        CHECK_OK(backend.broadcast(group, root, data, data, kPatience));
+        CHECK(data.front() == static_cast<std::byte>(step + 1));
+        CHECK(data.back() == static_cast<std::byte>(step + 1));
+
+        std::vector<double> values(3000, rank + 0.5);
+        const Piece piece{values.data(), values.data(), values.size()};
+        CHECK_OK(
+            backend.allreduce(group, DataType::kFloat64, ReduceOp::kMax, {&piece, 1}, kPatience));
+        CHECK_EQ(values.front(), group.ranks.back() + 0.5);
+        CHECK_EQ(values.back(), group.ranks.back() + 0.5);
+
+        const std::vector<std::byte> own(7, static_cast<std::byte>(rank));
+        const std::vector<std::size_t> bytes(group.ranks.size(), own.size());
+        std::vector<std::byte> gathered(own.size() * group.ranks.size());
+        CHECK_OK(backend.allgather(group, own, bytes, gathered, kPatience));
+        CHECK(gathered.back() == static_cast<std::byte>(group.ranks.back()));
+        CHECK_OK(backend.barrier(group, kPatience));
+      }
+    }
+  });
+}
+
+TEST(backends_notice_a_lost_rank_in_every_collective) {
+  using Call = std::function<Status(Backend&, const Group&)>;
+  std::vector<std::byte> data(9000);
+  std::vector<std::byte> gathered(27000);
+  std::vector<std::byte> swapped(27000);
+  const std::vector<std::size_t> bytes(3, data.size());
+  const std::vector<std::uint64_t> counts(3, data.size());
+  const std::vector<Call> calls = {
+      [&](Backend& b, const Group& g) { return b.barrier(g, kPatience); },
+      [&](Backend& b, const Group& g) { return b.broadcast(g, 1, data, data, kPatience); },
+      [&](Backend& b, const Group& g) { return b.allgather(g, data, bytes, gathered, kPatience); },
+      [&](Backend& b, const Group& g) {
+        const Piece piece{gathered.data(), data.data(), gathered.size()};
+        return b.reducescatter(g, DataType::kUint8, ReduceOp::kSum, piece, counts, kPatience);
+      },
+      [&](Backend& b, const Group& g) {
+        return b.alltoall(g, gathered, bytes, swapped, bytes, kPatience);
+      }};
+  const ProcessSets sets(3);
+  for (const Hosts& hosts : {Hosts{0, 0, 0}, Hosts{0, 1, 1}}) {
+    for (const Call& call : calls) {
+      const Config config = small_config();
+      auto fabrics = make_inproc_world(hosts, config);
+      CHECK_OK(fabrics.status());
+      std::thread leaver([&] {
+        std::this_thread::sleep_for(20ms);
+        fabrics.value()[1]->close();
+      });
+      HostBackend backend(*fabrics.value()[0], config);
+      const auto begin = std::chrono::steady_clock::now();
+      const Status status = call(backend, *sets.get(0));
+      CHECK_STATUS(status, StatusCode::kRankFailed);
+      CHECK_EQ(status.failed_rank(), 1);
+      CHECK(std::chrono::steady_clock::now() - begin < 1s);
+      leaver.join();
+    }
+  }
+}
+
+TEST(backends_name_the_rank_that_makes_no_progress) {
+  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
+    run_hosts(hosts, [](int rank, Backend& backend, const Group& world) {
+      if (rank == 1) return;
+      std::vector<float> values(10);
+      const Piece piece{values.data(), values.data(), values.size()};
+      const Status status =
+          backend.allreduce(world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, 50ms);
+      CHECK_STATUS(status, StatusCode::kTimeout);
+      CHECK_EQ(status.failed_rank(), 1);
+    });
+  }
+}
+
+TEST(backends_notice_a_lost_rank_at_once) {
+  for (const Hosts& hosts : {Hosts{0, 0, 0}, Hosts{0, 1, 1}}) {
+    const Config config = small_config();
+    auto fabrics = make_inproc_world(hosts, config);
+    CHECK_OK(fabrics.status());
+    const ProcessSets sets(3);
+    std::thread leaver([&] {
+      std::this_thread::sleep_for(50ms);
+      fabrics.value()[1]->close();
+    });
+    HostBackend backend(*fabrics.value()[0], config);
+    std::vector<float> values(5000);
+    const Piece piece{values.data(), values.data(), values.size()};
+    const auto begin = std::chrono::steady_clock::now();
+    const Status status =
+        backend.allreduce(*sets.get(0), DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, kPatience);
+    CHECK_STATUS(status, StatusCode::kRankFailed);
+    CHECK_EQ(status.failed_rank(), 1);
+    CHECK(std::chrono::steady_clock::now() - begin < 1s);
+    leaver.join();
+  }
+}
+
+TEST(backends_fake_fails_on_demand_and_records) {
+  std::vector<std::string> calls;
+  const Status failure(StatusCode::kRankFailed, "on demand", 3);
+  FakeBackend fake(calls, failure);
+  const ProcessSets sets(1);
+  float value = 1;
+  const Piece piece{&value, &value, 1};
+  CHECK_STATUS(
+      fake.allreduce(*sets.get(0), DataType::kFloat32, ReduceOp::kMax, {&piece, 1}, kPatience),
+      StatusCode::kRankFailed);
+  CHECK_STATUS(fake.barrier(*sets.get(0), kPatience), StatusCode::kRankFailed);
+  CHECK_EQ(calls.at(0), std::string("allreduce of 1 float32 by max"));
+  CHECK_EQ(calls.at(1), std::string("barrier"));
+  const std::vector<std::uint64_t> counts{1};
+  CHECK_STATUS(fake.reducescatter(*sets.get(0), DataType::kFloat32, ReduceOp::kSum, piece, counts,
+                                  kPatience),
+               StatusCode::kRankFailed);
+  CHECK_STATUS(fake.alltoall(*sets.get(0), {}, {}, {}, {}, kPatience), StatusCode::kRankFailed);
+  CHECK_EQ(calls.at(2), std::string("reducescatter of 1 float32 by sum"));
+  CHECK_EQ(calls.at(3), std::string("alltoall of 0 bytes"));
+}

@@ -1,0 +1,290 @@
+// All-reduce against a plain reference that says the order out loud: the same bits on every rank,
+// for every type, operation, shape of world, length, scale and place in memory.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/half.h"
+#include "check.h"
+#include "host/host_backend.h"
+#include "testing/inproc_world.h"
+
+using namespace hvdlite;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Hosts = std::vector<int>;
+
+float widen(Float16 value) { return to_float(value); }
+float widen(Bfloat16 value) { return to_float(value); }
+template <typename T>
+T widen(T value) {
+  return value;
+}
+template <typename T, typename A>
+T narrow(A value) {
+  if constexpr (std::is_same_v<T, Float16>) return to_float16(value);
+  if constexpr (std::is_same_v<T, Bfloat16>) return to_bfloat16(value);
+  if constexpr (std::is_same_v<T, A>) return value;
+}
+
+// Calls body(T{}) with the type's own representation.
+template <typename Body>
+void with_type(DataType dtype, Body&& body) {
+  switch (dtype) {
+    case DataType::kUint8:
+      return body(std::uint8_t{});
+    case DataType::kUint16:
+      return body(std::uint16_t{});
+    case DataType::kUint32:
+      return body(std::uint32_t{});
+    case DataType::kUint64:
+      return body(std::uint64_t{});
+    case DataType::kInt8:
+      return body(std::int8_t{});
+    case DataType::kInt16:
+      return body(std::int16_t{});
+    case DataType::kInt32:
+      return body(std::int32_t{});
+    case DataType::kInt64:
+      return body(std::int64_t{});
+    case DataType::kFloat16:
+      return body(Float16{});
+    case DataType::kBfloat16:
+      return body(Bfloat16{});
+    case DataType::kFloat32:
+      return body(float{});
+    case DataType::kFloat64:
+      return body(double{});
+    default:  // copied only, or complex: pairs of floats
+      CHECK(false);
+  }
+}
+
+template <typename A>
+A combine(ReduceOp op, A a, A b) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return b < a ? b : a;
+    case ReduceOp::kMax:
+      return b > a ? b : a;
+    case ReduceOp::kProduct:
+      if constexpr (std::is_integral_v<A>) {
+        return static_cast<A>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+      }
+      return a * b;
+    default:
+      if constexpr (std::is_integral_v<A>) {
+        return static_cast<A>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+      }
+      return a + b;
+  }
+}
+
+struct Case {
+  DataType dtype;
+  ReduceOp op;
+  std::size_t count;
+  bool in_place;
+  double prescale;
+  double postscale;
+};
+
+template <typename T>
+T random_value(std::mt19937_64& random) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(random());
+  // Not representable in 16 bits, so that the place of each rounding shows.
+  const double value = (static_cast<double>(random() >> 11) * 0x1p-53 - 0.5) * 6;
+  using A = decltype(widen(T{}));
+  return narrow<T>(static_cast<A>(value));
+}
+
+// In float64, towards zero, and within the type.
+template <typename T>
+T scale_integer(T value, double factor) {
+  const double scaled = std::trunc(static_cast<double>(value) * factor);
+  if (scaled <= static_cast<double>(std::numeric_limits<T>::min())) {
+    return std::numeric_limits<T>::min();
+  }
+  if (scaled >= static_cast<double>(std::numeric_limits<T>::max())) {
+    return std::numeric_limits<T>::max();
+  }
+  return static_cast<T>(scaled);
+}
+
+template <typename T>
+T reference_element(const Case& c, const std::vector<Hosts>& by_host, int size,
+                    const std::vector<T>& values) {
+  using A = decltype(widen(T{}));
+  const auto scaled = [&](int rank) -> A {
+    if (c.prescale == 1.0) return widen(values[rank]);
+    if constexpr (std::is_integral_v<T>)
+      return scale_integer(values[rank], c.prescale);
+    else
+      return widen(narrow<T>(static_cast<A>(widen(values[rank]) * static_cast<A>(c.prescale))));
+  };
+  A total{};
+  for (std::size_t h = 0; h < by_host.size(); ++h) {
+    A of_host = scaled(by_host[h][0]);
+    for (std::size_t i = 1; i < by_host[h].size(); ++i) {
+      of_host = combine<A>(c.op, of_host, scaled(by_host[h][i]));
+    }
+    // Once per level; of an average of 16-bit floats the mean, which counts as often as it has
+    // ranks.
+    const bool mean = c.op == ReduceOp::kAverage && by_host.size() > 1 && !std::is_same_v<T, A>;
+    const auto ranks = static_cast<A>(mean ? by_host[h].size() : 1);
+    if (by_host.size() > 1) of_host = widen(narrow<T>(static_cast<A>(of_host / ranks)));
+    of_host = static_cast<A>(of_host * ranks);
+    total = h == 0 ? of_host : combine<A>(c.op, total, of_host);
+  }
+  if (c.op == ReduceOp::kAverage) total = static_cast<A>(total / static_cast<A>(size));
+  if (c.postscale != 1.0) {
+    if constexpr (std::is_integral_v<T>)
+      total = scale_integer(total, c.postscale);
+    else
+      total *= static_cast<A>(c.postscale);
+  }
+  return narrow<T>(total);
+}
+
+struct Prepared {
+  Case c;
+  std::vector<Bytes> inputs;  // by rank
+  Bytes expected;
+};
+
+Prepared prepare(const Case& c, const Hosts& hosts, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Hosts> by_host;
+  std::vector<int> at(hosts.size(), -1);
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    int& index = at[hosts[rank]];
+    if (index < 0) {
+      index = static_cast<int>(by_host.size());
+      by_host.emplace_back();
+    }
+    by_host[index].push_back(static_cast<int>(rank));
+  }
+  Prepared prepared{c, {}, {}};
+  const std::size_t bytes = c.count * size_of(c.dtype);
+  prepared.inputs.assign(hosts.size(), Bytes(bytes));
+  prepared.expected.resize(bytes);
+  with_type(c.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    std::vector<T> values(hosts.size());
+    for (std::size_t i = 0; i < c.count; ++i) {
+      for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+        values[rank] = random_value<T>(random);
+        std::memcpy(prepared.inputs[rank].data() + i * sizeof(T), &values[rank], sizeof(T));
+      }
+      const T result = reference_element<T>(c, by_host, static_cast<int>(hosts.size()), values);
+      std::memcpy(prepared.expected.data() + i * sizeof(T), &result, sizeof(T));
+    }
+  });
+  return prepared;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (int dtype = 0; dtype < kDataTypeCount; ++dtype) {
+    const auto type = static_cast<DataType>(dtype);
+    if (!computes(type) || is_complex(type)) continue;
+    for (const ReduceOp op :
+         {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      for (const std::size_t count : {0, 1, 7, 1000, 5003}) {
+        const bool scaled = cases.size() % 3 == 0;
+        cases.push_back(
+            {type, op, count, cases.size() % 2 == 0, scaled ? 0.3 : 1.0, scaled ? 1.7 : 1.0});
+      }
+    }
+  }
+  return cases;
+}
+
+// Tensors as views somewhere inside other memory: not even their elements are aligned.
+struct Tensors {
+  Tensors(const Prepared& prepared, int rank)
+      : input(prepared.inputs[rank].size() + 1), output(input.size()) {
+    std::copy(prepared.inputs[rank].begin(), prepared.inputs[rank].end(), input.begin() + 1);
+    const Case& c = prepared.c;
+    std::byte* result = (c.in_place ? input : output).data() + 1;
+    std::size_t begin = 0;
+    for (const std::size_t wanted : {std::size_t{1}, std::size_t{0}, std::size_t{300}, c.count}) {
+      const std::size_t count = std::min(wanted, c.count - begin);
+      const std::size_t skipped = 1 + begin * size_of(c.dtype);
+      pieces.push_back({input.data() + skipped, result + begin * size_of(c.dtype), count,
+                        c.prescale, c.postscale});
+      begin += count;
+    }
+  }
+  bool hold(const Bytes& expected, bool in_place) const {
+    const std::byte* result = (in_place ? input : output).data() + 1;
+    return expected.empty() || std::memcmp(result, expected.data(), expected.size()) == 0;
+  }
+  Bytes input;
+  Bytes output;
+  std::vector<Piece> pieces;
+};
+
+void reduce_all(Backend& backend, const Group& world, int rank,
+                const std::vector<Prepared>& prepared) {
+  for (const Prepared& one : prepared) {
+    const Case& c = one.c;
+    Tensors tensors(one, rank);
+    CHECK_OK(backend.allreduce(world, c.dtype, c.op, tensors.pieces, 20s));
+    if (!tensors.hold(one.expected, c.in_place)) {
+      hvdlite::testing::report_failure(
+          __FILE__, __LINE__,
+          std::string(name_of(c.dtype)) + " " + std::string(name_of(c.op)) + " of " +
+              std::to_string(c.count) + " differs from the reference on rank " +
+              std::to_string(rank) + " of " + std::to_string(world.ranks.size()));
+    }
+  }
+}
+
+void compare_in_world(const Hosts& hosts) {
+  Config config;
+  config.shm_chunk = 4096;
+  config.tcp_chunk = 8192;
+  config.shm_small = 512;
+  std::vector<Prepared> prepared;
+  for (const Case& c : all_cases()) prepared.push_back(prepare(c, hosts, prepared.size() + 1));
+  auto fabrics = make_inproc_world(hosts, config);
+  CHECK_OK(fabrics.status());
+  Group world;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    world.ranks.push_back(static_cast<int>(rank));
+  }
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      HostBackend backend(*fabrics.value()[rank], config);
+      reduce_all(backend, world, static_cast<int>(rank), prepared);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST(reduction_bits_on_one_host) {
+  for (const Hosts& hosts : {Hosts{0}, Hosts{0, 0}, Hosts{0, 0, 0}, Hosts{0, 0, 0, 0}}) {
+    compare_in_world(hosts);
+  }
+}
+
+TEST(reduction_bits_of_eight_ranks_on_one_host) { compare_in_world(Hosts(8, 0)); }
+
+TEST(reduction_bits_across_hosts) {
+  for (const Hosts& hosts : {Hosts{0, 1}, Hosts{0, 1, 2}, Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 1}}) {
+    compare_in_world(hosts);
+  }
+}
+
+TEST(reduction_bits_across_hosts_whose_ranks_interleave) { compare_in_world({0, 1, 0, 2, 1, 0}); }

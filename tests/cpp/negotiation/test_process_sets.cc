@@ -1,0 +1,317 @@
+// Process sets: the coordinator's decisions about changes, and whole engines that use them.
+#include <atomic>
+#include <thread>
+
+#include "backend/self_backend.h"
+#include "check.h"
+#include "coordinators.h"
+#include "cpp/engine/engine_worlds.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/process_set.h"
+#include "negotiation/stall_monitor.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+Request change(Kind kind, const std::string& name, const std::vector<std::int64_t>& ranks) {
+  Request request;
+  request.kind = kind;
+  request.name = name;
+  request.splits = ranks;
+  return request;
+}
+
+Request adding(const std::vector<std::int64_t>& ranks, const std::string& name = "#change.0") {
+  return change(Kind::kAddProcessSet, name, ranks);
+}
+
+Request removing(const std::vector<std::int64_t>& ranks, const std::string& name = "#change.1") {
+  return change(Kind::kRemoveProcessSet, name, ranks);
+}
+
+// Every rank wants it: the one response.
+Response decide(Coordinator& coordinator, int size, const Request& request) {
+  for (int rank = 0; rank < size; ++rank) CHECK_OK(coordinator.submit(rank, request, kStart));
+  const auto responses = coordinator.take_responses();
+  CHECK_EQ(responses.size(), std::size_t{1});
+  return responses.at(0);
+}
+
+bool says(const Status& status, const std::string& part) {
+  return status.message().find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST(process_sets_give_free_lanes_again_but_no_id) {
+  ProcessSets sets(4);
+  sets.add(1, {0, 1});
+  sets.add(2, {1, 2});
+  CHECK_EQ(sets.get(2)->lane, 2);
+  const GroupPtr first = sets.get(1);
+  sets.remove(1);
+  CHECK(sets.get(1) == nullptr);
+  CHECK_EQ(first->ranks, (std::vector<int>{0, 1}));
+  sets.add(3, {2, 3});
+  CHECK_EQ(sets.get(3)->lane, 1);
+  CHECK_EQ(describe(*sets.get(3)), "process set [2, 3]");
+}
+
+TEST(coordinator_adds_and_removes_process_sets) {
+  Coordinator coordinator = make_coordinator(3);
+  CHECK_EQ(decide(coordinator, 3, adding({0, 2})).first_dimensions, (std::vector<std::int64_t>{1}));
+  CHECK_EQ(coordinator.group(1).ranks, (std::vector<int>{0, 2}));
+  CHECK_STATUS(decide(coordinator, 3, adding({0, 2})).error, StatusCode::kInvalidArgument);
+  CHECK_STATUS(decide(coordinator, 3, adding({0, 1, 2})).error, StatusCode::kInvalidArgument);
+  for (const std::vector<std::int64_t>& bad :
+       std::vector<std::vector<std::int64_t>>{{}, {1, 0}, {1, 1}, {1, 3}, {-1, 1}}) {
+    CHECK_STATUS(decide(coordinator, 3, adding(bad)).error, StatusCode::kInvalidArgument);
+  }
+  CHECK_EQ(decide(coordinator, 3, removing({0, 2})).first_dimensions,
+           (std::vector<std::int64_t>{1}));
+  CHECK_STATUS(decide(coordinator, 3, removing({0, 2})).error, StatusCode::kInvalidArgument);
+  CHECK_EQ(decide(coordinator, 3, adding({0, 2})).first_dimensions, (std::vector<std::int64_t>{2}));
+  CHECK_EQ(coordinator.books().size(), std::size_t{2});
+}
+
+TEST(coordinator_names_the_ranks_that_add_different_process_sets) {
+  Coordinator coordinator = make_coordinator(2);
+  CHECK_OK(coordinator.submit(0, adding({0}), kStart));
+  CHECK_OK(coordinator.submit(1, adding({1}), kStart));
+  auto error = coordinator.take_responses().at(0).error;
+  CHECK_STATUS(error, StatusCode::kMismatch);
+  CHECK(says(error, "rank 0 has [0], rank 1 has [1]"));
+  CHECK_OK(coordinator.submit(0, adding({0}), kStart));
+  Request barrier = adding({});
+  barrier.kind = Kind::kBarrier;
+  CHECK_OK(coordinator.submit(1, barrier, kStart));
+  error = coordinator.take_responses().at(0).error;
+  CHECK_STATUS(error, StatusCode::kMismatch);
+  CHECK(says(error, "rank 0 has add_process_set, rank 1 has barrier"));
+}
+
+TEST(coordinator_holds_as_many_process_sets_as_there_are_lanes) {
+  Coordinator coordinator = make_coordinator(12);
+  for (std::size_t i = 1; i <= kMaxProcessSets; ++i) {
+    std::vector<std::int64_t> ranks;
+    for (int bit = 0; bit < 12; ++bit) {
+      if ((i >> bit & 1) != 0) ranks.push_back(bit);
+    }
+    CHECK_OK(decide(coordinator, 12, adding(ranks)).error);
+  }
+  CHECK(says(decide(coordinator, 12, adding({10, 11})).error, "no more fit"));
+}
+
+TEST(coordinator_frees_the_cache_of_a_removed_process_set) {
+  Coordinator coordinator = make_coordinator(2, /*cache=*/1);
+  for (std::uint32_t set = 1; set < 5; ++set) {
+    CHECK_OK(decide(coordinator, 2, adding({0})).error);
+    CHECK_OK(coordinator.submit(0, allreduce_of("x", 4, set), kStart));
+    CHECK_EQ(coordinator.take_responses().at(0).cache_id, 0u);
+    CHECK_OK(decide(coordinator, 2, removing({0})).error);
+  }
+}
+
+TEST(coordinator_fails_a_removal_where_a_member_waits_for_the_remover) {
+  for (const bool waits_first : {true, false}) {
+    Coordinator coordinator = make_coordinator(3);
+    CHECK_OK(decide(coordinator, 3, adding({0, 1})).error);
+    if (waits_first) CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 1), kStart));
+    CHECK_OK(coordinator.submit(0, removing({0, 1}), kStart));
+    if (!waits_first) CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 1), kStart));
+    const auto responses = coordinator.take_responses();
+    CHECK_EQ(responses.size(), std::size_t{2});
+    for (const Response& response : responses) {
+      CHECK_STATUS(response.error, StatusCode::kMismatch);
+      CHECK(says(response.error, "rank 0 removes process set [0, 1], but allreduce 'x' of rank 1"));
+    }
+    for (int rank = 1; rank < 3; ++rank) {  // who comes later hears the same
+      CHECK_OK(coordinator.submit(rank, removing({0, 1}), kStart));
+      CHECK(says(coordinator.take_responses().at(0).error, "rank 0 removes process set [0, 1]"));
+    }
+    CHECK(coordinator.idle());
+    CHECK_OK(decide(coordinator, 3, removing({0, 1}, "#change.2")).error);
+  }
+}
+
+namespace {
+
+EntryPtr sum_in(std::uint32_t set, const std::string& name, std::vector<float>& values) {
+  auto entry = allreduce_entry(name, values);
+  entry->request.process_set = set;
+  return entry;
+}
+
+// Sets come and go while their members and the world use them.
+void come_and_go(const Hosts& hosts, int rounds) {
+  const std::vector<std::vector<int>> choices = {{0, 1}, {1, 2, 3}, {2}, {0, 3}, {0, 2, 3}};
+  Config config = quick_config();
+  config.cache_capacity = 8;
+  run_world(
+      hosts,
+      [&](int rank, Engine& engine) {
+        for (int round = 0; round < rounds; ++round) {
+          std::vector<std::uint32_t> sets;
+          for (int i = 0; i < 3; ++i) sets.push_back(add_set(engine, choices[(round + i) % 5]));
+          for (int i = 0; i < 3; ++i) {
+            const std::vector<int>& members = choices[(round + i) % 5];
+            if (std::count(members.begin(), members.end(), rank) == 0) continue;
+            for (const std::size_t count : {10, 40000}) {
+              std::vector<float> values(count, 1.0f);
+              CHECK_OK(run(engine, sum_in(sets[i], "x", values), round % 2 == 0));
+              CHECK_EQ(values.back(), static_cast<float>(members.size()));
+            }
+          }
+          std::vector<float> values(1000, 1.0f);
+          CHECK_OK(run(engine, allreduce_entry("world", values)));
+          CHECK_EQ(values[999], 4.0f);
+          for (int i = 0; i < 3; ++i) CHECK_OK(run(engine, removal(sets[(i + round) % 3])));
+          CHECK_STATUS(engine.enqueue(sum_in(sets[0], "x", values), false),
+                       StatusCode::kInvalidArgument);
+        }
+      },
+      config);
+}
+
+}  // namespace
+
+TEST(engine_process_sets_come_and_go_on_one_host) { come_and_go({0, 0, 0, 0}, 40); }
+TEST(engine_process_sets_come_and_go_on_two_hosts) { come_and_go({0, 0, 1, 1}, 20); }
+
+TEST(engine_refuses_changes_and_members_that_cannot_be) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    const std::uint32_t set = add_set(engine, {0, 2});
+    CHECK_STATUS(run(engine, addition({0, 2})), StatusCode::kInvalidArgument);
+    CHECK_STATUS(run(engine, addition({0, 3})), StatusCode::kInvalidArgument);
+    CHECK_STATUS(run(engine, addition({rank})), StatusCode::kMismatch);
+    CHECK_STATUS(engine.enqueue(removal(0), true), StatusCode::kInvalidArgument);
+    CHECK_STATUS(engine.enqueue(removal(7), true), StatusCode::kInvalidArgument);
+    std::vector<float> values(4, 1.0f);
+    const Status status = run(engine, sum_in(set, "x", values));
+    CHECK_STATUS(status, rank == 1 ? StatusCode::kInvalidArgument : StatusCode::kOk);
+    if (rank == 1) CHECK(says(status, "rank 1 is no member of process set [0, 2]"));
+  });
+  Engine alone(nullptr, std::make_unique<SelfBackend>(), Config());
+  CHECK_STATUS(alone.enqueue(addition({0}), true), StatusCode::kInvalidArgument);
+}
+
+TEST(engine_reopens_a_process_set_whose_removal_failed) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    const std::uint32_t set = add_set(engine, {0, 1});
+    std::vector<float> values(4, 1.0f);
+    if (rank == 1) {
+      CHECK_STATUS(run(engine, sum_in(set, "early", values)), StatusCode::kMismatch);
+    }
+    CHECK_STATUS(run(engine, removal(set, "one")), StatusCode::kMismatch);
+    if (rank < 2) {
+      CHECK_OK(run(engine, sum_in(set, "x", values)));
+      CHECK_EQ(values[0], 2.0f);
+    }
+    CHECK_OK(run(engine, removal(set, "two")));
+  });
+}
+
+// Rank 0 decides for all sets, also while it waits in a collective for a slow rank.
+TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
+  std::atomic<bool> others_are_done{false};
+  for (const Hosts& hosts : {Hosts{0, 0, 0, 0}, Hosts{0, 1, 1, 0}}) {
+    others_are_done = false;
+    run_world(hosts, [&](int rank, Engine& engine) {
+      const std::uint32_t outer = add_set(engine, {0, 3});
+      const std::uint32_t inner = add_set(engine, {1, 2});
+      const std::uint32_t last = add_set(engine, {3});
+      std::vector<float> values(100000, 1.0f);
+      std::vector<float> own(4, 1.0f);
+      const auto slow = sum_in(last, "slow", own);
+      slow->completion->then([&] { CHECK(soon([&] { return others_are_done.load(); })); });
+      const auto outside = sum_in(outer, "x", values);
+      if (rank == 3) {
+        CHECK_OK(engine.enqueue(outside, false));
+        CHECK_OK(engine.enqueue(slow, false));
+      }
+      if (rank == 1 || rank == 2) {
+        std::this_thread::sleep_for(100ms);  // so that rank 0 waits for rank 3
+        for (int step = 0; step < 50; ++step) {
+          std::vector<float> inside(step % 2 == 0 ? 10 : 50000, 1.0f);
+          CHECK_OK(run(engine, sum_in(inner, "x", inside), step % 3 == 0));
+          CHECK_EQ(inside.back(), 2.0f);
+        }
+        if (rank == 1) others_are_done = true;
+        return;
+      }
+      if (rank == 0) {
+        std::this_thread::sleep_for(50ms);  // so that rank 3 is busy
+        CHECK_OK(engine.enqueue(outside, true));
+      }
+      CHECK_OK(finish(engine, outside, rank == 0));
+      CHECK_EQ(values.back(), 2.0f);
+    });
+  }
+}
+
+TEST(engine_rank_0_stays_until_the_process_sets_of_others_are_done) {
+  Config config = quick_config();
+  config.shutdown_timeout = 40;
+  const auto body = [](int rank, Engine& engine) {
+    const std::uint32_t inner = add_set(engine, {1, 2});
+    for (int step = 0; rank != 0 && step < 20; ++step) {
+      std::this_thread::sleep_for(10ms);
+      std::vector<float> values(10, 1.0f);
+      CHECK_OK(run(engine, sum_in(inner, "x", values)));
+    }
+  };
+  run_world({0, 0, 0}, body, config);
+}
+
+// What was agreed while rank 0 was in a collective still ends when the world ends in there.
+TEST(engine_fails_what_was_agreed_during_a_collective_that_fails) {
+  Config config = quick_config();
+  config.collective_timeout = 1;
+  std::atomic<bool> failed{false};
+  const auto body = [&](int rank, Engine& engine) {
+    const std::uint32_t outer = add_set(engine, {0, 2});
+    const std::uint32_t inner = add_set(engine, {0, 1});
+    const std::uint32_t last = add_set(engine, {2});
+    std::vector<float> first(4, 1.0f);
+    std::vector<float> second(4, 1.0f);
+    if (rank == 2) {
+      const auto slow = sum_in(last, "slow", first);
+      slow->completion->then([&] { CHECK(soon([&] { return failed.load(); })); });
+      const auto never = sum_in(outer, "x", second);
+      CHECK_OK(engine.enqueue(never, false));
+      CHECK_OK(engine.enqueue(slow, false));
+      (void)finish(engine, never);
+      return;
+    }
+    const auto outside = sum_in(outer, "x", first);
+    const auto inside = sum_in(inner, "x", second);
+    std::this_thread::sleep_for(rank == 0 ? 50ms : 100ms);  // rank 2 is busy; rank 0 waits for it
+    if (rank == 0) CHECK_OK(engine.enqueue(outside, false));
+    CHECK_OK(engine.enqueue(inside, false));
+    CHECK(!finish(engine, inside).ok());
+    if (rank == 0) CHECK_STATUS(finish(engine, outside), StatusCode::kTimeout);
+    if (rank == 0) failed = true;
+  };
+  run_world({0, 0, 0}, body, config);
+}
+
+TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
+  Config config;
+  config.stall_warning = 10;
+  Coordinator coordinator = make_coordinator(3);
+  StallMonitor monitor(config, coordinator);
+  CHECK_OK(coordinator.submit(0, adding({0, 1}), kStart));
+  (void)monitor.check(kStart + 11s);
+  CHECK(coordinator.take_responses().empty());  // the others are late, no more
+  CHECK_OK(coordinator.submit(2, allreduce_of("x", 4, 0), kStart + 12s));
+  (void)monitor.check(kStart + 12s);
+  const auto responses = coordinator.take_responses();
+  CHECK_EQ(responses.size(), std::size_t{1});
+  CHECK_STATUS(responses.at(0).error, StatusCode::kMismatch);
+  CHECK(says(responses[0].error, "rank 0 waits in it for rank 2, but rank 2 waits for rank 0 in"));
+  CHECK_OK(coordinator.submit(1, adding({0, 1}), kStart + 13s));
+  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kMismatch);
+}

@@ -1,0 +1,60 @@
+// Compiles csrc/cuda/kernels/pack.cu as C++ and runs it one thread after the other: its kernels have no
+// barriers, so the order does not matter.
+#include <bit>
+
+#include "base/half.h"
+#include "cuda/builtins.h"
+#include "cuda/cuda_abi.h"
+#include "cuda/kernel_bodies.h"
+// clang-format off: after what it needs.
+#include "cuda/kernels/pack.cu"
+// clang-format on
+
+namespace fakegpu {
+namespace {
+
+// Replaces the device addresses by those of the streams' mapping. False: one is not the device's.
+bool to_aliases(hvdlite::CopyArgs& args, int device, std::size_t source_bytes,
+                std::size_t target_bytes) {
+  const auto alias = [device](unsigned long long& address, std::size_t bytes) {
+    void* pointer = fake_resolve(device, reinterpret_cast<const void*>(address), bytes);
+    address = reinterpret_cast<std::uintptr_t>(pointer);
+    return pointer != nullptr;
+  };
+  if (args.count > hvdlite::kMaxSegments) return false;
+  for (unsigned i = 0; i < args.count; ++i) {
+    hvdlite::CopySegment& segment = args.segments[i];
+    if (segment.count == 0) continue;
+    if (!alias(segment.source, segment.count * source_bytes)) return false;
+    if (!alias(segment.target, segment.count * target_bytes)) return false;
+    if (segment.source % source_bytes != 0 || segment.target % target_bytes != 0) return false;
+  }
+  return args.nonfinite == 0 || alias(args.nonfinite, sizeof(unsigned));
+}
+
+int run(void (*kernel)(hvdlite::CopyArgs), const void* params, const FakeLaunch& launch,
+        std::size_t source_bytes, std::size_t target_bytes) {
+  auto args = *static_cast<const hvdlite::CopyArgs*>(params);
+  if (!to_aliases(args, launch.device, source_bytes, target_bytes)) {
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
+  gridDim.x = launch.grid[0];
+  blockDim.x = launch.block[0];
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) kernel(args);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+#define FAKE_BODY(name, source_bytes, target_bytes)                                                \
+  int run_hvdlite_##name(const void* params, const FakeLaunch* launch) {                           \
+    return run(&hvdlite_##name, params, *launch, source_bytes, target_bytes);                      \
+  }
+#define FAKE_COPY(bytes) FAKE_BODY(copy_##bytes, bytes, bytes)
+#define FAKE_CAST(source, target)                                                                  \
+  FAKE_BODY(cast_##source##_##target, sizeof(hvdlite::source), sizeof(hvdlite::target))
+HVDLITE_KERNELS(FAKE_COPY, FAKE_CAST, FAKE_CAST)
+
+}  // namespace fakegpu

@@ -1,0 +1,160 @@
+"""Ranks that begin with their framework imported, which takes longer than most of their tests.
+
+A test file with `PRELOAD = ("tensorflow",)` at its top has its ranks forked from a process that has
+imported that, and nothing of hvdlite; `harness.World` sees to it. Such ranks differ from others in
+three ways: they hash strings alike, their memory has the same addresses, and /proc does not show
+their environment. Scripts of tests/horovod_scripts, the examples and all under hvdlite-run start as
+users' ranks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hvdlite.launch.process import shim
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.guardian import signal_group
+from hvdlite.launch.process.placement import Slot
+
+_WORKER_MAIN = Path(__file__).with_name("worker_main.py")
+_KEPT = 3  # processes; one with TensorFlow takes half a gigabyte
+_ANSWERS_WITHIN = 120.0  # seconds, imports on a busy machine included
+
+
+class Nursery:
+    """A process that has imported some modules and forks ranks; it dies with this process."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it; it answers when it has imported the modules."""
+        self.ranks: set[int] = set()  # process ids of those not reaped yet
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_ANSWERS_WITHIN)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        tied = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), sys.executable]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*tied, str(_WORKER_MAIN), "--fork", str(theirs.fileno()), *modules],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def fork(
+        self, folder: Path, environment: Mapping[str, str], outputs: Sequence[BinaryIO]
+    ) -> int:
+        """Start a rank with this environment, stdout and stderr; return its process id."""
+        descriptors = [output.fileno() for output in outputs]
+        answer = self._ask({"folder": str(folder), "environment": dict(environment)}, descriptors)
+        pid = int(answer["pid"])
+        self.ranks.add(pid)
+        return pid
+
+    def ending(self, pid: int) -> Ending:
+        """Say how a rank ended, when it has; it is not reaped."""
+        return Ending(**self._ask({"ending": pid}))
+
+    def reap(self, pid: int) -> None:
+        """Forget a rank that was killed or has ended."""
+        self.ranks.remove(pid)
+        self._ask({"reap": pid})
+
+    def _ask(self, question: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        answer = b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+            socket.send_fds(self._socket, [json.dumps(question).encode()], descriptors)
+            answer = self._socket.recv(1 << 16)
+        if not answer:  # An import has failed, or takes for ever.
+            self._process.kill()
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace")
+            raise AssertionError(said or f"no answer within {_ANSWERS_WITHIN} s")
+        decoded: dict[str, Any] = json.loads(answer)
+        return decoded
+
+    def close(self) -> None:
+        """End it, and with it the ranks that it has still."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+
+class ForkedRank:
+    """One rank, with what `harness.World` asks of a `hvdlite.launch.process.local.Worker`."""
+
+    def __init__(self, slot: Slot, nursery: Nursery, pid: int) -> None:
+        self.rank = slot.rank
+        self.pid = pid
+        self.ending: Ending | None = None
+        self._nursery = nursery
+        self._pidfd = os.pidfd_open(pid)
+
+    def look(self) -> Ending | None:
+        """Say how it ended, None while it runs."""
+        if self.ending is None and select.select([self._pidfd], [], [], 0)[0]:
+            self.ending = self._nursery.ending(self.pid)
+        return self.ending
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to it and its children."""
+        signal_group(self.pid, number)
+
+    def reap(self) -> None:
+        """Kill what is left of it."""
+        self.signal_group(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # It may have no group yet.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
+        self._nursery.reap(self.pid)
+
+
+_nurseries: OrderedDict[tuple[object, ...], Nursery] = OrderedDict()
+
+
+def fork_rank(
+    slot: Slot,
+    modules: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    outputs: Sequence[BinaryIO],
+) -> ForkedRank:
+    """Start a rank from a process that has imported these modules under this environment."""
+    of_modules = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("HVDLITE_", "HOROVOD_"))
+    }
+    key = (tuple(modules), tuple(sorted(of_modules.items())))
+    if key not in _nurseries:
+        _close_all_but(_KEPT - 1)
+        _nurseries[key] = Nursery(modules, of_modules)
+    _nurseries.move_to_end(key)
+    nursery = _nurseries[key]
+    return ForkedRank(slot, nursery, nursery.fork(folder, environment, outputs))
+
+
+def close_nurseries() -> None:
+    """End the processes that fork ranks."""
+    _close_all_but(0)
+
+
+def _close_all_but(kept: int) -> None:
+    """End those that have no ranks and were not asked for longest."""
+    for key, nursery in list(_nurseries.items()):
+        if len(_nurseries) > kept and not nursery.ranks:
+            _nurseries.pop(key).close()

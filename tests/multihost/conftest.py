@@ -1,0 +1,29 @@
+"""Hosts for a test file: made when first asked for, gone after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from multihost.bed import Bed, why_not
+
+
+def _make(count: int) -> Iterator[Bed]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Bed(count) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Bed]:
+    """Two hosts with ssh between them."""
+    yield from _make(2)
+
+
+@pytest.fixture(scope="module")
+def three_hosts() -> Iterator[Bed]:
+    """Three of them."""
+    yield from _make(3)

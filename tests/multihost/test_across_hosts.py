@@ -1,0 +1,135 @@
+"""What else works across hosts: hvdlite.run, --compat, torchrun and Open MPI."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import base_environment
+from multihost.bed import Bed, end, finish, python
+
+TESTS = str(Path(__file__).parents[1])
+PROGRAM = str(Path(TESTS) / "launch" / "report_place.py")
+BIN = Path(sys.executable).parent
+
+
+RUN = """
+import hvdlite, os, socket, sys
+def where(data):
+    import hvdlite.basics as hvd
+    hvd.init()
+    if data == b"boom" and hvd.rank() == 1: raise ValueError(f"boom on {socket.gethostname()}")
+    hvd.engine().barrier("both").wait()
+    return hvd.rank(), socket.gethostname(), len(data)
+options = dict(hosts="node1:1,node2:2", ssh_config=sys.argv[1])
+print(hvdlite.run(where, (bytes(5 << 20),), **options))
+try: hvdlite.run(where, (b"boom",), **options)
+except ValueError as error: print(error, "|", str(error.__cause__).splitlines()[1])
+"""
+
+
+def test_run_from_python(two_hosts: Bed) -> None:
+    done = subprocess.run(
+        two_hosts.inside(0, *python(RUN, two_hosts.ssh_config)),
+        env={**base_environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    size = 5 << 20
+    results = [(0, "node1", size), (1, "node2", size), (2, "node2", size)]
+    assert done.stdout == f"{results}\nboom on node2 | rank 1:\n", done.stderr
+
+
+def test_horovods_names_on_every_host(two_hosts: Bed) -> None:
+    code = (
+        "import horovod.torch as hvd, torch, os; hvd.init();"
+        "print(hvd.rank(), os.environ['HOROVOD_HOSTNAME'], hvd.allreduce(torch.ones(1)).item())"
+    )
+    launcher = two_hosts.start_launcher("--compat", "-H", "node1,node2", *python(code))
+    status, stdout, stderr, _ = finish(launcher, 100)
+    assert status == 0, stderr
+    assert sorted(stdout.splitlines()) == ["[0] 0 node1 1.0", "[1] 1 node2 1.0"]
+
+
+def places(outputs: list[str]) -> dict[int, list[int]]:
+    lines = [line.split() for text in outputs for line in text.splitlines() if "place " in line]
+    return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
+
+
+def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
+    """Rank 0's host is known to torchrun; the secret comes from the user."""
+    env = {**base_environment(), "PYTHONPATH": TESTS, "HVDLITE_TOKEN": secrets.token_hex(32)}
+    agents = [
+        subprocess.Popen(
+            two_hosts.inside(
+                host,
+                *(str(BIN / "torchrun"), "--nnodes", "2", "--nproc-per-node", "2", "--node-rank"),
+                *(str(host), "--master-addr", two_hosts.addresses[0], "--master-port", "29501"),
+                PROGRAM,
+            ),
+            env={**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for host in range(2)
+    ]
+    try:
+        ended = [finish(agent, 100) for agent in agents]
+    finally:
+        for agent in agents:
+            end(agent)
+    assert [status for status, *_ in ended] == [0, 0], ended
+    assert places([stdout for _, stdout, *_ in ended]) == {
+        0: [4, 6, 0, 2, 0, 2],
+        1: [4, 6, 1, 2, 0, 2],
+        2: [4, 6, 0, 2, 1, 2],
+        3: [4, 6, 1, 2, 1, 2],
+    }
+
+
+@pytest.mark.skipif(" " in sys.prefix, reason="Open MPI's ssh splits its own path at spaces")
+def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
+    """Mapped by node, ranks alternate between the hosts: local ranks are Open MPI's."""
+    env = {
+        **base_environment(),
+        "PYTHONPATH": TESTS,
+        "OMP_NUM_THREADS": "1",
+        "HVDLITE_TOKEN": secrets.token_hex(32),
+        "HVDLITE_RENDEZVOUS": f"{two_hosts.addresses[0]}:23456",
+    }
+    done = subprocess.run(
+        two_hosts.inside(
+            0,
+            *(str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root"),
+            *(
+                "--prefix",
+                sys.prefix,
+                "--prtemca",
+                "plm_ssh_agent",
+                f"ssh -F {two_hosts.ssh_config}",
+            ),
+            *("--prtemca", "prte_if_include", "eth0", "--map-by", "node"),
+            *("--host", "node1:2,node2:2", "-n", "4"),
+            *("-x", "HVDLITE_TOKEN", "-x", "HVDLITE_RENDEZVOUS", "-x", "PYTHONPATH"),
+            *(sys.executable, PROGRAM),
+        ),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert places([done.stdout]) == {
+        0: [4, 6, 0, 2, 0, 2],
+        1: [4, 6, 0, 2, 1, 2],
+        2: [4, 6, 1, 2, 0, 2],
+        3: [4, 6, 1, 2, 1, 2],
+    }

@@ -1,0 +1,152 @@
+"""What is said when a host cannot take part: which host, why, and what to do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from multihost.bed import Bed, finish, python
+
+NOTHING = python("print('ran')")
+PYTHON = shlex.quote(sys.executable)
+
+
+def refused(two_hosts: Bed, *arguments: str, **options: object) -> str:
+    """Run a job that cannot start; give the one line of its reason."""
+    status, stdout, stderr, seconds = finish(two_hosts.start_launcher(*arguments, **options), 60)
+    assert status == 1, stderr
+    assert "ran" not in stdout
+    assert "Traceback" not in stderr
+    assert seconds <= 20
+    (line,) = [line for line in stderr.splitlines() if line.startswith("hvdlite-run: ")][-1:]
+    return line
+
+
+def test_no_sshd(two_hosts: Bed) -> None:
+    line = refused(two_hosts, "-H", "node1,node2", "--ssh-port", "2223", *NOTHING)
+    assert "cannot start on host node2: ssh: connect to host " in line
+    assert "Connection refused; does an ssh server run there, on this port? --ssh-port" in line
+
+
+def test_unknown_host(two_hosts: Bed) -> None:
+    line = refused(two_hosts, "-H", "node1,nowhere.invalid", *NOTHING)
+    assert "cannot start on host nowhere.invalid: ssh: Could not resolve hostname" in line
+    assert "`ssh nowhere.invalid` has to work by itself" in line
+
+
+def test_key_that_is_not_accepted(two_hosts: Bed, tmp_path: Path) -> None:
+    key = tmp_path / "other key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    config = tmp_path / "config"
+    text = two_hosts.ssh_config.read_text()
+    config.write_text("\n".join(x for x in text.splitlines() if "IdentityFile" not in x))
+    line = refused(
+        two_hosts,
+        "-H",
+        "node2",
+        "--ssh-config",
+        str(config),
+        "--ssh-identity-file",
+        str(key),
+        *NOTHING,
+    )
+    assert "Permission denied" in line and "--ssh-identity-file" in line
+
+
+def test_key_that_is_accepted_by_name(two_hosts: Bed, tmp_path: Path) -> None:
+    text = two_hosts.ssh_config.read_text().splitlines()
+    (line,) = [line for line in text if "IdentityFile" in line]
+    config = tmp_path / "config"
+    config.write_text("\n".join(x for x in text if "IdentityFile" not in x and "Port" not in x))
+    flags = ("--ssh-config", str(config), "--ssh-identity-file", line.split()[1])
+    status, stdout, stderr, _ = finish(
+        two_hosts.start_launcher("-H", "node2", *flags, "--ssh-port", "2222", *NOTHING), 60
+    )
+    assert (status, stdout) == (0, "[0] ran\n"), stderr
+
+
+def test_no_python_there(two_hosts: Bed) -> None:
+    line = refused(two_hosts, "-H", "node2", "--remote-python", "/no such/python", *NOTHING)
+    assert "cannot start on host node2: " in line
+    assert "hvdlite's Python is expected at /no such/python there; see --remote-python" in line
+
+
+def test_no_hvdlite_there(two_hosts: Bed) -> None:
+    line = refused(two_hosts, "-H", "node2", "--remote-python", "/usr/bin/python3", *NOTHING)
+    assert "No module named 'hvdlite'); install hvdlite there" in line
+
+
+def test_another_version_there(two_hosts: Bed, tmp_path: Path) -> None:
+    """A Python there whose hvdlite says another version."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!/bin/sh\nexec {PYTHON} -c \"import hvdlite; hvdlite.__version__ = '0.0.9'\n"
+        'from hvdlite.launch.agent import main; main()"\n'
+    )
+    fake.chmod(0o755)
+    line = refused(two_hosts, "-H", "node2", "--remote-python", str(fake), *NOTHING)
+    assert "host node2 has hvdlite 0.0.9, this launcher is " in line
+    assert "install the same version on every host" in line
+
+
+def test_login_that_talks_is_understood(two_hosts: Bed, tmp_path: Path) -> None:
+    talking = tmp_path / "python"
+    talking.write_text(f'#!/bin/sh\necho "Welcome to this host"\nexec {PYTHON} "$@"\n')
+    talking.chmod(0o755)
+    status, stdout, stderr, _ = finish(
+        two_hosts.start_launcher("-H", "node2", "--remote-python", str(talking), *NOTHING), 60
+    )
+    assert (status, stdout) == (0, "[0] ran\n"), stderr
+
+
+def test_interface_that_no_host_has(two_hosts: Bed) -> None:
+    line = refused(two_hosts, "-H", "node1,node2", "--network-interfaces", "ib0", *NOTHING)
+    assert "no network interface of node1 is called ib0" in line
+    assert "it has lo (127.0.0.1), eth0 (10.77." in line
+
+
+def test_interface_that_the_other_host_cannot_reach(two_hosts: Bed) -> None:
+    line = refused(two_hosts, "-H", "node1,node2", "--network-interfaces", "lo", *NOTHING)
+    assert "cannot start on host node2: it cannot reach the launcher at 127.0.0.1:" in line
+    assert "--network-interfaces names it" in line
+
+
+def test_interface_by_name(two_hosts: Bed) -> None:
+    show = python("import os; print(os.environ['NCCL_SOCKET_IFNAME'])")
+    status, stdout, stderr, _ = finish(
+        two_hosts.start_launcher("-H", "node2", "--network-interfaces", "ib0,eth0", *show), 60
+    )
+    assert (status, stdout) == (0, "[0] ib0,eth0\n"), stderr
+
+
+def test_folder_that_is_missing_there(two_hosts: Bed) -> None:
+    two_hosts.run(0, "mkdir", "-p", "/dev/shm/only here")
+    line = refused(two_hosts, "-H", "node2", *NOTHING, cwd="/dev/shm/only here")
+    assert "cannot start on host node2: the folder /dev/shm/only here is missing" in line
+
+
+def test_program_that_is_missing_there(two_hosts: Bed) -> None:
+    two_hosts.run(0, "sh", "-c", "printf '#!/bin/sh\\n' > /dev/shm/tool; chmod +x /dev/shm/tool")
+    line = refused(two_hosts, "-H", "node2", "/dev/shm/tool")
+    assert "cannot start on host node2: the program '/dev/shm/tool' is not found" in line
+
+
+def test_doctor_tries_ranks_on_the_hosts(two_hosts: Bed) -> None:
+    launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2")
+    status, stdout, stderr, _ = finish(launcher, 90)
+    assert status == 0, stdout + stderr
+    last = stdout.splitlines()[-2:]
+    assert last[0] == "2 hosts"
+    assert re.match(r"  yes  all-reduce +[\d.]+ GB/s \(64 MiB float32, 2 ranks\)", last[1])
+    assert "each host's link carried" in last[1]
+
+
+def test_doctor_says_why_a_host_cannot_be_used(two_hosts: Bed) -> None:
+    launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2", "--ssh-port", "2223")
+    status, stdout, _, _ = finish(launcher, 90)
+    assert status == 1
+    last = stdout.splitlines()[-1]
+    assert "no   all-reduce" in last and "cannot start on host node2: ssh: connect to host" in last

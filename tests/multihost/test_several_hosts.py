@@ -1,0 +1,399 @@
+"""Jobs on three hosts: what works, what a failure on another host looks like, and what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.test_real_job import LOOP
+from multihost.bed import Bed, end, finish, python
+
+THREE = ("-H", "node1:1,node2:1,node3:2")
+FOREVER = LOOP + "while True: step()"
+MARK = "HVDLITE_RANK"  # in the environment of every rank, and of no other process
+
+
+@pytest.fixture
+def bed(three_hosts: Bed) -> Iterator[Bed]:
+    """The hosts, undisturbed before and after; what a job leaves there fails its test."""
+    yield three_hosts
+    three_hosts.mend()
+    assert seconds_until_gone(three_hosts, 5.0) < 5.0, "processes were left"
+    for host in range(3):
+        assert three_hosts.shared_memory(host) == []
+
+
+def seconds_until_gone(bed: Bed, most: float) -> float:
+    """Wait until no rank and no agent is left on any host; say how long that took."""
+    started = time.monotonic()
+    while time.monotonic() < started + most:
+        left = [pid for host in range(3) for pid in bed.processes(host, MARK)]
+        left += [pid for host in range(3) for pid in bed.processes(host, "hvdlite.launch")]
+        if not left:
+            break
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def wait_until_ready(launcher: subprocess.Popen[bytes], ready: int) -> None:
+    """Read stdout until `ready` lines with the word "ready" have come."""
+    assert launcher.stdout is not None
+    while ready:
+        line = launcher.stdout.readline()
+        if not line:
+            assert launcher.stderr is not None
+            raise AssertionError(launcher.stderr.read().decode())
+        ready -= b"ready" in line
+
+
+@pytest.fixture
+def start(bed: Bed) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a job on all hosts and wait until its four ranks have reduced once."""
+    started = []
+
+    def start_job(code: str = FOREVER, *options: str) -> subprocess.Popen[bytes]:
+        launcher = bed.start_launcher(*THREE, *options, *python(code))
+        started.append(launcher)
+        wait_until_ready(launcher, 4)
+        return launcher
+
+    yield start_job
+    for launcher in started:
+        end(launcher)
+
+
+def ended(bed: Bed, *arguments: str, **options: object) -> tuple[int, str, str, float]:
+    return finish(bed.start_launcher(*arguments, **options), 60)
+
+
+def test_job_ends_well(bed: Bed) -> None:
+    code = LOOP + (
+        "for _ in range(100): step()\n"
+        "import socket\n"
+        "print(basics.rank(), basics.local_rank(), basics.local_size(), basics.cross_rank(),\n"
+        "      basics.cross_size(), socket.gethostname(),\n"
+        "      os.environ['HOROVOD_HOSTNAME'], memory[0])"
+    )
+    status, stdout, stderr, _ = ended(bed, *THREE, *python(code))
+    assert status == 0, stderr
+    assert sorted(line for line in stdout.splitlines() if "ready" not in line) == [
+        "[0] 0 0 1 0 3 node1 node1 1.0",
+        "[1] 1 0 1 1 3 node2 node2 1.0",
+        "[2] 2 0 2 2 3 node3 node3 1.0",
+        "[3] 3 1 2 0 1 node3 node3 1.0",
+    ]
+
+
+def test_training_on_three_hosts_gives_one_model(bed: Bed, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("""
+import torch, hvdlite.torch as hvd
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+data = torch.randn(20, 32, 8, generator=torch.Generator().manual_seed(1))
+for batch in data[:, hvd.rank() :: hvd.size()]:
+    optimizer.zero_grad()
+    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+total = sum(float(value.double().sum()) for value in model.state_dict().values())
+print(hvd.size(), f"{total:.12f}", f"{hvd.allreduce(loss.detach()).item():.9f}")
+""")
+    status, stdout, stderr, _ = ended(
+        bed, "--hostfile", str(hostfile(tmp_path)), sys.executable, "train.py", cwd=tmp_path
+    )
+    assert status == 0, stderr
+    lines = [line.partition("] ")[2] for line in stdout.splitlines()]
+    assert len(lines) == 4 and len(set(lines)) == 1, stdout
+    assert lines[0].startswith("4 ")
+
+
+def hostfile(folder: Path) -> Path:
+    file = folder / "my hosts"
+    file.write_text("# three hosts\nnode1\nnode2:1   # one rank\nnode3 slots=2\n")
+    return file
+
+
+def test_launcher_need_not_be_one_of_the_hosts(bed: Bed) -> None:
+    code = LOOP + "import socket; print(basics.rank(), socket.gethostname())"
+    status, stdout, stderr, _ = ended(bed, "-np", "2", "-H", "node2,node3:4", *python(code))
+    assert status == 0, stderr
+    assert {"[0] 0 node2", "[1] 1 node3"} <= set(stdout.splitlines())
+
+
+def test_folder_and_environment_are_the_launchers(bed: Bed, tmp_path: Path) -> None:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import os; print(os.getcwd(), repr(os.environ['MINE']), os.environ.get('SSH_CONNECTION'))"
+    )
+    mine = "two words, a 'quote' and\na new line; $(touch x)"
+    status, stdout, stderr, _ = ended(
+        bed, "-H", "node2", sys.executable, "train.py", env={"MINE": mine}, cwd=folder
+    )
+    assert status == 0, stderr
+    assert stdout.startswith(f"[0] {folder} {mine!r} 10.77."), stdout
+
+
+def test_exception_on_another_host_is_what_the_user_sees_last(bed: Bed) -> None:
+    code = LOOP + (
+        "for i in range(10**9):\n"
+        "    if basics.rank() == 3 and i == 20: raise ValueError('boom at step 20')\n"
+        "    step()\n"
+    )
+    status, _, stderr, seconds = ended(bed, *THREE, *python(code))
+    assert status == 1
+    assert seconds <= 10.0
+    assert re.search(r"hvdlite-run: rank 3 \(host node3, pid \d+\) failed first: ", stderr)
+    assert stderr.endswith("    ValueError: boom at step 20\n")
+
+
+def test_killed_rank_of_another_host_is_named(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    launcher = start()
+    (victim,) = bed.processes(1, "HVDLITE_RANK=1")
+    killed = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    status, _, stderr, _ = finish(launcher, 20)
+    assert time.monotonic() - killed <= 4.0
+    assert status == 128 + signal.SIGKILL
+    assert re.search(r"rank 1 \(host node2, pid \d+\) failed first: killed by SIGKILL", stderr)
+    assert "rank 1 died: its connections closed without a goodbye" in stderr
+
+
+def test_exit_status_is_that_of_the_rank(bed: Bed) -> None:
+    code = "import os, sys, time\nif os.environ['HVDLITE_RANK'] == '2': sys.exit(7)\ntime.sleep(60)"
+    status, _, stderr, seconds = ended(bed, *THREE, *python(code))
+    assert status == 7
+    assert seconds <= 8.0
+    assert "rank 2 (host node3, pid " in stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_to_the_launcher_ends_all_hosts(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]], number: int, status: int
+) -> None:
+    launcher = start()
+    signal_launcher(bed, number)
+    code, _, stderr, seconds = finish(launcher, 20)
+    assert code == status
+    assert seconds <= 4.0
+    # A rank may see one of another host go before it is told to go itself; nothing else is shown.
+    raised = [line for line in stderr.splitlines() if "Error" in line]
+    assert all("hvdlite.errors.RankFailedError: rank " in line for line in raised), stderr
+    assert "failed first" not in stderr
+    assert seconds_until_gone(bed, 2.0) < 0.5
+
+
+def signal_launcher(bed: Bed, number: int) -> None:
+    (pid,) = bed.processes(0, "hvdlite.launch\0--ssh-config")
+    os.kill(pid, number)
+
+
+def test_death_of_the_launcher_leaves_nothing_anywhere(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    launcher = start()
+    signal_launcher(bed, signal.SIGKILL)
+    assert seconds_until_gone(bed, 10.0) <= 4.0
+    launcher.wait()
+
+
+def test_death_of_an_agent_ends_the_job(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    launcher = start()
+    (agent,) = bed.processes(2, "hvdlite.launch.agent")
+    os.kill(agent, signal.SIGKILL)
+    status, _, stderr, seconds = finish(launcher, 20)
+    assert status != 0
+    assert seconds <= 5.0
+    assert "lost the connection to its host" in stderr or "died: its connections closed" in stderr
+
+
+def test_ranks_that_ignore_sigterm_are_killed_everywhere(bed: Bed) -> None:
+    code = (
+        "import os, sys, time, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['HVDLITE_RANK'] == '0':\n    time.sleep(0.5); sys.exit(5)\ntime.sleep(60)"
+    )
+    status, _, _, seconds = ended(bed, *THREE, *python(code))
+    assert status == 5
+    assert seconds <= 10.0
+
+
+def test_background_process_on_another_host_is_ended(bed: Bed) -> None:
+    status, _, stderr, seconds = ended(
+        bed, "-H", "node2", "sh", "-c", "setsid sleep 60 & echo started; exit 0"
+    )
+    assert status == 0, stderr
+    assert seconds <= 8.0
+
+
+def test_background_process_on_another_host_may_finish_its_work_first(bed: Bed) -> None:
+    status, stdout, stderr, _ = ended(
+        bed, "-H", "node2", "sh", "-c", "(sleep 0.4; echo cleaned up) & exit 0"
+    )
+    assert status == 0, stderr
+    assert stdout == "[0] cleaned up\n"
+
+
+def test_each_rank_is_asked_once_to_go(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "def go(*_):\n    print('asked', flush=True); time.sleep(0.3); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, go)\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    launcher = start(code)
+    signal_launcher(bed, signal.SIGTERM)
+    _, stdout, _, _ = finish(launcher, 20)
+    assert sorted(stdout.splitlines()) == [f"[{rank}] asked" for rank in range(4)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ranks_of_all_hosts_are_told_by_the_users_signal_and_may_save(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]], number: int
+) -> None:
+    code = (
+        "import signal, time\n"
+        "def told(number, _):\n"
+        "    print('told', int(number), flush=True); time.sleep(2.5); raise SystemExit('saved')\n"
+        "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, told)\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    launcher = start(code)
+    signal_launcher(bed, number)
+    status, stdout, stderr, _ = finish(launcher, 30)
+    assert status == 128 + number
+    assert sorted(stdout.splitlines()) == [f"[{rank}] told {int(number)}" for rank in range(4)]
+    for rank in range(4):
+        assert f"[{rank}] saved" in stderr
+
+
+@pytest.mark.parametrize("way", ["again", "killed", "grace"])
+def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]], way: str
+) -> None:
+    code = (
+        "import signal, time\n"
+        "for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(300)"
+    )
+    launcher = start(code, *(("--grace", "1") if way == "grace" else ("--grace", "200")))
+    signal_launcher(bed, signal.SIGINT)
+    time.sleep(0.5)
+    if way != "grace":
+        signal_launcher(bed, signal.SIGINT if way == "again" else signal.SIGKILL)
+    finish(launcher, 20)
+    assert seconds_until_gone(bed, 10.0) <= 4.0
+
+
+def test_link_that_goes_down_ends_both_sides(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    launcher = start()
+    down = time.monotonic()
+    bed.set_link(2, up=False)
+    status, _, stderr, _ = finish(launcher, 40)
+    assert time.monotonic() - down <= 25.0
+    # Whoever notices first ends it: ssh, or the ranks whose connections to that host break.
+    assert status in (1, 255)
+    assert re.search(r"lost the connection to its host|RankFailedError: rank [23] ", stderr), stderr
+    # The launcher cannot reach that host; its agent has to notice by itself.
+    assert seconds_until_gone(bed, 40.0) <= 35.0
+
+
+def test_link_that_goes_down_under_talking_ranks(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Nothing but output crosses the link, and what is on its way fills every buffer."""
+    code = "import time\nprint('ready')\nwhile True: print('x' * 20_000); time.sleep(0.01)"
+    launcher = start(code)
+    bed.set_link(2, up=False)
+    status, _, stderr, _ = finish(launcher, 40)
+    assert status == 255
+    assert "(host node3, pid" in stderr and "lost the connection to its host" in stderr
+    assert seconds_until_gone(bed, 50.0) <= 40.0
+
+
+def test_slow_link_changes_nothing_but_time(bed: Bed) -> None:
+    bed.limit_rate(1, "20mbit")
+    check_sums(bed)
+
+
+def test_lost_packets_change_nothing_but_time(bed: Bed) -> None:
+    for host in range(3):
+        bed.lose_packets(host, 10)
+    check_sums(bed)
+
+
+def check_sums(bed: Bed) -> None:
+    code = (
+        "import numpy as np\nfrom faults.arrays import reduce_array\nfrom hvdlite import basics\n"
+        "basics.init()\n"
+        "for step in range(10):\n"
+        "    array = np.arange(100_000, dtype='int64') * (basics.rank() + step)\n"
+        "    reduce_array(array, 'big')\n"
+        "    assert (array == np.arange(100_000) * (6 + 4 * step)).all()\n"
+        "print('well')"
+    )
+    tests = str(Path(__file__).parents[1])
+    status, stdout, stderr, _ = ended(bed, *THREE, *python(code), env={"PYTHONPATH": tests})
+    assert status == 0, stderr
+    assert stdout.count("well") == 4
+
+
+def test_neither_secret_nor_environment_is_on_a_command_line(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    start()
+    for host in range(3):
+        (pid, *_) = bed.processes(host, MARK + "=")
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        (token,) = [item[14:] for item in environ if item.startswith(b"HVDLITE_TOKEN=")]
+        assert len(token) == 64
+        for other in range(3):
+            shown = bed.run(other, "ps", "-e", "-ww", "-o", "args").stdout
+            assert "hvdlite" in shown
+            assert token.decode() not in shown
+            assert "HVDLITE_" not in shown and "OMP_NUM" not in shown
+
+
+def test_no_rank_listens_once_all_are_connected_and_the_launcher_at_one_address(
+    bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Its store stays, for ranks that call init() again; at the address that the hosts share."""
+    start()
+    for host in range(3):
+        lines = bed.run(host, "ss", "-Htln").stdout.splitlines()
+        others = [line.split()[3] for line in lines if ":2222" not in line]
+        assert len(lines) - len(others) == 1, lines
+        own = bed.addresses[:1] if host == 0 else []
+        assert [one.rpartition(":")[0] for one in others] == own
+
+
+def test_output_of_other_hosts_is_whole_and_complete(bed: Bed, tmp_path: Path) -> None:
+    line = "x" * 99
+    code = f"for i in range(20000): print('{line}')\nimport sys; print('end', file=sys.stderr)"
+    status, stdout, stderr, _ = ended(
+        bed, *THREE, "--output-filename", str(tmp_path / "out"), *python(code)
+    )
+    assert status == 0
+    for rank in range(4):
+        assert stdout.splitlines().count(f"[{rank}] {line}") == 20000
+        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").stat().st_size == 20000 * 100
+        assert f"[{rank}] end" in stderr.splitlines()

@@ -1,0 +1,92 @@
+"""The benchmarks run and print their rows. What the figures are is nobody's test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import base_environment
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+def rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
+    result = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), "--quick", *arguments],
+        env=base_environment(),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def allreduce_rows() -> list[dict[str, Any]]:
+    return rows_of("allreduce.py", "--np", "2", "--fp16")
+
+
+@pytest.fixture(scope="module")
+def step_rows() -> list[dict[str, Any]]:
+    return rows_of("step.py", "--np", "2")
+
+
+def test_allreduce_prints_a_row_per_size(allreduce_rows: list[dict[str, Any]]) -> None:
+    assert [row["bytes"] for row in allreduce_rows] == [4, 4096, 1 << 20]
+    for row in allreduce_rows:
+        assert row["np"] == 2
+        for contestant in ("hvdlite", "memcpy", "gloo", "fp16", "fp16_by_hand"):
+            assert row[f"{contestant}_us"] > 0
+        assert row["times_memcpy"] > 0 and row["faster_than_gloo"] > 0
+
+
+def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
+    assert [(row["model"], row["tensors"]) for row in step_rows] == [
+        ("mlp", 10),
+        ("transformer", 200),
+    ]
+    for row in step_rows:
+        assert row["parameters"] > 2_400_000
+        for figure in ("compute_ms", "hvdlite_ms", "ddp_ms"):
+            assert row[figure] > 0
+
+
+def test_timeline_prints_a_row_per_kind_of_work() -> None:
+    rows = rows_of("timeline.py", "--np", "2")
+    assert [row["work"] for row in rows] == ["4 B", "200 x 4 KiB", "16 MiB"]
+    for row in rows:
+        for figure in ("off_us", "on_us", "off_again_us", "on_to_off", "noise"):
+            assert row[figure] > 0
+
+
+def test_gpu_step_runs_without_a_gpu() -> None:
+    rows = rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
+    assert [row["model"] for row in rows] == ["resnet50", "transformer"]
+    for row in rows:
+        for contestant in ("bare", "hvdlite", "ddp", "views", "kept"):
+            assert row[f"{contestant}_host_ms"] > 0 and row[f"{contestant}_step_ms"] > 0
+            assert row[f"{contestant}_kernels"] is None
+
+
+def test_autotune_prints_what_it_found() -> None:
+    (row,) = rows_of("autotune.py", "--np", "2", "--model", "transformer")
+    assert row["finished"] is True and row["gain"] == 0
+    assert row["samples"] == 2 and row["training_steps"] > 0
+
+
+def test_rows_are_drawn(
+    allreduce_rows: list[dict[str, Any]], step_rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    rows, picture = tmp_path / "rows.jsonl", tmp_path / "picture.png"
+    rows.write_text("\n".join(map(json.dumps, allreduce_rows + step_rows)))
+    subprocess.run(
+        [sys.executable, str(BENCHMARKS / "plot.py"), str(rows), str(picture)], check=True
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")

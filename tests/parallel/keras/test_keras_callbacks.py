@@ -1,0 +1,441 @@
+"""The callbacks: what ranks begin with, what they report, how the learning rate goes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import RankResult, run_world
+from parallel.keras.keras_worlds import (
+    BACKENDS,
+    TIMEOUT,
+    data,
+    dense_model,
+    environment,
+    hvd,
+    keras,
+    mine,
+    on_every_rank,
+    on_tensorflow,
+    run_scenarios,
+    same_bits,
+    weights_of,
+)
+from parallel.scenarios import check, names_in
+
+PRELOAD = ("keras",)
+
+
+def array(variable: Any) -> Any:
+    return keras.ops.convert_to_numpy(variable)
+
+
+def compiled(optimizer: Any, built: bool = True, **how: Any) -> Any:
+    """Make a model that has other weights on every rank."""
+    model = dense_model(built=built)
+    if built:
+        model.set_weights([weight + hvd.rank() for weight in weights_of(model)])
+    else:
+        keras.utils.set_random_seed(20 + hvd.rank())
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse", **how)
+    return model
+
+
+def fit(model: Any, callbacks: list[Any], samples: int = 12, **how: Any) -> Any:
+    how = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, **how}
+    inputs, targets = data(samples * hvd.size())
+    return model.fit(mine(inputs), mine(targets), callbacks=callbacks, **how).history
+
+
+class InTest(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls functions in `evaluate`, where `LambdaCallback` has no hooks."""
+
+    def __init__(self, batch: Any = None, end: Any = None) -> None:
+        super().__init__()
+        self._batch, self._end = batch, end
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._batch is not None:
+            self._batch()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._end is not None:
+            self._end(logs)
+
+
+class Probe:
+    """Notes what a function says in each call of some hook."""
+
+    def __init__(self, hook: str, look: Any) -> None:
+        self.seen: list[Any] = []
+        self.callback = keras.callbacks.LambdaCallback(
+            **{hook: lambda *_, **__: self.seen.append(look())}
+        )
+
+
+def scenario_broadcast_before_the_first_batch() -> None:
+    model = compiled(keras.optimizers.Adam(0.01 * (1 + hvd.rank())))
+    root = hvd.size() - 1
+    probe = Probe("on_train_batch_begin", lambda: same_bits(weights_of(model)))
+    expected = hvd.broadcast_object(weights_of(model), root)
+    before = []
+    first = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: before or before.extend(weights_of(model))
+    )
+    fit(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(root), probe.callback, first])
+    assert all(np.array_equal(a, b) for a, b in zip(before, expected, strict=True))
+    assert probe.seen == [True] * 6
+    assert np.isclose(float(model.optimizer.learning_rate), 0.01 * hvd.size())
+
+
+def scenario_broadcast_after_the_first_batch() -> None:
+    """Layers whose call cannot be tried without data are built by the first batch."""
+    model = compiled(keras.optimizers.SGD(0.01, momentum=0.9), built=False, run_eagerly=True)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    probe = Probe("on_train_batch_end", lambda: same_bits(weights_of(model)))
+    fit(model, [callback, probe.callback])
+    assert callback.broadcast_done
+    assert probe.seen == [True] * 6
+
+
+def scenario_broadcast_when_only_one_rank_has_built() -> None:
+    model = compiled(keras.optimizers.SGD(0.01), built=hvd.rank() == 0)
+    probe = Probe("on_train_batch_end", lambda: same_bits(weights_of(model)))
+    fit(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0), probe.callback])
+    assert probe.seen == [True] * 6
+
+
+def scenario_broadcast_of_a_loaded_model() -> None:
+    """Rank 0 goes on from a file; the others begin anew, and get its state."""
+    model = compiled(keras.optimizers.Adam(0.01))
+    if hvd.rank() == 0:
+        alone = keras.models.clone_model(model)
+        alone.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+        alone.fit(*data(8), batch_size=4, verbose=0)
+        with tempfile.TemporaryDirectory() as folder:
+            alone.save(Path(folder) / "model.keras")
+            model = hvd.load_model(Path(folder) / "model.keras")
+    fit(model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)], epochs=1)
+    assert int(model.optimizer.iterations) == 2 + 3
+    assert same_bits([array(variable) for variable in model.optimizer.variables])
+
+
+def scenario_seeds_stay_each_ranks_own() -> None:
+    keras.utils.set_random_seed(hvd.rank())
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((64,)), dropout, keras.layers.Dense(1)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer=optimizer, loss="mse")
+    ones = np.ones((4, 64), "float32")
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(ones, ones[:, :1], callbacks=[callback], verbose=0)
+    masks = on_every_rank(array(dropout(ones, training=True)).tobytes())
+    assert len(set(masks)) == hvd.size()
+    assert same_bits(weights_of(model))
+
+
+def scenario_metrics_count_samples() -> None:
+    """Ranks with a smaller last batch count less, in training and in validation."""
+    rank, size = hvd.rank(), hvd.size()
+    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae", keras.metrics.AUC(name="auc")])
+    model.set_weights([weight - rank for weight in weights_of(model)])
+    inputs = np.random.default_rng(1).normal(size=(5 * size + size, 5)).astype("float32")
+    targets = (inputs[:, :1] > 0).astype("float32")
+    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    ends = np.cumsum([0, *(5 + (r % 2) for r in range(size - 1))]).tolist() + [len(inputs)]
+    share = slice(ends[rank], ends[rank + 1])
+    other = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+    seen: list[Any] = []
+    history = model.fit(
+        inputs[share], targets[share], validation_data=(inputs[share], targets[share]),
+        batch_size=7, epochs=2, verbose=0, steps_per_epoch=1, validation_steps=1,
+        callbacks=[hvd.callbacks.MetricAverageCallback(), other],
+    ).history  # fmt: skip
+    for key in ("loss", "mae"):
+        assert np.allclose(history[key], expected[key], rtol=1e-5), key
+        assert np.allclose(history[f"val_{key}"], expected[key], rtol=1e-5), key
+    assert [logs["val_loss"] for logs in seen] == history["val_loss"]
+    assert len(set(map(repr, on_every_rank(history)))) == 1
+
+
+def uneven_shares(samples: int) -> slice:
+    """Give rank r one part of so many samples, none of which is as large as another."""
+    ends = np.cumsum([0, *range(2, hvd.size() + 1)]).tolist() + [samples]
+    return slice(ends[hvd.rank()], ends[hvd.rank() + 1])
+
+
+def scenario_evaluate_averages_as_fit_does() -> None:
+    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae"])
+    model.set_weights([weight - hvd.rank() for weight in weights_of(model)])
+    inputs, targets = data(20)
+    expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    share = uneven_shares(20)
+    seen: list[Any] = []
+    other = InTest(end=lambda logs: seen.append(dict(logs)))
+    average = hvd.callbacks.MetricAverageCallback()
+    how: dict[str, Any] = {"batch_size": 4, "verbose": 0}
+    own = model.evaluate(inputs[share], targets[share], return_dict=True, **how)
+    how["callbacks"] = [average, other]
+    found = model.evaluate(inputs[share], targets[share], return_dict=True, **how)
+    assert found == pytest.approx(expected, rel=1e-5) and seen == [found]
+    assert hvd.size() == 1 or own != pytest.approx(expected, rel=1e-3)
+    assert model.evaluate(inputs[share], targets[share], **how) == list(found.values())
+    # The model is as it was, also after an evaluate() that raised.
+    with pytest.raises(ZeroDivisionError):
+        fail = InTest(batch=lambda: 1 // 0)
+        model.evaluate(inputs[share], targets[share], verbose=0, callbacks=[average, fail])
+    fit(model, [average], epochs=1)
+    assert "get_metrics_result" not in vars(model)
+    again = model.evaluate(inputs[share], targets[share], batch_size=4, verbose=0, return_dict=True)
+    assert again == own
+
+
+def with_moments(frozen: bool) -> Any:
+    """Make a model whose moving statistics differ between ranks, and whose kernel is frozen."""
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(3), keras.layers.BatchNormalization()]
+    )
+    model.layers[0].trainable = not frozen
+    model.add(keras.layers.Dense(1))
+    moments = model.layers[1].non_trainable_weights
+    for variable in moments:
+        variable.assign(array(variable) + np.float32(hvd.rank()))
+    return model
+
+
+def scenario_allreduce_buffers() -> None:
+    model = with_moments(frozen=True)
+    hvd.broadcast_variables(model.layers[0].weights)
+    kernel = array(model.layers[0].kernel)
+    mean = (hvd.size() - 1) / 2
+    hvd.allreduce_buffers(model)
+    moving_mean, moving_variance = map(array, model.layers[1].non_trainable_weights)
+    assert np.allclose(moving_mean, mean) and np.allclose(moving_variance, 1 + mean)
+    assert np.array_equal(array(model.layers[0].kernel), kernel)
+    with pytest.raises(hvd.ArgumentError, match="takes a model, not a list"):
+        hvd.allreduce_buffers(model.weights)
+    hvd.allreduce_buffers(dense_model())  # nothing to average
+
+
+def check_moments_in_fit(**how: Any) -> list[bool]:
+    """Say after each validation whether all ranks' weights were the same; check it for epochs."""
+    model = with_moments(frozen=False)
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    probe = Probe("on_epoch_end", lambda: same_bits(weights_of(model)))
+    alike: list[bool] = []
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(average_buffers=True),
+        probe.callback,
+        InTest(end=lambda _: alike.append(same_bits(weights_of(model)))),
+    ]
+    fit(model, callbacks, **how)
+    assert probe.seen == [True, True]
+    return alike
+
+
+def scenario_buffers_are_averaged_before_validation() -> None:
+    assert check_moments_in_fit(validation_data=data(4)) == [True, True]
+    assert check_moments_in_fit() == []
+
+
+def update_past_the_reduction(model: Any, gradients: Any) -> None:
+    """Call the method of the class that was wrapped."""
+    plain: Any = type(model.optimizer)._wrapped_class
+    plain.apply(model.optimizer, gradients, model.trainable_variables)
+
+
+def careless_step(model: Any, inputs: Any, targets: Any) -> None:
+    if on_tensorflow():
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+        update_past_the_reduction(model, tape.gradient(loss, model.trainable_variables))
+        return
+    import torch
+
+    model.zero_grad()
+    keras.ops.mean((model(inputs) - targets) ** 2).backward()
+    with torch.no_grad():
+        update_past_the_reduction(model, [one.value.grad for one in model.trainable_variables])
+
+
+def scenario_an_update_past_the_reduction_is_an_error() -> None:
+    class Careless(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            inputs, targets = data
+            careless_step(self, inputs, targets)
+            return {"loss": keras.ops.zeros(())}
+
+    for callback in (
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ):
+        model = Careless([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        with pytest.raises(hvd.HvdliteError, match="updated variables without a reduction"):
+            model.fit(*data(8), batch_size=4, verbose=0, callbacks=[callback])
+
+
+def scenario_metrics_that_one_rank_lacks() -> None:
+    """Validation on rank 0 alone: everybody learns of it."""
+    model = compiled(keras.optimizers.SGD(0.0))
+    inputs, targets = data(4)
+    validation = (inputs, targets) if hvd.rank() == 0 else None
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=0)
+    callbacks = [hvd.callbacks.MetricAverageCallback(), stop]
+    history = fit(model, callbacks, epochs=3, validation_data=validation)
+    assert len(history["val_loss"]) == 2, history
+    assert len(set(on_every_rank(history["val_loss"][0]))) == 1
+
+
+def rates_in(model: Any, callbacks: list[Any], **how: Any) -> list[float]:
+    probe = Probe("on_train_batch_end", lambda: float(array(model.optimizer.learning_rate)))
+    fit(model, [*callbacks, probe.callback], **how)
+    return probe.seen
+
+
+def scenario_warmup() -> None:
+    size = hvd.size()
+    for optimizer in (keras.optimizers.SGD(0.7), keras.optimizers.Adam(0.7)):
+        model = compiled(optimizer)
+        callback = hvd.callbacks.LearningRateWarmupCallback(0.6, warmup_epochs=2)
+        rates = rates_in(model, [callback], epochs=3)
+        steps = [0.6 / size * (1 + (i + 1) / 6 * (size - 1)) for i in range(6)]
+        assert np.allclose(rates, [*steps, 0.6, 0.6, 0.6])
+
+
+def scenario_warmup_of_a_schedule() -> None:
+    size = hvd.size()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.6, 1, 0.9)
+    plain = type(schedule)
+    model = compiled(keras.optimizers.SGD(schedule, momentum=0.9))
+    how: dict[str, Any] = {"epochs": 2, "samples": 8}
+    rates = rates_in(model, [], **how)  # traced before the callback comes
+    assert np.allclose(rates, [0.6 * 0.9 ** (i + 1) for i in range(4)])
+    before = weights_of(model)
+    callback = hvd.callbacks.LearningRateScheduleCallback(None, 0.0, end_epoch=1)
+    fit(model, [callback], epochs=1, samples=8)
+    # A rate of zero: the velocity is scaled to zero with it, and nothing moves.
+    assert all(np.array_equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
+    warmup = hvd.callbacks.LearningRateWarmupCallback(None, warmup_epochs=2)
+    rates = rates_in(model, [warmup], **how)
+    factors = [(1 + (i + 1) / 4 * (size - 1)) / size for i in range(4)]
+    assert np.allclose(rates, [0.6 * 0.9 ** (7 + i) * f for i, f in enumerate(factors)])
+    config = keras.optimizers.serialize(model.optimizer)["config"]["learning_rate"]
+    assert config["class_name"] == "ExponentialDecay" and schedule.__class__ is plain
+    copy = keras.optimizers.schedules.deserialize(config)
+    assert type(copy) is plain and np.isclose(float(array(copy(0))), 0.6)
+
+
+def scenario_schedule() -> None:
+    model = compiled(keras.optimizers.SGD(0.5))
+    callbacks = [
+        hvd.callbacks.LearningRateScheduleCallback(0.5, lambda epoch: 0.1**epoch, end_epoch=2),
+        hvd.callbacks.LearningRateScheduleCallback(0.5, 0.25, start_epoch=2),
+    ]
+    probe = Probe("on_train_batch_end", lambda: float(array(model.optimizer.learning_rate)))
+    history = fit(model, [*callbacks, probe.callback], epochs=3, samples=8)
+    assert np.allclose(probe.seen, [0.5, 0.5, 0.05, 0.05, 0.125, 0.125])
+    assert np.allclose(history["learning_rate"], [0.5, 0.05, 0.125])
+
+
+def scenario_momentum_correction() -> None:
+    """Velocities hold gradients times the old rate; with correction they change with it."""
+    variable = keras.Variable(np.zeros(1, "float32"))
+    for correct, expected in ((True, 0.2), (False, 2.0)):
+        optimizer = keras.optimizers.SGD(1.0, momentum=0.9)
+        optimizer.build([variable])
+        optimizer.momentums[0].assign([2.0])
+        model = compiled(keras.optimizers.SGD(1.0))
+        model.optimizer = optimizer
+        callback = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.1, momentum_correction=correct)
+        callback.set_model(model)
+        callback.on_epoch_begin(0)
+        callback.on_train_batch_begin(0)
+        assert np.isclose(float(array(optimizer.momentums[0])[0]), expected)
+
+
+def scenario_learning_rates_that_cannot_change() -> None:
+    with pytest.raises(hvd.ArgumentError, match="initial_lr"):
+        fit(compiled(keras.optimizers.SGD(0.1)),
+            [hvd.callbacks.LearningRateWarmupCallback(None)])  # fmt: skip
+    with pytest.raises(hvd.ArgumentError, match="neither a number"):
+        fit(compiled(keras.optimizers.SGD(lambda: 0.1)),
+            [hvd.callbacks.LearningRateWarmupCallback(0.1)])  # fmt: skip
+
+    def endless() -> Any:
+        while True:
+            yield tuple(part[:4] for part in data())
+
+    with pytest.raises(hvd.ArgumentError, match="steps_per_epoch"):
+        compiled(keras.optimizers.SGD(0.1)).fit(
+            endless(),
+            verbose=0,
+            shuffle=False,
+            callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1)],
+        )
+    rates = rates_in(
+        compiled(keras.optimizers.SGD(0.1)),
+        [hvd.callbacks.LearningRateWarmupCallback(0.1, 1, steps_per_epoch=3, verbose=1)],
+        epochs=1,
+    )
+    assert np.isclose(rates[-1], 0.1)
+
+
+def scenario_best_model_on_rank_0() -> None:
+    model = compiled(keras.optimizers.SGD(0.01))
+    inputs, targets = data(4)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "new" / "best.keras"
+        callbacks = [
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.BestModelCheckpoint(path),
+        ]
+        fit(model, callbacks, validation_data=(inputs, targets))
+        assert path.exists() == (hvd.rank() == 0)
+        if hvd.rank() == 0:
+            saved = keras.models.load_model(path)
+            assert len(saved.weights) == len(model.weights)
+
+
+def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
+    if hvd.size() == 1:
+        return
+    for callback in (
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ):
+        model = compiled(keras.optimizers.SGD(0.1))
+        inputs, targets = data(12 + 4 * hvd.rank())
+        with pytest.raises(hvd.ArgumentError) as error:
+            model.fit(inputs, targets, batch_size=4, callbacks=[callback], verbose=0)
+        assert "3 on rank 0, 4 on rank 1" in str(error.value)
+        assert "steps_per_epoch=3" in str(error.value)
+        with pytest.raises(hvd.ArgumentError, match="1 on rank 0, 2 on rank 1"):
+            model.fit(
+                inputs, targets, epochs=1 + hvd.rank(), steps_per_epoch=1, callbacks=[callback],
+                verbose=0,
+            )  # fmt: skip
+        model.fit(inputs, targets, steps_per_epoch=1, callbacks=[callback], verbose=0)
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+@pytest.fixture(scope="module", params=[(1, "tensorflow"), *((2, b) for b in BACKENDS)])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    ranks, backend = request.param
+    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_callbacks(results: list[RankResult], name: str) -> None:
+    check(results, name)

@@ -1,0 +1,51 @@
+"""examples/keras_digits.py: its accuracy, and the same loss curve as alone, on both backends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel.keras.keras_worlds import BACKENDS, environment
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "keras_digits.py"
+
+
+def run(
+    backend: str, ranks: int, folder: Path, *arguments: str
+) -> tuple[str, dict[str, list[float]]]:
+    """Run the example; return what it printed, and the curves that it saved."""
+    launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, str(EXAMPLE), "--output", str(folder), *arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment(backend)}
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "digits.keras").stat().st_size > 1000
+    return done.stdout, json.loads((folder / "keras_loss.json").read_text())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_ranks_learn_what_one_learns(backend: str, tmp_path: Path) -> None:
+    output, curves = run(backend, 2, tmp_path / "my output", "--compare")
+    accuracy = re.search(r"test accuracy ([\d.]+)% with Keras on " + backend, output)
+    assert accuracy and float(accuracy[1]) >= 97.0, output
+    assert re.search(r"[\d,]+ samples/s on 2 rank\(s\), [\d,]+ alone: [\d.]+ times", output), output
+    alone, together = curves.values()
+    assert len(alone) == len(together) == 20
+    differences = [abs(a - b) for a, b in zip(alone, together, strict=True)]
+    assert max(differences[:5]) < 1e-3 and max(differences) < 1e-2, differences
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_a_launcher(backend: str, tmp_path: Path) -> None:
+    output, curves = run(backend, 1, tmp_path, "--epochs", "2")
+    assert re.search(r"[\d,]+ samples/s on 1 rank\(s\)$", output.strip()), output
+    assert len(curves["1 rank(s), hvdlite"]) == 2

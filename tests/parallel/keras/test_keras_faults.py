@@ -1,0 +1,138 @@
+"""Dead ranks, ranks that run out of batches, and other models, in fit: errors that say so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.arrays import die
+from harness import run_world
+from parallel.keras.keras_worlds import (
+    BACKENDS,
+    TIMEOUT,
+    data,
+    dense_model,
+    environment,
+    hvd,
+    keras,
+    start,
+)
+
+PRELOAD = ("keras",)
+BOUND = 1.0  # seconds from the death to the error
+
+
+def compiled(**how: Any) -> Any:
+    model = dense_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse", **how)
+    return model
+
+
+def outcome_of(model: Any, *arguments: Any, **how: Any) -> dict[str, Any]:
+    try:
+        model.fit(*arguments, batch_size=4, verbose=0, **how)
+    except Exception as error:
+        return {"kind": type(error).__name__, "message": str(error), "seen": time.monotonic()}
+    return {"kind": "none"}
+
+
+def killed(victim: int, noted: str) -> dict[str, Any]:
+    start()
+
+    def end(batch: int, logs: Any) -> None:
+        if batch == 20 and hvd.rank() == victim:
+            time.sleep(0.2)  # the others wait inside of a collective
+            die(noted)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_begin=end)
+    return outcome_of(compiled(), *data(4 * 1000), epochs=100, callbacks=[callback])
+
+
+@pytest.mark.parametrize(("backend", "victim"), [("tensorflow", 1), ("torch", 0)])
+def test_killed_rank_is_named_by_every_survivor(backend: str, victim: int, tmp_path: Path) -> None:
+    noted = tmp_path / "died"
+    results = run_world(
+        2, killed, victim, str(noted), timeout=TIMEOUT, env=environment(backend),
+        expect_failure=True,
+    )  # fmt: skip
+    died = float(noted.read_text())
+    assert results[victim].returncode == -9
+    survivor = results[1 - victim]
+    assert survivor.returncode == 0, survivor.stderr
+    error = survivor.value
+    assert error["kind"] in ("AbortedError", "RankFailedError"), error
+    assert f"rank {victim} died" in error["message"]
+    assert error["seen"] - died <= BOUND
+
+
+def runs_out(leaver: int) -> dict[str, Any]:
+    """One rank has a batch less, no callback compares beforehand, and it leaves."""
+    start()
+    outcome = outcome_of(compiled(), *data(20 - 4 * (hvd.rank() == leaver)))
+    hvd.shutdown()
+    return outcome
+
+
+@pytest.mark.parametrize(("backend", "leaver"), [("tensorflow", 0), ("torch", 1)])
+def test_rank_that_ran_out_of_batches_is_named(backend: str, leaver: int) -> None:
+    results = run_world(2, runs_out, leaver, timeout=TIMEOUT, env=environment(backend))
+    assert results[leaver].value["kind"] == "none"
+    message = results[1 - leaver].value["message"]
+    assert f"rank {leaver} left after" in message and "'keras.0." in message
+    assert "give every rank the same number of steps" in message
+
+
+def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
+    start()
+    inputs, targets = data(4)
+
+    def batches() -> Any:
+        for _ in range(5 - hvd.rank()):
+            yield inputs, targets
+
+    callbacks = [hvd.callbacks.MetricAverageCallback()]
+    try:
+        compiled(run_eagerly=eagerly).fit(batches(), shuffle=False, verbose=0, callbacks=callbacks)
+    except Exception as error:
+        return {"kind": type(error).__name__, "message": str(error)}
+    return {"kind": "none"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "eagerly"), [("tensorflow", False), ("tensorflow", True), ("torch", False)]
+)
+def test_rank_whose_epoch_ends_early_says_so(backend: str, eagerly: bool) -> None:
+    """Where nobody knows the number of batches beforehand, the ranks find out in the middle."""
+    first, second = run_world(
+        2, runs_out_of_unknown_batches, eagerly, timeout=TIMEOUT, env=environment(backend)
+    )
+    assert second.value["kind"] == "ArgumentError"
+    assert "the epoch of rank 1 ended after 4 batches" in second.value["message"]
+    # The mismatch itself, or that rank 1 has left since.
+    assert "'keras.0." in first.value["message"]
+    assert "rank 1" in first.value["message"]
+
+
+def disagrees() -> dict[str, Any]:
+    start()
+    keras.utils.set_random_seed(1)
+    width = 3 + hvd.rank()
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(width), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+    fitted = outcome_of(model, *data(8))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    return {"fit": fitted, "broadcast": outcome_of(model, *data(8), callbacks=[callback])}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_models_that_differ_are_an_error_on_every_rank(backend: str) -> None:
+    for result in run_world(2, disagrees, timeout=TIMEOUT, env=environment(backend)):
+        fitted, broadcast = result.value["fit"], result.value["broadcast"]
+        assert "'keras.0." in fitted["message"], fitted
+        assert broadcast["kind"] == "MismatchError"
+        assert "kernel" in broadcast["message"]
+        for message in (fitted["message"], broadcast["message"]):
+            assert "rank 0" in message and "rank 1" in message

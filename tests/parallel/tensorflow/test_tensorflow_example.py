@@ -1,0 +1,41 @@
+"""examples/tensorflow_tape.py: its accuracy, and the same losses on 1 and 3 ranks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import base_environment
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tensorflow_tape.py"
+
+
+def run(ranks: int, epochs: int) -> str:
+    launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, str(EXAMPLE), "--epochs", str(epochs)]
+    environment = {**base_environment(), **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses_in(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
+
+
+def test_two_ranks_reach_the_accuracy() -> None:
+    output = run(2, epochs=15)
+    accuracy = re.search(r"test accuracy ([\d.]+)%", output)
+    assert accuracy and float(accuracy[1]) >= 97.0, output
+    assert re.search(r"[\d,]+ samples/s on 2 rank\(s\)$", output.strip()), output
+
+
+def test_same_losses_on_three_ranks_as_on_one() -> None:
+    alone, together = losses_in(run(1, epochs=2)), losses_in(run(3, epochs=2))
+    assert len(alone) == len(together) == 2
+    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= 2e-4

@@ -1,0 +1,215 @@
+"""A dead rank and ranks that disagree, seen from TensorFlow: an error on every rank, and soon."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.arrays import die
+from harness import run_world
+from parallel.tensorflow.tensorflow_worlds import (
+    ENVIRONMENT,
+    TIMEOUT,
+    eagerly,
+    hvd,
+    in_graph,
+    start,
+    tf,
+)
+
+PRELOAD = ("tensorflow",)
+BOUND = 1.0  # seconds from the death to the error
+FORMS = {"eager": eagerly, "graph": in_graph}
+
+
+def make_step(form: str, variables: list[Any]) -> Any:
+    def step() -> Any:
+        with hvd.DistributedGradientTape() as tape:
+            loss = sum(tf.reduce_sum(variable**2) for variable in variables)
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.001 * gradient)
+        return hvd.allreduce(loss, name="loss")
+
+    return FORMS[form](step)
+
+
+def killed(form: str, victim: int, noted: str) -> dict[str, Any]:
+    start()
+    variables = [tf.Variable(tf.ones([1000, i + 1])) for i in range(12)]
+    step = make_step(form, variables)
+    deadline = time.monotonic() + 60
+    number = 0
+    while time.monotonic() < deadline:
+        number += 1
+        if number == 30 and hvd.rank() == victim:
+            time.sleep(0.2)  # the others wait inside of a collective
+            die(noted)
+        try:
+            step()
+        except tf.errors.OpError as error:
+            ours = isinstance(error, hvd.HorovodInternalError)
+            assert ours == (form == "eager"), type(error)
+            return {"kind": type(error).__name__, "message": str(error), "seen": time.monotonic()}
+    raise AssertionError("nothing failed")
+
+
+@pytest.mark.parametrize(("form", "victim"), [("eager", 2), ("graph", 0)])
+def test_killed_rank_is_named_by_every_survivor(form: str, victim: int, tmp_path: Path) -> None:
+    noted = tmp_path / "died"
+    results = run_world(
+        3, killed, form, victim, str(noted), timeout=TIMEOUT, env=ENVIRONMENT, expect_failure=True
+    )
+    died = float(noted.read_text())
+    assert results[victim].returncode == -9
+    for result in results:
+        if result.rank != victim:
+            assert result.returncode == 0, result.stderr
+            error = result.value
+            assert error["kind"] == "AbortedError", error
+            assert f"rank {victim}" in error["message"] and "died" in error["message"]
+            assert error["seen"] - died <= BOUND
+
+
+def disagree() -> dict[str, list[dict[str, Any]]]:
+    start()
+    hvd.barrier()
+    odd = hvd.rank() == 1
+    variable = tf.Variable(tf.ones([3 + odd]), name="layer.variable")
+    cases = {
+        "shape": lambda: hvd.allreduce(tf.ones([3 + odd]), name="layer.shape"),
+        "dtype": lambda: hvd.allreduce(
+            tf.ones([3], tf.int32 if odd else tf.float32), name="layer.dtype"
+        ),
+        "op": lambda: hvd.allreduce(tf.ones([3]), op=hvd.Max if odd else hvd.Sum, name="layer.op"),
+        "prescale": lambda: hvd.allreduce(
+            tf.ones([3]), prescale_factor=1.0 + odd, name="layer.prescale"
+        ),
+        "postscale": lambda: hvd.reducescatter(
+            tf.ones([3]), postscale_factor=1.0 + odd, name="layer.postscale"
+        ),
+        "weight": lambda: hvd.allreduce(
+            tf.ones([3]), weight=1.0 if odd else None, name="layer.weight"
+        ),
+        "wire": lambda: hvd.allreduce(
+            tf.ones([3]),
+            compression=hvd.Compression.fp16 if odd else hvd.Compression.none,
+            name="layer.wire",
+        ),
+        "kind": lambda: (
+            hvd.allgather(tf.ones([3]), name="layer.kind")
+            if odd
+            else hvd.allreduce(tf.ones([3]), name="layer.kind")
+        ),
+        "root": lambda: hvd.broadcast(tf.ones([3]), int(odd), name="layer.root"),
+        "variable": lambda: hvd.broadcast_([variable], 0, "layer.variable"),
+        "columns": lambda: hvd.allgather(tf.ones([2, 3 + odd]), name="layer.columns"),
+        "exchanged": lambda: hvd.alltoall(tf.ones([2, 3 + odd]), name="layer.exchanged"),
+        "scattered": lambda: hvd.reducescatter(tf.ones([2, 3 + odd]), name="layer.scattered"),
+        "count": lambda: hvd.grouped_allreduce([tf.ones([2])] * (2 + odd), name="layer.count"),
+        "one of many": lambda: hvd.grouped_allgather(
+            [tf.ones([2]), tf.ones([2, 2 + odd])], name="layer.one of many"
+        ),
+    }
+    return {form: outcomes_of(cases, call) for form, call in FORMS.items()}
+
+
+def outcomes_of(cases: dict[str, Any], form: Any) -> list[dict[str, Any]]:
+    outcomes = []
+    for name, case in cases.items():
+        try:
+            form(case)()
+        except tf.errors.OpError as error:
+            outcomes.append(
+                {
+                    "kind": type(error).__name__,
+                    "expected": isinstance(error, tf.errors.FailedPreconditionError),
+                    "ours": isinstance(error, hvd.MismatchError),
+                    "copied": str(pickle.loads(pickle.dumps(error))),
+                    "message": str(error),
+                    "name": name,
+                }
+            )
+        assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="works")) == hvd.size()
+    return outcomes
+
+
+def test_mismatch_is_an_error_on_every_rank_and_the_world_goes_on() -> None:
+    for result in run_world(2, disagree, timeout=TIMEOUT, env=ENVIRONMENT):
+        for form, outcomes in result.value.items():
+            assert len(outcomes) == 15, [error["name"] for error in outcomes]
+            for error in outcomes:
+                assert error["kind"] == "FailedPreconditionError" and error["expected"], error
+                assert error["ours"] == (form == "eager")
+                assert error["copied"] == error["message"]
+                assert f"layer.{error['name']}" in error["message"], error
+                assert "rank 0" in error["message"] and "rank 1" in error["message"], error
+
+
+def one_of_many_disagrees() -> str:
+    """One gradient of many has another shape here; the others still run, and all end."""
+    start()
+    variables = [tf.Variable(tf.ones([3 + (i == 5) * hvd.rank()])) for i in range(20)]
+    try:
+        make_step("graph", variables)()
+    except tf.errors.FailedPreconditionError as error:
+        return str(error)
+    raise AssertionError("the disagreement was not noticed")
+
+
+def test_one_mismatch_among_many_in_flight_ends_the_step() -> None:
+    for result in run_world(2, one_of_many_disagrees, timeout=TIMEOUT, env=ENVIRONMENT):
+        assert "step.gradients.0.5" in result.value
+
+
+def raises_in_python() -> str:
+    start()
+    step = make_step("graph", [tf.Variable(tf.ones([3]))])
+    step()
+    if hvd.rank() == 1:
+        raise ValueError("bad sample")
+    try:
+        step()
+    except tf.errors.AbortedError as error:
+        return str(error)
+    raise AssertionError("nothing failed")
+
+
+def test_the_survivor_quotes_the_other_ranks_exception() -> None:
+    survivor, _ = run_world(
+        2, raises_in_python, timeout=TIMEOUT, env=ENVIRONMENT, expect_failure=True
+    )
+    assert survivor.returncode == 0, survivor.stderr
+    assert "rank 1 raised ValueError: bad sample" in survivor.value
+
+
+def the_same_function_again_and_again() -> list[float]:
+    """An inner function and a loop have the same names each time."""
+    start()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def inner(x: Any) -> Any:
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def twice(x: Any) -> Any:
+        return inner(x) + inner(2 * x)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def loop(x: Any) -> Any:
+        total = tf.zeros_like(x)
+        for i in tf.range(200):
+            total += hvd.allreduce(x * tf.cast(i, x.dtype), op=hvd.Sum)
+        return total
+
+    one = tf.constant(1.0)
+    return [*(float(twice(one)) for _ in range(20)), float(loop(one))]
+
+
+def test_nested_functions_and_loops_do_not_overlap_with_themselves() -> None:
+    for result in run_world(2, the_same_function_again_and_again, timeout=TIMEOUT, env=ENVIRONMENT):
+        assert result.value == [6.0] * 20 + [2.0 * 199 * 100]

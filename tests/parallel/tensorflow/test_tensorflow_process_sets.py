@@ -1,0 +1,287 @@
+"""Process sets in TensorFlow: every collective over overlapping sets, gradients, tape, XLA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness import RankResult, run_world
+from hvdlite.errors import ArgumentError
+from parallel.scenarios import check, names_in, run_all
+from parallel.tensorflow.tensorflow_worlds import (
+    ENVIRONMENT,
+    TIMEOUT,
+    eagerly,
+    hvd,
+    in_graph,
+    keras,
+    mine,
+    same,
+    tf,
+)
+
+PRELOAD = ("tensorflow",)
+Form = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def start() -> None:
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    hvd.init(process_sets=[[0, 1], [1, 2], [0]])
+
+
+def own_sets() -> list[Any]:
+    return [ps for ps in hvd.process_sets() if ps.included()]
+
+
+def sum_of(ps: Any) -> float:
+    return float(sum(rank + 1 for rank in ps.ranks))
+
+
+def scenario_every_collective_over_overlapping_sets(form: Form) -> None:
+    for ps in own_sets():
+        index, count, total = ps.rank(), ps.size(), sum_of(ps)
+
+        @form
+        def everything(ps: Any = ps, count: int = count) -> Any:
+            parts = tf.range(count, dtype=tf.float32) + 10.0 * hvd.rank()
+            return {
+                "allreduce": hvd.allreduce(mine(3), process_set=ps),
+                "weighted": hvd.allreduce(mine(3), weight=2.0, process_set=ps),
+                "grouped": hvd.grouped_allreduce([mine(2), mine(1, dtype="int32")], op=hvd.Sum,
+                                                 process_set=ps),
+                "slices": hvd.allreduce(
+                    tf.IndexedSlices(mine(1, 2), tf.constant([hvd.rank()]), tf.constant([4, 2])),
+                    process_set=ps).values,
+                "allgather": hvd.allgather(mine(hvd.rank() + 1), process_set=ps),
+                "gathers": hvd.grouped_allgather([mine(1), mine(2)], process_set=ps),
+                "scattered": hvd.reducescatter(mine(5), op=hvd.Sum, process_set=ps),
+                "scatters": hvd.grouped_reducescatter([mine(5)], op=hvd.Sum, process_set=ps),
+                "alltoall": hvd.alltoall(parts, process_set=ps),
+                "splits": hvd.alltoall(parts, [1] * count, process_set=ps),
+                "broadcast": hvd.broadcast(mine(2), ps.ranks[-1], process_set=ps),
+                "size": hvd.size_op(ps.process_set_id),
+                "included": hvd.process_set_included_op(ps.process_set_id),
+            }  # fmt: skip
+
+        results = everything()
+        gathered = [rank + 1 for rank in ps.ranks for _ in range(rank + 1)]
+        exchanged = [10 * rank + index for rank in ps.ranks]
+        share = (5 - index + count - 1) // count
+        assert same(results["allreduce"], total / count, 1e-6)
+        assert same(results["weighted"], total / count, 1e-6)
+        assert same(results["grouped"][0], total)
+        assert same(results["grouped"][1], total)
+        slices = [[(rank + 1) / count] * 2 for rank in ps.ranks]
+        assert same(results["slices"], tf.constant(slices, tf.float64), 1e-6)
+        assert results["allgather"].numpy().tolist() == gathered
+        assert results["gathers"][0].numpy().tolist() == [rank + 1 for rank in ps.ranks]
+        assert results["scattered"].numpy().tolist() == [total] * share
+        assert results["scatters"][0].numpy().tolist() == [total] * share
+        assert results["alltoall"].numpy().tolist() == exchanged
+        assert results["splits"][0].numpy().tolist() == exchanged
+        assert results["splits"][1].numpy().tolist() == [1] * count
+        assert same(results["broadcast"], ps.ranks[-1] + 1)
+        assert int(results["size"]) == count
+        assert int(results["included"]) == 1
+        hvd.barrier(process_set=ps)
+        variable = tf.Variable(mine(2))
+        hvd.broadcast_variables([variable], ps.ranks[-1], process_set=ps)
+        assert same(variable, ps.ranks[-1] + 1)
+        assert hvd.allgather_object(hvd.rank(), process_set=ps) == ps.ranks
+
+
+def scenario_outsider_is_refused_at_once_or_when_it_runs() -> None:
+    for ps in hvd.process_sets():
+        if ps.included():
+            continue
+        assert int(hvd.process_set_included_op(ps.process_set_id)) == 0
+        text = f"rank {hvd.rank()} is no member of "
+        with pytest.raises(ArgumentError, match=text):
+            hvd.allreduce(mine(2), process_set=ps)
+        with pytest.raises(ArgumentError, match=text):
+            hvd.broadcast_variables([tf.Variable(mine(2))], ps.ranks[0], process_set=ps)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            tf.function(lambda ps=ps: hvd.allreduce(mine(2), process_set=ps))()
+
+
+def scenario_condition_keeps_outsiders_out() -> None:
+    for ps in hvd.process_sets():
+
+        @tf.function
+        def reduce(tensor: Any, ps: Any = ps) -> Any:
+            if tf.equal(hvd.process_set_included_op(ps.process_set_id), 1):
+                tensor = hvd.allreduce(tensor, op=hvd.Sum, process_set=ps)
+            return tensor
+
+        assert same(reduce(mine(2)), sum_of(ps) if ps.included() else hvd.rank() + 1)
+
+
+def scenario_query_of_an_unknown_set_is_an_error() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="process set that was removed"):
+        hvd.size_op(77)
+
+
+def scenario_gradients_flow_within_the_set(form: Form) -> None:
+    factor = hvd.rank() + 1.0
+    for ps in own_sets():
+        count, total, root = ps.size(), sum_of(ps), ps.ranks[-1]
+        calls = {
+            "reduce": (lambda x, ps=ps: hvd.allreduce(x, process_set=ps), [total / count] * count),
+            "weigh": (
+                lambda x, ps=ps: hvd.allreduce(x, weight=1.0, process_set=ps),
+                [total / count] * count,
+            ),
+            "gather": (lambda x, ps=ps: hvd.allgather(x, process_set=ps), [total / count] * count),
+            "send": (
+                lambda x, ps=ps, root=root: hvd.broadcast(x, root, process_set=ps),
+                [total / count if hvd.rank() == root else 0.0] * count,
+            ),
+            "swap": (
+                lambda x, ps=ps: hvd.alltoall(x, process_set=ps),
+                [rank + 1.0 for rank in ps.ranks],
+            ),
+            "scatter": (
+                lambda x, ps=ps: hvd.reducescatter(x, process_set=ps),
+                [rank + 1.0 for rank in ps.ranks],
+            ),
+        }
+        for call, expected in calls.values():
+
+            @form
+            def gradient(call: Any = call, count: int = count) -> Any:
+                x = tf.ones([count])
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = tf.reduce_sum(call(x) * factor)
+                return tape.gradient(y, x)
+
+            assert same(gradient(), tf.constant(expected, tf.float64), 1e-6)
+
+
+def scenario_names_in_a_function_are_counted_per_set() -> None:
+    """Rank 1 has twice as many operations in its function as the others, gradients included."""
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.constant(0.0)
+            for ps in own_sets():
+                for _ in range(2):
+                    y += tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum, process_set=ps))
+        return tape.gradient(y, x)
+
+    expected = sum(2.0 * ps.size() for ps in own_sets())
+    assert same(step(tf.ones([2])), expected)
+
+
+def scenario_loops_repeat_collectives_of_a_set() -> None:
+    @tf.function
+    def loop() -> Any:
+        results = tf.zeros([len(own_sets())])
+        for _ in tf.range(5):
+            parts = [tf.reduce_mean(hvd.allreduce(mine(2), process_set=ps)) for ps in own_sets()]
+            results += tf.stack(parts)
+        return results
+
+    expected = [5 * sum_of(ps) / ps.size() for ps in own_sets()]
+    assert same(loop(), tf.constant(expected, tf.float64), 1e-5)
+
+
+def scenario_xla_reduces_over_a_set() -> None:
+    for ps in own_sets():
+
+        @tf.function(jit_compile=True)
+        def reduce(x: Any, ps: Any = ps) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = hvd.allreduce(x, op=hvd.Sum, process_set=ps)
+            return y, tape.gradient(y, x)
+
+        value, gradient = reduce(mine(3))
+        assert same(value, sum_of(ps))
+        assert same(gradient, ps.size())
+
+
+def scenario_tape_reduces_over_its_set(form: Form) -> None:
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    for ps in hvd.process_sets():
+
+        @form
+        def gradients(ps: Any = ps) -> Any:
+            with tf.GradientTape() as tape:
+                loss = (hvd.rank() + 1.0) * (variables[0] + 3.0 * variables[1])
+            tape = hvd.DistributedGradientTape(tape, process_set=ps)
+            return tape.gradient(loss, variables)
+
+        mean = sum_of(ps) / ps.size() if ps.included() else hvd.rank() + 1.0
+        for _ in range(2):
+            first, second = gradients()
+            assert same(first, mean, 1e-6)
+            assert same(second, 3 * mean, 1e-6)
+
+
+def scenario_tapes_of_two_sets_are_in_flight_together() -> None:
+    """Rank 1 reduces one part of the model with rank 0 and another with rank 2."""
+    variables = [tf.Variable(1.0) for _ in hvd.process_sets()]
+
+    @tf.function
+    def gradients() -> Any:
+        results = []
+        for ps, variable in zip(hvd.process_sets(), variables, strict=True):
+            with tf.GradientTape() as tape:
+                loss = (hvd.rank() + 1.0) * variable
+            tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, process_set=ps)
+            results.append(tape.gradient(loss, variable))
+        return results
+
+    for ps, result in zip(hvd.process_sets(), gradients(), strict=True):
+        assert same(result, sum_of(ps) if ps.included() else hvd.rank() + 1.0)
+
+
+def scenario_unregistered_set_is_refused() -> None:
+    unknown = hvd.ProcessSet([0, 2])
+    with pytest.raises(ArgumentError, match="not registered"):
+        hvd.DistributedGradientTape(process_set=unknown)
+    with pytest.raises(ArgumentError, match="not registered"):
+        tf.function(lambda: hvd.allreduce(mine(1), process_set=unknown))()
+
+
+def scenario_batch_normalization_over_a_set() -> None:
+    for ps in own_sets():
+        whole = tf.random.stateless_normal([hvd.size(), 4, 2], seed=[1, 2])
+        members = tf.reshape(tf.gather(whole, ps.ranks), [-1, 2])
+        expected = keras.layers.BatchNormalization()(members, training=True)
+        layer = hvd.SyncBatchNormalization(process_set=ps)
+        begin = 4 * ps.rank()
+        result = layer(whole[hvd.rank()], training=True)
+        assert same(result, tf.cast(expected[begin : begin + 4], tf.float64), 1e-5)
+
+
+def scenario_sets_come_and_go_under_functions() -> None:
+    for times in range(20):
+        ps = hvd.add_process_set([0, 2])
+        if ps.included():
+            reduce = tf.function(lambda ps=ps: hvd.allreduce(mine(2), process_set=ps))
+            assert same(reduce(), 2.0)
+        hvd.remove_process_set(ps)
+        if 0 < times < 3 and hvd.rank() == 0:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="there is no process set"):
+                reduce()
+
+
+def _scenarios() -> dict[str, str]:
+    return run_all(globals(), start, forms=(eagerly, in_graph))
+
+
+@pytest.fixture(scope="module", params=[4])
+def outcomes(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, _scenarios, env=ENVIRONMENT, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_scenario(outcomes: list[RankResult], name: str) -> None:
+    check(outcomes, name)

@@ -1,0 +1,361 @@
+"""tf.IndexedSlices of tapes: gathered as rows or reduced dense, whichever moves less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import RankResult, run_world
+from parallel.scenarios import check, heard_from, names_in, tensors_sent_by
+from parallel.tensorflow.tensorflow_worlds import (
+    ENVIRONMENT,
+    TIMEOUT,
+    eagerly,
+    hvd,
+    run_scenarios,
+    tf,
+)
+
+PRELOAD = ("tensorflow",)
+Form = Callable[[Callable[..., Any]], Callable[..., Any]]
+WORDS, WIDTH = 64, 4
+LIMIT = 43  # from so many rows on dense is cheaper: 1024 bytes, of 16 and an index each
+BY_ROWS, DENSE = 3, 2  # tensors sent: the number of rows, values and indices; or all at once
+
+# The words of each rank, and how they travel.
+CASES: dict[str, tuple[list[list[int]], int]] = {
+    "different rows": ([[1], [2, 30], [63, 1]], BY_ROWS),
+    "many rows": ([list(range(40)), list(range(10, 50)), list(range(64))], DENSE),
+    "rows of one rank": ([[], [7, 9], []], BY_ROWS),
+    "no rows at all": ([[], [], []], BY_ROWS),
+    "equal rows": ([[5] * 30, [5] * 30 + [6], [6] * 40], BY_ROWS),
+    "every row, by one rank": ([[], [], list(range(64))], DENSE),
+    "below the limit": ([list(range(20)), list(range(20)), [3, 3, 9]], BY_ROWS),
+    "at the limit": ([list(range(20)), list(range(20)), [3, 4, 9]], DENSE),
+}
+
+
+def expected_sum(words: Sequence[Sequence[int]]) -> Any:
+    """Sum the gradients of all ranks as one process does: rank r's words count r + 1 each."""
+    total = np.zeros((WORDS, WIDTH))
+    for rank, of_rank in enumerate(words):
+        np.add.at(total, list(of_rank), rank + 1.0)
+    return total
+
+
+def make_gradient(form: Form, **arguments: Any) -> Callable[[Sequence[int]], Any]:
+    """Return a function of words, traced once, that returns the gradient of a table."""
+    table = tf.Variable(tf.ones([WORDS, WIDTH]))
+
+    def gradient(words: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words)) * (hvd.rank() + 1)
+        return hvd.DistributedGradientTape(tape, **arguments).gradient(loss, table)
+
+    if form is not eagerly:
+        gradient = tf.function(gradient, input_signature=[tf.TensorSpec([None], tf.int32)])
+    return lambda words: gradient(tf.constant(words, tf.int32, [len(words)]))
+
+
+def scenario_every_case_in_turn(form: Form) -> None:
+    gradient = make_gradient(form, op=hvd.Sum)
+    for case, (words, tensors) in CASES.items():
+        results: list[Any] = []
+        sent = tensors_sent_by(lambda w=words, r=results: r.append(gradient(w[hvd.rank()])))
+        assert sent == tensors, case
+        assert isinstance(results[0], tf.IndexedSlices), case
+        np.testing.assert_array_equal(tf.convert_to_tensor(results[0]), expected_sum(words), case)
+        if tensors == DENSE:
+            assert sorted(results[0].indices.numpy()) == sorted({w for one in words for w in one})
+
+
+def scenario_averages_weights_and_narrow_ones(form: Form) -> None:
+    total = sum(range(1, hvd.size() + 1))
+    weights = [(rank + 1) * hvd.size() / total for rank in range(hvd.size())]
+    for arguments, tolerance in (
+        ({}, 1e-6),
+        ({"gradient_predivide_factor": 2.0}, 1e-6),
+        ({"compression": hvd.Compression.fp16}, 1e-2),
+        ({"weight": hvd.rank() + 1}, 1e-6),
+    ):
+        gradient = make_gradient(form, **arguments)
+        for case in ("different rows", "many rows", "equal rows"):
+            words = CASES[case][0]
+            expected = expected_sum(words)
+            if "weight" in arguments:
+                parts = [[words[i] if i == rank else [] for i in range(3)] for rank in range(3)]
+                expected = sum(
+                    w * expected_sum(part) for w, part in zip(weights, parts, strict=True)
+                )
+            result = tf.convert_to_tensor(gradient(words[hvd.rank()]))
+            np.testing.assert_allclose(result, expected / hvd.size(), rtol=tolerance)
+
+
+def scenario_adasum_is_about_dense_gradients(form: Form) -> None:
+    words = CASES["different rows"][0]
+    by_itself = make_gradient(form, op=hvd.Adasum)(words[hvd.rank()])
+    asked = make_gradient(form, op=hvd.Adasum, sparse_as_dense=True)(words[hvd.rank()])
+    assert isinstance(by_itself, tf.IndexedSlices)
+    np.testing.assert_array_equal(tf.convert_to_tensor(by_itself), asked)
+
+
+def scenario_dense_is_said_once(form: Form) -> None:
+    name = f"loud.{form.__name__}"
+    with heard_from("hvdlite.sparse") as said:
+        gradient = make_gradient(form, name=name)
+        gradient(CASES["different rows"][0][hvd.rank()])
+        assert said == []
+        for _ in range(3):
+            gradient(CASES["many rows"][0][hvd.rank()])
+    (sentence,) = said
+    assert f"gradients of {name}.0 have so many rows (144 on all ranks)" in sentence
+
+
+def scenario_tables_of_many_dtypes_and_shapes_beside_dense_ones(form: Form) -> None:
+    kinds = (([50], "float32"), ([9, 2], "float64"), ([300, 2, 3], "bfloat16"), ([4, 1], "float32"))
+    tables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in kinds]
+    layer = tf.Variable(tf.ones([3]))
+    words = tf.constant([hvd.rank(), hvd.rank(), 3], tf.int64)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer)
+            for table in tables:
+                loss += tf.cast(tf.reduce_sum(tf.gather(table, words)), tf.float32)
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, [*tables, layer])
+
+    *of_tables, of_layer = form(step)()
+    assert of_layer.numpy().tolist() == [3.0] * 3
+    for table, result in zip(tables, of_tables, strict=True):
+        assert result.dtype == table.dtype and result.indices.dtype == tf.int64
+        rows = tf.cast(tf.convert_to_tensor(result), tf.float32).numpy()
+        assert rows.reshape(len(rows), -1)[:4, 0].tolist() == [2.0, 2.0, 2.0, 3.0]
+        assert not rows[4:].any()
+
+
+def scenario_in_a_loop_of_a_function() -> None:
+    """Each iteration goes its own way, and none overtakes another."""
+    table = tf.Variable(tf.ones([WORDS, WIDTH]))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def total(count: Any) -> Any:
+        total = tf.zeros([WORDS, WIDTH])
+        for i in tf.range(count):
+            with tf.GradientTape() as tape:
+                words = tf.range(WORDS) if i % 3 == 0 else tf.range(hvd.rank(), hvd.rank() + i)
+                loss = tf.reduce_sum(tf.gather(table, words))
+            gradient = hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, table)
+            total += tf.convert_to_tensor(gradient)
+        return total
+
+    expected = np.zeros(WORDS)
+    for i in range(12):
+        for rank in range(hvd.size()):
+            words = range(WORDS) if i % 3 == 0 else range(rank, rank + i)
+            expected[list(words)] += 1
+    np.testing.assert_array_equal(total(12)[:, 0], expected)
+
+
+def scenario_unknown_shapes(form: Form) -> None:
+    """A table whose shape is known when it runs, and rows of nobody's table."""
+    table = tf.Variable(tf.ones([WORDS, WIDTH]), shape=[None, WIDTH])
+
+    def step(words: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words))
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, table)
+
+    compiled = form(step)
+    for words, tensors in ((tf.range(WORDS), DENSE), (tf.constant([hvd.rank()]), BY_ROWS)):
+        assert tensors_sent_by(lambda w=words: compiled(w)) == tensors
+
+
+def scenario_tables_that_differ_are_told_of(form: Form) -> None:
+    """Whichever way each rank would go by itself."""
+
+    def step(words: Any, table: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words))
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, table)
+
+    words = tf.range(19)  # 57 in all
+    odd = tf.Variable(tf.ones([WORDS + 60 * (hvd.rank() == 1), WIDTH]))  # 43 or 83 rows are many
+    with pytest.raises(tf.errors.FailedPreconditionError, match="gradients.*shape"):
+        form(lambda: step(words, odd))()
+    huge = tf.Variable(tf.ones([WORDS + 999 * (hvd.rank() == 1), WIDTH]))
+    result = form(lambda: step(words, huge))()
+    assert tf.reduce_sum(result.values) == 19 * WIDTH * hvd.size()
+
+
+def scenario_slices_without_a_shape_stay_rows(form: Form) -> None:
+    table = tf.Variable(tf.ones([2, 2]))
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def total(table: Any) -> Any:
+        rows = tf.constant([0, 1, 1])
+        return tf.reduce_sum(table), lambda up: tf.IndexedSlices(up * tf.ones([3, 2]), rows)
+
+    def step(op: int) -> Any:
+        with tf.GradientTape() as tape:
+            loss = total(table)
+        result = hvd.DistributedGradientTape(tape, op=op).gradient(loss, table)
+        return tf.math.unsorted_segment_sum(result.values, result.indices, 2)
+
+    assert form(lambda: step(hvd.Sum))().numpy().tolist() == [[3.0, 3.0], [6.0, 6.0]]
+    with pytest.raises(hvd.ArgumentError, match="without a dense_shape"):
+        form(lambda: step(hvd.Adasum))()
+
+
+def scenario_explicit_slices_stay_rows(form: Form) -> None:
+    def reduce() -> Any:
+        indices = tf.range(WORDS)
+        values = tf.ones([WORDS, WIDTH])
+        return hvd.allreduce(tf.IndexedSlices(values, indices, tf.constant([WORDS, WIDTH])))
+
+    result = form(reduce)()
+    assert isinstance(result, tf.IndexedSlices)
+    assert result.indices.shape == [WORDS * hvd.size()]
+
+
+def my_slices(rank: int, dtype: str = "float64") -> Any:
+    """Make the slices of a rank: row r of its r + 1 rows twice."""
+    indices = tf.constant([*range(rank + 1), rank])
+    values = tf.cast(tf.fill([rank + 2, 2], 5 * (rank + 1)), dtype)
+    return tf.IndexedSlices(values, indices, tf.constant([WORDS, 2]))
+
+
+def sum_of_slices(members: Sequence[int]) -> Any:
+    total = np.zeros((WORDS, 2))
+    for rank in members:
+        np.add.at(total, [*range(rank + 1), rank], 5.0 * (rank + 1))
+    return total
+
+
+def scenario_a_group_with_slices_in_it(form: Form) -> None:
+    everyone = range(hvd.size())
+    some = hvd.add_process_set([0, hvd.size() - 1])
+    for process_set, members in ((hvd.global_process_set, list(everyone)), (some, some.ranks)):
+        if hvd.rank() not in members:
+            continue
+        total = sum_of_slices(members)
+        for op, share in ((hvd.Average, 1 / len(members)), (hvd.Sum, 1.0)):
+            for scale in (1.0, 0.5):
+                for compression in (hvd.Compression.none, hvd.Compression.bf16):
+
+                    def reduce(
+                        op: Any = op,
+                        scale: Any = scale,
+                        ps: Any = process_set,
+                        c: Any = compression,
+                    ) -> Any:
+                        mine, layer = my_slices(hvd.rank()), tf.fill([3], hvd.rank() + 1.0)
+                        how = {"op": op, "prescale_factor": scale, "process_set": ps}
+                        alone = hvd.grouped_allreduce([mine], **how)
+                        return alone + hvd.grouped_allreduce(
+                            [layer, mine, layer * 2, mine], compression=c, **how
+                        )
+
+                    alone, *mixed = form(reduce)()
+                    assert len(mixed) == 4
+                    for result in (alone, mixed[1], mixed[3]):
+                        assert isinstance(result, tf.IndexedSlices)
+                        assert result.dtype == tf.float64
+                        np.testing.assert_allclose(
+                            tf.convert_to_tensor(result), total * share * scale, rtol=2e-2
+                        )
+                    dense = sum(rank + 1 for rank in members) * share * scale
+                    np.testing.assert_allclose(mixed[0], [dense] * 3, rtol=1e-6)
+                    np.testing.assert_allclose(mixed[2], [2 * dense] * 3, rtol=1e-6)
+    hvd.remove_process_set(some)
+
+
+def scenario_slices_of_every_dtype(form: Form) -> None:
+    """Integer rows are cut towards zero one by one, as they are added up by whoever reads them."""
+    integers = ("uint8", "int8", "int16", "int32", "int64")
+    for dtype in (*integers, "float16", "bfloat16", "float32", "float64"):
+        for op, scale in ((hvd.Sum, 1.0), (hvd.Sum, 0.5), (hvd.Average, 1.0)):
+
+            def reduce(dtype: Any = dtype, op: Any = op, scale: Any = scale) -> Any:
+                return hvd.allreduce(my_slices(hvd.rank(), dtype), op=op, prescale_factor=scale)
+
+            result = form(reduce)()
+            assert result.dtype == dtype, (dtype, result.dtype)
+            share = scale / (hvd.size() if op == hvd.Average else 1)
+            expected = np.zeros((WORDS, 2))
+            for rank in range(hvd.size()):
+                rows = sum_of_slices([rank]) * share
+                expected += np.trunc(rows) if dtype in integers else rows
+            values = tf.cast(result.values, tf.float64)
+            total = tf.math.unsorted_segment_sum(values, result.indices, WORDS)
+            np.testing.assert_allclose(total, expected, rtol=1e-2, err_msg=f"{dtype} {op} {scale}")
+
+
+def scenario_what_rows_have_no_reduction_for_is_not_implemented(form: Form) -> None:
+    for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+        for verb in (hvd.allreduce, lambda one, **how: hvd.grouped_allreduce([one], **how)):
+            for kind in (NotImplementedError, hvd.ArgumentError):
+                with pytest.raises(kind, match="whose rows can be averaged or summed"):
+                    form(lambda verb=verb, op=op: verb(my_slices(hvd.rank()), op=op))()
+
+
+def scenario_groups_of_gradients_with_slices_among_them(form: Form) -> None:
+    """As the tape has them, and the optimizers of TensorFlow 1 by it."""
+    table, layer = tf.Variable(tf.ones([WORDS, WIDTH])), tf.Variable(tf.ones([3]))
+    other = tf.Variable(tf.ones([2]))
+    words = CASES["different rows"][0]
+    for how in ({"num_groups": 2}, {"num_groups": 1}, {"groups": [[layer, table], [other]]}):
+        for scale in ({}, {"op": hvd.Sum}):
+
+            def step(how: Any = how, scale: Any = scale) -> Any:
+                with tf.GradientTape() as tape:
+                    rows = tf.gather(table, tf.constant(words[hvd.rank()]))
+                    loss = tf.reduce_sum(rows) * (hvd.rank() + 1)
+                    loss += tf.reduce_sum(layer) + 2 * tf.reduce_sum(other)
+                tape = hvd.DistributedGradientTape(tape, **how, **scale)
+                return tape.gradient(loss, [layer, table, other])
+
+            of_layer, of_table, of_other = form(step)()
+            share = 1.0 if scale else 1 / hvd.size()
+            assert isinstance(of_table, tf.IndexedSlices)
+            np.testing.assert_allclose(
+                tf.convert_to_tensor(of_table), expected_sum(words) * share, rtol=1e-6
+            )
+            np.testing.assert_allclose(of_layer, [hvd.size() * share] * 3, rtol=1e-6)
+            np.testing.assert_allclose(of_other, [2 * hvd.size() * share] * 2, rtol=1e-6)
+
+
+def scenario_xla_gets_dense_ones() -> None:
+    table, layer = tf.Variable(tf.ones([6, 2])), tf.Variable(tf.ones([2]))
+
+    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+    def step(words: Any) -> Any:
+        with hvd.DistributedGradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(layer)
+        return tape.gradient(loss, [table, layer])
+
+    words = tf.constant([hvd.rank(), hvd.rank(), 5])
+    of_table, of_layer = step(words)
+    third = 1 / hvd.size()
+    expected = [[2 * third] * 2, [2 * third] * 2, [2 * third] * 2, [0, 0], [0, 0], [1, 1]]
+    np.testing.assert_allclose(of_table, expected, rtol=1e-6)
+    assert of_layer.numpy().tolist() == [1.0, 1.0]
+    with pytest.raises(hvd.ArgumentError, match="jit_compile=False"):
+        slices = tf.IndexedSlices(tf.ones([1, 2]), [0], tf.constant([6, 2]))
+        tf.function(lambda: hvd.allreduce(slices), jit_compile=True)()
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+@pytest.fixture(scope="module")
+def results() -> list[RankResult]:
+    return run_world(3, body, timeout=TIMEOUT, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_sparse(results: list[RankResult], name: str) -> None:
+    check(results, name)

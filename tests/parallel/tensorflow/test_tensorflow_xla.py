@@ -1,0 +1,255 @@
+"""Functions that XLA compiles: one grouped custom call, the same results, the same errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.tensorflow.tensorflow_worlds import (
+    ENVIRONMENT,
+    TIMEOUT,
+    hvd,
+    mine,
+    ranks,
+    run_scenarios,
+    same,
+    start,
+    tf,
+)
+
+PRELOAD = ("tensorflow",)
+
+
+def compiled(function: Any) -> Any:
+    return tf.function(function, jit_compile=True)
+
+
+def total() -> int:
+    return sum(ranks())
+
+
+def scenario_one_tensor() -> None:
+    # One result of a custom call lies elsewhere than several do.
+    step = compiled(lambda x: hvd.allreduce(x * 2.0, op=hvd.Sum) + 1.0)
+    for _ in range(3):
+        assert same(step(mine(3, 2)), 2 * total() + 1)
+
+
+def scenario_several_shapes_and_dtypes() -> None:
+    @compiled
+    def step(x: Any) -> Any:
+        tensors = [x, tf.cast(x[:1], tf.float64), tf.reduce_sum(x), tf.cast(x, tf.int32), x[:0]]
+        return hvd.grouped_allreduce(tensors, op=hvd.Sum, name="odd; name, %2c of \u00e9")
+
+    for _ in range(3):
+        vector, double, scalar, integer, empty = step(mine(4))
+        assert same(vector, total())
+        assert double.dtype == tf.float64
+        assert same(double, total())
+        assert same(scalar, 4 * total())
+        assert integer.dtype == tf.int32
+        assert same(integer, total())
+        assert empty.shape == [0]
+
+
+def scenario_every_operation_and_the_scales() -> None:
+    for op, expected in (
+        (hvd.Average, total() / hvd.size()),
+        (hvd.Sum, total()),
+        (hvd.Min, 1),
+        (hvd.Max, hvd.size()),
+    ):
+        step = compiled(lambda x, op=op: hvd.allreduce(x, op=op))
+        assert same(step(mine(5)), expected, 1e-6)
+    scaled = compiled(
+        lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.1, postscale_factor=3.0)
+    )
+    assert same(scaled(mine(5, dtype="float64")), 0.3 * total(), 1e-12)
+
+
+def scenario_loop() -> None:
+    @compiled
+    def step(x: Any) -> Any:
+        return tf.while_loop(
+            lambda i, x: i < 4,
+            lambda i, x: (i + 1, hvd.allreduce(x, name="in a loop") + 1.0),
+            (0, x),
+        )[1]
+
+    assert same(step(mine(2)), total() / hvd.size() + 4, 1e-6)
+
+
+def scenario_calls_come_in_the_order_of_the_program() -> None:
+    # XLA may run them in any order, and several at once; the ranks have to agree on one.
+    @tf.function
+    def inner(x: Any) -> Any:
+        return hvd.allreduce(x, name="called twice", op=hvd.Sum)
+
+    @compiled
+    def step(tensors: Any) -> Any:
+        results = [inner(tensors[0]), inner(tensors[1])]
+        results += [hvd.allreduce(tf.minimum(x @ x, x), op=hvd.Sum) for x in tensors]
+        results += tf.while_loop(
+            lambda i, x: i < 3, lambda i, x: (i + 1, hvd.allreduce(x)), (0, mine(1))
+        )[1:]
+        return [*results, hvd.allreduce(tf.minimum(tensors[0] @ tensors[1], 1.0), op=hvd.Min)]
+
+    tensors = [mine(size, size) for size in (64, 64, 200, 128, 300, 32)]
+    for _ in range(20):
+        *sums, looped, least = step(tensors)
+        for result in sums:
+            assert same(result, total())
+        assert same(looped, total() / hvd.size(), 1e-6)
+        assert same(least, 1)
+
+
+def scenario_threads_run_functions_of_their_own() -> None:
+    # Whatever a function takes turns by must not make another function wait.
+    met = threading.Barrier(2)
+    results: dict[str, Any] = {}
+
+    def first(x: Any) -> Any:
+        return hvd.allreduce(x, name="of the first thread", op=hvd.Sum)
+
+    def second(x: Any) -> Any:
+        return hvd.allreduce(x, name="of the second thread", op=hvd.Sum)
+
+    steps = [compiled(first), compiled(second)]
+    for step in steps:
+        step(mine(3))
+
+    def run(step: Any, late: bool) -> None:
+        met.wait()
+        time.sleep(0.1 * late)
+        results[step.__name__] = step(mine(3))
+
+    # The ranks begin with different ones.
+    threads = [
+        threading.Thread(target=run, args=(step, (index + hvd.rank()) % 2 == 1))
+        for index, step in enumerate(steps)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same(results["first"], total())
+    assert same(results["second"], total())
+
+
+def scenario_gradient() -> None:
+    @compiled
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(hvd.allreduce(x * 3.0, op=hvd.Sum) * mine(2))
+        return tape.gradient(loss, x)
+
+    assert same(step(mine(2)), 3 * total())
+
+
+def scenario_tape_makes_one_request() -> None:
+    variables = [tf.Variable(tf.fill([n + 1], float(hvd.rank() + 1))) for n in range(5)]
+
+    @compiled
+    def step() -> Any:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.add_n([tf.reduce_sum(variable**2) for variable in variables])
+        return tape.gradient(loss, variables)
+
+    step()
+    assert tensors_sent_by(step) == 5
+    for gradient in step():
+        assert same(gradient, 2 * total() / hvd.size(), 1e-6)
+
+
+def scenario_mismatch_is_an_error_and_the_world_goes_on() -> None:
+    def step(x: Any) -> Any:
+        bad = hvd.allreduce(x, name="of no common shape")
+        return bad, hvd.allreduce(x[:2], name="after it")  # which no rank may wait for
+
+    step = compiled(step)
+    if hvd.size() > 1:
+        for _ in range(3):
+            with pytest.raises(tf.errors.OpError, match="ranks disagree about the shape"):
+                step(tf.ones([2 + hvd.rank()]))
+        good, after = step(mine(2))
+        assert same(good, total() / hvd.size())
+        assert same(after, total() / hvd.size())
+    assert same(compiled(lambda x: hvd.allreduce(x, op=hvd.Sum))(mine(2)), total())
+
+
+def scenario_what_xla_cannot_do_says_so() -> None:
+    for call in (
+        lambda x: hvd.allreduce(x, weight=2.0),
+        lambda x: hvd.allgather(x),
+        lambda x: hvd.broadcast(x, 0),
+        lambda x: hvd.allreduce(tf.boolean_mask(x, x > 0)),
+    ):
+        with pytest.raises(hvd.ArgumentError, match="jit_compile=False"):
+            compiled(call)(mine(2))
+
+
+def scenario_gpu_is_refused_while_tracing() -> None:
+    from hvdlite.tensorflow.graph import xla
+
+    with (
+        mock.patch.object(xla, "_platform", lambda: "GPU"),
+        pytest.raises(hvd.ArgumentError, match="for GPU, only for CPU; use jit_compile=False"),
+    ):
+        compiled(hvd.allreduce)(mine(2))
+
+
+def scenario_scales_are_exact() -> None:
+    from hvdlite.tensorflow.graph.names import WireName
+    from hvdlite.tensorflow.graph.xla import allreduce_group
+
+    for number in (0.1, -3e-300, 1.7e308, 0.0):
+        step = compiled(
+            lambda x, number=number: allreduce_group(
+                [x], WireName(f"scaled by {number}"), ["x"], hvd.Max, number, 1.0, None
+            )[0]
+        )
+        assert float(step(tf.constant(1.0, tf.float64))) == number
+    assert allreduce_group([], WireName("nothing"), [], hvd.Sum, 1.0, 1.0, None) == []
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, body, env=ENVIRONMENT, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_xla(results: list[RankResult], name: str) -> None:
+    check(results, name)
+
+
+def killed_while_the_other_waits() -> str:
+    start()
+    step = compiled(lambda x: hvd.allreduce(x, name="waits"))
+    step(tf.ones(3))
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(tf.errors.OpError) as caught:
+        step(tf.ones(3))
+    return str(caught.value.message)
+
+
+def test_killed_rank_ends_a_compiled_step() -> None:
+    survivor, victim = run_world(
+        2, killed_while_the_other_waits, env=ENVIRONMENT, timeout=TIMEOUT, expect_failure=True
+    )
+    assert victim.returncode == -signal.SIGKILL
+    assert "rank 1 died" in survivor.value
+    assert "waits" in survivor.value

@@ -1,0 +1,188 @@
+"""Adasum on torch tensors and in the optimizer, against a plain computation with numpy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import (
+    assert_close,
+    assert_same_everywhere,
+    inputs,
+    make_model,
+    raises,
+)
+
+PRELOAD = ("torch._dynamo",)
+Array = NDArray[np.float64]
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 4e-2,
+}
+
+
+def pair(a: Array, b: Array) -> Array:
+    dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
+    return (1 - dot / (2 * aa) if aa else 1) * a + (1 - dot / (2 * bb) if bb else 1) * b
+
+
+def adasum(vectors: list[Array]) -> Array:
+    while len(vectors) > 1:
+        odd = [vectors[-1]] if len(vectors) % 2 else []
+        pairs = zip(vectors[::2], vectors[1::2], strict=False)
+        vectors = [pair(a, b) for a, b in pairs] + odd
+    return vectors[0]
+
+
+def array_of(rank: int, shape: tuple[int, ...], seed: int = 0) -> Array:
+    return np.random.default_rng([rank, seed]).standard_normal(shape)
+
+
+def expected(shape: tuple[int, ...], seed: int = 0, size: int | None = None) -> Array:
+    return adasum([array_of(rank, shape, seed) for rank in range(size or hvd.size())])
+
+
+def close(ours: torch.Tensor, theirs: Array, tolerance: float) -> bool:
+    return bool(np.allclose(ours.double().numpy(), theirs, rtol=tolerance, atol=tolerance))
+
+
+def scenario_values_of_every_type_and_shape() -> None:
+    for dtype, tolerance in TOLERANCE.items():
+        for shape in [(), (1,), (7,), (3, 0), (40, 50)]:
+            tensor = torch.from_numpy(array_of(hvd.rank(), shape)).to(dtype)
+            before = tensor.clone()
+            result = hvd.allreduce(tensor, op=hvd.Adasum)
+            assert result.dtype == dtype and close(result, expected(shape), tolerance)
+            assert torch.equal(tensor, before)
+            hvd.allreduce_(tensor, op=hvd.Adasum, name="in place")
+            assert torch.equal(tensor, result)
+
+
+def scenario_groups_take_the_dot_products_of_each_tensor() -> None:
+    shapes = [(5,), (3, 4), (), (1000,)]
+    types = [torch.float32, torch.float64, torch.float32, torch.float32]
+    tensors = [
+        torch.from_numpy(array_of(hvd.rank(), shape, seed)).to(dtype)
+        for seed, (shape, dtype) in enumerate(zip(shapes, types, strict=True))
+    ]
+    results = hvd.grouped_allreduce(tensors, op=hvd.Adasum)
+    for seed, (shape, result) in enumerate(zip(shapes, results, strict=True)):
+        assert close(result, expected(shape, seed), 1e-5)
+
+
+def scenario_scales_and_compression() -> None:
+    tensor = torch.from_numpy(array_of(hvd.rank(), (9,))).float()
+    scaled = hvd.allreduce(tensor, op=hvd.Adasum, prescale_factor=0.5, postscale_factor=4.0)
+    assert close(scaled, 2 * expected((9,)), 1e-5)
+    narrow = hvd.allreduce(tensor, op=hvd.Adasum, compression=hvd.Compression.fp16)
+    assert narrow.dtype == torch.float32 and close(narrow, expected((9,)), 1e-2)
+
+
+def scenario_ranks_that_have_joined_take_no_part() -> None:
+    for step in range(hvd.rank() + 1):
+        tensor = torch.from_numpy(array_of(hvd.rank(), (6,), step))
+        active = range(step, hvd.size())
+        wanted = adasum([array_of(rank, (6,), step) for rank in active])
+        assert close(hvd.allreduce(tensor, op=hvd.Adasum, name="x"), wanted, 1e-12)
+    hvd.join()
+
+
+def scenario_misuse_says_what_to_do() -> None:
+    with raises("Adasum takes floating-point tensors"):
+        hvd.allreduce(torch.ones(2, dtype=torch.int64), op=hvd.Adasum)
+    with raises("Adasum combines whole tensors"):
+        hvd.reducescatter(torch.ones(2), op=hvd.Adasum)
+    with raises("a weight goes with"):
+        hvd.allreduce(torch.ones(2), op=hvd.Adasum, weight=1.0)
+    tensor = torch.ones(2, requires_grad=True)
+    with raises("has no gradient"):
+        hvd.allreduce(tensor, op=hvd.Adasum).sum().backward()
+
+
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+}
+
+
+def plain_training(kind: str, steps: int) -> list[torch.Tensor]:
+    """Compute in one process: every rank's optimizer steps alone, then the deltas are combined."""
+    models = [make_model() for _ in range(hvd.size())]
+    optimizers = [OPTIMIZERS[kind](model.parameters()) for model in models]
+    for _ in range(steps):
+        before = [param.detach().clone() for param in models[0].parameters()]
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            model(inputs(rank)).square().sum().backward()
+            optimizer.step()
+        for index, start in enumerate(before):
+            params = [list(model.parameters())[index] for model in models]
+            deltas = [(param.detach() - start).double().numpy() for param in params]
+            for param in params:
+                param.data.copy_(start + torch.from_numpy(adasum(deltas)))
+    return [param.detach() for param in models[0].parameters()]
+
+
+def scenario_optimizer_combines_what_each_rank_changed() -> None:
+    for kind, make in OPTIMIZERS.items():
+        for arguments in ({}, {"bucket_cap_mb": 1e-6}):
+            model = make_model()
+            optimizer = hvd.DistributedOptimizer(
+                make(model.parameters()), model.named_parameters(), op=hvd.Adasum, **arguments
+            )
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(inputs()).square().sum().backward()
+                optimizer.synchronize()
+                optimizer.step()
+                scheduler.step()
+            assert_same_everywhere(model)
+            assert_close(list(model.parameters()), plain_training(kind, 4), rtol=1e-4)
+
+
+def scenario_optimizer_is_what_it_was() -> None:
+    model = make_model()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Adasum)
+    assert optimizer is plain and isinstance(optimizer, torch.optim.SGD)
+    assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
+    assert type(copy.deepcopy(optimizer)) is type(optimizer)
+    with raises("already"):
+        hvd.DistributedOptimizer(optimizer)
+    with raises("call step\\(\\) alone"), optimizer.skip_synchronize():
+        pass
+    with raises("gradient_predivide_factor goes with"):
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            op=hvd.Adasum,
+            gradient_predivide_factor=2.0,
+        )
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+WORLDS = [[0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1, 1]]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=str)
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(len(request.param), body, timeout=100, hosts=request.param)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_adasum(results: list[RankResult], name: str) -> None:
+    check(results, name)

@@ -1,0 +1,491 @@
+"""Gradients are reduced when backward() returns: what scripts then do with them before step()."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import (
+    Branches,
+    Checkpointed,
+    TwoHeads,
+    assert_close,
+    assert_same_everywhere,
+    backward,
+    counters,
+    gradients,
+    inputs,
+    make,
+    make_model,
+    mean_gradients,
+    raises,
+)
+
+PRELOAD = ("torch._dynamo",)
+
+
+def factor_times(gradients: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
+    return [factor * gradient for gradient in gradients]
+
+
+def scenario_gradients_are_there_when_backward_returns() -> None:
+    for options in (
+        {},
+        {"bucket_cap_mb": 1e-6},
+        {"num_groups": 2},
+        {"gradient_as_bucket_view": True},
+        {"gradient_predivide_factor": 2.0},
+        {"weight": 2.0},
+    ):
+        model = make_model()
+        optimizer = make(model, lr=1.0, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for param, start in zip(model.parameters(), make_model().parameters(), strict=True):
+                param.data.copy_(start)
+            backward(model)
+            assert_close(gradients(model), mean_gradients())
+            assert not optimizer._reducer.in_flight
+            sent = counters()["tensors"]
+            optimizer.synchronize()
+            optimizer.step()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert counters()["tensors"] == sent
+        assert_same_everywhere(model)
+
+
+def scenario_reduce_in_step_is_as_before() -> None:
+    model = make_model()
+    optimizer = make(model, reduce_in="step")
+    backward(model)
+    assert optimizer._reducer.in_flight
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+    with raises("reduce_in='forward': say 'backward' or 'step'"):
+        make(make_model(), reduce_in="forward")
+
+
+def scenario_the_last_of_several_passes_reduces() -> None:
+    for view in (False, True):
+        model, alone = make_model(), make_model()
+        optimizer = make(model, backward_passes_per_step=3, gradient_as_bucket_view=view)
+        for number in range(1, 4):
+            backward(alone, 1 / 3)
+            backward(model, 1 / 3)
+            expected = gradients(alone) if number < 3 else mean_gradients()
+            assert_close(gradients(model), expected)
+        optimizer.step()
+        assert_same_everywhere(model)
+
+
+def scenario_no_sync_sends_nothing() -> None:
+    model, alone = make_model(), make_model()
+    optimizer = make(model)
+    with optimizer.no_sync():
+        backward(model, 0.25)
+    backward(alone, 0.25)
+    assert_close(gradients(model), gradients(alone))
+    backward(model, 0.75)
+    assert_close(gradients(model), mean_gradients())
+    with optimizer.no_sync():
+        backward(model, 1.0)  # on top of what is reduced, and left to step()
+    optimizer.step()
+    assert_close(gradients(model), factor_times(mean_gradients(), 2.0))
+    assert_same_everywhere(model)
+
+
+def scenario_undeclared_accumulation_averages_each_part() -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-6}):
+        model = make_model()
+        optimizer = make(model, **options)
+        for number in range(1, 5):
+            backward(model, 0.25)
+            assert_close(gradients(model), factor_times(mean_gradients(), number / 4))
+        optimizer.step()
+        assert_same_everywhere(model)
+
+
+def scenario_a_sum_is_not_summed_again() -> None:
+    model = make_model()
+    optimizer = make(model, op=hvd.Sum)
+    total = factor_times(mean_gradients(), hvd.size())
+    backward(model)
+    assert_close(gradients(model), total)
+    with raises(r"cannot be summed again; with op=hvd\.Sum say backward_passes_per_step=, run"):
+        backward(model)
+    with optimizer.no_sync(), raises("cannot be summed again"):
+        backward(model)
+    for zero in (optimizer.zero_grad, model.zero_grad):
+        zero()
+        with optimizer.no_sync():
+            backward(model, 0.5)
+        backward(model, 0.5)
+        assert_close(gradients(model), total)
+    zero()
+    optimizer.zero_grad(set_to_none=False)
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    backward(model)
+    optimizer.step()
+    assert_same_everywhere(model)
+
+
+def mean_of_heads() -> list[torch.Tensor]:
+    model = TwoHeads()
+    for rank in range(hvd.size()):
+        a, b = model.losses(inputs(rank))
+        ((a + b) / hvd.size()).backward()
+    return gradients(model)
+
+
+def scenario_two_losses_of_one_graph() -> None:
+    for options in ({}, {"backward_passes_per_step": 2}, {"gradient_as_bucket_view": True}):
+        model = TwoHeads()
+        optimizer = make(model, **options)
+        a, b = model.losses(inputs())
+        a.backward(retain_graph=True)
+        b.backward()
+        assert_close(gradients(model), mean_of_heads())
+        optimizer.step()
+        assert_same_everywhere(model)
+
+
+def scenario_losses_in_another_order_on_each_rank() -> None:
+    model = TwoHeads()
+    optimizer = make(model)
+    losses = model.losses(inputs())
+    for loss in losses if hvd.rank() == 0 else losses[::-1]:
+        loss.backward(retain_graph=True)
+    assert_close(gradients(model), mean_of_heads())
+    optimizer.step()
+    assert_same_everywhere(model)
+
+
+def scenario_checkpoints() -> None:
+    expected = Checkpointed(False, "none")
+    for rank in range(hvd.size()):
+        (expected(inputs(rank)).sum() / hvd.size()).backward()
+    for reentrant in (True, False):
+        for parts in ("end", "all", "nested"):
+            for options in ({}, {"bucket_cap_mb": 1e-6}):
+                model = Checkpointed(reentrant, parts)
+                optimizer = make(model, lr=0.0, **options)
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    model(inputs().requires_grad_()).sum().backward()
+                    assert not optimizer._reducer.in_flight, (reentrant, parts)
+                    assert_close(gradients(model), gradients(expected))
+                    optimizer.step()
+
+
+def scenario_a_layer_in_two_checkpoints() -> None:
+    layer = nn.Linear(3, 3)
+    hvd.broadcast_parameters(layer.state_dict())
+    alone = copy.deepcopy(layer)
+    optimizer = make(layer, lr=0.0)
+
+    def run(layer: nn.Module, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        return x.square().sum()
+
+    for rank in range(hvd.size()):
+        (run(alone, inputs(rank), False) / hvd.size()).backward()
+    for _ in range(2):
+        with raises("times before it was reduced.*set use_reentrant=False"):
+            run(layer, inputs().requires_grad_(), True).backward()
+        optimizer.zero_grad()
+        run(layer, inputs(), False).backward()
+        assert_close(gradients(layer), gradients(alone))
+        optimizer.zero_grad()
+
+
+def scenario_a_rank_whose_backward_touches_some_parameters_or_none() -> None:
+    for rare_rank in range(hvd.size()):
+        model = Branches()
+        optimizer = make(model, lr=0.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3), rare=hvd.rank() == rare_rank).sum().backward()
+            assert torch.allclose(model.rare.bias.grad, torch.full((2,), 1 / hvd.size()))
+            assert model.never.weight.grad is None
+            optimizer.step()
+        for idle in ("no backward", "another backward"):
+            optimizer.zero_grad()
+            if hvd.rank() == rare_rank:
+                model(torch.ones(1, 3), rare=True).sum().backward()
+            elif idle == "another backward":
+                torch.ones(2, requires_grad=True).sum().backward()
+            optimizer.step()  # with the part of those that have none
+            assert torch.allclose(model.used.bias.grad, torch.full((2,), 1 / hvd.size()))
+
+
+def scenario_two_optimizers_in_another_order_on_each_rank() -> None:
+    model = TwoHeads()
+    extra = Branches()
+    optimizers = [make(model, lr=0.0), make(extra, lr=0.0)]
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        # Each rank leaves out a head, so that its bucket is sent at the end of backward.
+        one = model.losses(inputs())[hvd.rank() % 2]
+        other = extra(torch.ones(1, 3), rare=hvd.rank() == 0).sum()
+        total = one + other if hvd.rank() == 0 else other + one
+        total.backward()
+        assert not any(optimizer._reducer.in_flight for optimizer in optimizers)
+        assert torch.allclose(extra.rare.bias.grad, torch.full((2,), 1 / hvd.size()))
+        for optimizer in optimizers if hvd.rank() == 0 else optimizers[::-1]:
+            optimizer.step()
+
+
+def scenario_a_rank_that_calls_backward_more_often_is_noticed() -> None:
+    if hvd.size() == 1:
+        return
+    for options in ({}, {"weight": 1.0}, {"compression": hvd.Compression.bf16}):
+        model = make_model()
+        optimizer = make(model, lr=0.0, **options)
+        for step in range(20):
+            optimizer.zero_grad()
+            backward(model)
+            if step < 19:
+                optimizer.step()
+        if hvd.rank() > 0:
+            optimizer.step()
+        with raises(r"rank \d: the gradients of its step \d+, in 'gradients.*met those of another"):
+            backward(model)  # the second one of a step here, and the first of the next there
+        optimizer.zero_grad()
+        del optimizer
+
+
+def scenario_a_rank_that_leaves_out_a_step_is_noticed() -> None:
+    if hvd.size() == 1:
+        return
+    for reduce_in in ("backward", "step"):
+        model = make_model()
+        optimizer = make(model, reduce_in=reduce_in)
+        if hvd.rank() > 0:
+            optimizer.step()
+        else:
+            optimizer.synchronize()
+            optimizer.zero_grad()
+        with raises("met those of another step"):
+            backward(model)
+            optimizer.step()
+        optimizer.zero_grad()
+        del optimizer
+
+
+def scenario_only_the_backward_of_parameters_reduces() -> None:
+    model = make_model()
+    optimizer = make(model)
+    sent = counters()["tensors"]
+    loss = model(inputs()).square().sum()
+    torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    x = inputs().requires_grad_()
+    model(x).sum().backward(inputs=[x])
+    assert counters()["tensors"] == sent and not gradients(model)
+    loss.backward(inputs=[model[0].weight], retain_graph=True)
+    assert_close([model[0].weight.grad], mean_gradients()[:1])
+    optimizer.zero_grad()
+    with pytest.warns(UserWarning, match="will create a reference cycle"):
+        loss.backward(create_graph=True)
+    assert_close(gradients(model), mean_gradients())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Trouble(Exception):
+    """What a hook of the script raises."""
+
+
+@contextlib.contextmanager
+def trouble_in(module: nn.Module, raises_here: bool) -> Iterator[None]:
+    def hook(*_: Any) -> None:
+        if raises_here:
+            raise Trouble("in backward")
+
+    handle = module.register_full_backward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def scenario_an_exception_inside_of_backward() -> None:
+    for guilty in (None, 0, hvd.size() - 1):
+        for options in ({}, {"bucket_cap_mb": 1e-6}, {"backward_passes_per_step": 2}):
+            model = make_model()
+            optimizer = make(model, lr=0.0, **options)
+            passes = options.get("backward_passes_per_step", 1)
+            here = guilty in (None, hvd.rank())
+            with trouble_in(model[1], here):
+                for number in range(passes):
+                    expected = pytest.raises(Trouble) if here else contextlib.nullcontext()
+                    with expected:
+                        backward(model)
+                    if here and number + 1 < passes:
+                        optimizer.zero_grad()
+            if passes > 1:
+                optimizer.step()
+            optimizer.zero_grad()
+            for _ in range(passes):
+                backward(model, 1 / passes)
+            assert_close(gradients(model), mean_gradients())
+            optimizer.step()
+
+
+def scenario_zero_grad_after_backward_drops_gradients() -> None:
+    model = make_model()
+    optimizer = make(model)
+    for set_to_none in (True, False):
+        backward(model, 100.0)
+        optimizer.zero_grad(set_to_none=set_to_none)
+        backward(model)
+        assert_close(gradients(model), mean_gradients())
+        optimizer.zero_grad(set_to_none=set_to_none)
+    optimizer.weight = 1.0  # nothing is on its way
+    backward(model)
+    optimizer.step()
+
+
+def scenario_steps_inside_of_backward() -> None:
+    model, optimizers = make_model(), {}
+    for number, param in enumerate(model.parameters()):
+        optimizers[param] = hvd.DistributedOptimizer(
+            torch.optim.SGD([param], lr=0.1), [(f"{number}", param)]
+        )
+
+        def step(param: torch.Tensor) -> None:
+            seen.append(param.grad)
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        param.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        seen: list[Any] = []
+        backward(model)
+        assert len(seen) == 4 and not gradients(model)
+    assert_same_everywhere(model)
+
+
+def scenario_sparse_gradients() -> None:
+    torch.manual_seed(0)
+    for rows in (6, 500):
+        table = nn.Embedding(rows, 2, sparse=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(table.parameters()))
+        expected = torch.zeros(rows, 2)
+        expected[: hvd.size()] = 1 / hvd.size()
+        expected[5] += 1
+        for _ in range(3):
+            optimizer.zero_grad()
+            for number in (1, 2):  # the second one adds to what is reduced
+                table(torch.tensor([hvd.rank(), 5])).sum().backward()
+                assert table.weight.grad.is_sparse
+                assert torch.allclose(table.weight.grad.to_dense(), number * expected)
+            optimizer.step()
+        assert_same_everywhere(table)
+
+
+def scenario_compression() -> None:
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        model = make_model()
+        optimizer = make(model, compression=compression)
+        for number in (1, 2):
+            backward(model)
+            assert_close(gradients(model), factor_times(mean_gradients(), number), rtol=2e-2)
+        optimizer.step()
+        assert_same_everywhere(model)
+
+
+def scenario_process_sets() -> None:
+    if hvd.size() < 3:
+        return
+    members = hvd.add_process_set([0, 1])
+    model = make_model()
+    optimizer = make(model, process_set=members)
+    backward(model)
+    if members.included():
+        plain = make_model()
+        for rank in (0, 1):
+            (plain(inputs(rank)).square().sum() / 2).backward()
+    else:
+        plain = make_model()
+        backward(plain)
+    assert_close(gradients(model), gradients(plain))
+    optimizer.step()
+    hvd.remove_process_set(members)
+
+
+def scenario_adasum_leaves_gradients_alone() -> None:
+    model, alone = make_model(), make_model()
+    optimizer = make(model, op=hvd.Adasum)
+    backward(model)
+    backward(alone)
+    assert_close(gradients(model), gradients(alone))
+    optimizer.step()
+    assert_same_everywhere(model)
+
+
+def scenario_join() -> None:
+    model = make_model()
+    optimizer = make(model, lr=0.0)
+    for step in range(hvd.rank() + 1):
+        optimizer.zero_grad()
+        backward(model)
+        weights = [float(rank >= step) for rank in range(hvd.size())]
+        assert_close(gradients(model), mean_gradients(weights))
+        optimizer.step()
+    hvd.join()
+
+
+def scenario_compiled() -> None:
+    for compiled_autograd in (False, True):
+        model = make_model()
+        optimizer = make(model)
+        compiled = torch.compile(model, backend="aot_eager")
+        with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
+            loss = compiled(inputs()).square().sum()
+            loss.backward()
+        assert_close(gradients(model), mean_gradients())
+        optimizer.step()
+        assert_same_everywhere(model)
+        torch._dynamo.reset()
+
+
+def scenario_errors_of_a_collective_are_raised_by_backward() -> None:
+    if hvd.size() == 1:
+        return
+    layer = nn.Linear(3 + hvd.rank(), 2)
+    optimizer = make(layer)
+    for _ in range(2):
+        with raises("'weight': ranks disagree about the shape"):
+            layer(torch.ones(1, 3 + hvd.rank())).sum().backward()
+        optimizer.zero_grad()
+    hvd.barrier()
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_backward(results: list[RankResult], name: str) -> None:
+    check(results, name)

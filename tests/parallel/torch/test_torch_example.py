@@ -1,0 +1,43 @@
+"""examples/torch_digits.py: its accuracy, and the same loss curve on 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "torch_digits.py"
+
+
+def run(ranks: int, folder: Path, *arguments: str) -> tuple[str, dict[str, list[float]]]:
+    """Run the example; return what it printed, and the curves that it saved."""
+    launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, str(EXAMPLE), "--output", str(folder), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder.parent)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "loss.png").stat().st_size > 1000
+    return done.stdout, json.loads((folder / "loss.json").read_text())
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
+    output, curves = run(2, tmp_path / "my output", "--compare")
+    accuracy = re.search(r"test accuracy ([\d.]+)%", output)
+    assert accuracy and float(accuracy[1]) >= 97.0, output
+    assert re.search(r"[\d,]+ samples/s on 2 rank\(s\), [\d,]+ alone: [\d.]+ times", output), output
+    alone, together = curves.values()
+    assert len(alone) == len(together) > 400
+    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
+
+
+def test_same_curve_on_four_ranks_and_without_a_launcher(tmp_path: Path) -> None:
+    _, four = run(4, tmp_path / "four", "--epochs", "2")
+    _, one = run(1, tmp_path / "one", "--epochs", "2")
+    (a,), (b,) = four.values(), one.values()
+    assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < 1e-3

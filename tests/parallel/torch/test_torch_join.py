@@ -1,0 +1,219 @@
+"""Ranks with different numbers of batches: loops that end in hvd.join()."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import assert_close, assert_same_everywhere, make_model
+
+PRELOAD = ("torch._dynamo",)
+BATCH = 4
+
+
+def steps_of(rank: int, turn: int = 0) -> int:
+    """Say how many steps a rank has; in each turn another one has most."""
+    return 2 * ((rank + turn) % hvd.size()) + 1
+
+
+def active_in(step: int, turn: int = 0) -> list[int]:
+    return [rank for rank in range(hvd.size()) if step < steps_of(rank, turn)]
+
+
+def last_of(turn: int) -> int:
+    return max(range(hvd.size()), key=lambda rank: steps_of(rank, turn))
+
+
+def data_of(rank: int, turn: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(100 * turn + rank)
+    inputs = torch.randn(BATCH * steps_of(rank, turn), 3, generator=generator)
+    return TensorDataset(inputs, inputs.sin().sum(1, keepdim=True).repeat(1, 2))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def plain_training(turns: int, weights: list[float] | None = None) -> list[list[torch.Tensor]]:
+    """Compute in one process what ranks that average over active ones have after each turn."""
+    model = make_model()
+    optimizer = sgd(model)
+    results = []
+    for turn in range(turns):
+        loaders = [iter(DataLoader(data_of(r, turn), BATCH)) for r in range(hvd.size())]
+        for step in range(steps_of(last_of(turn), turn)):
+            optimizer.zero_grad()
+            active = active_in(step, turn)
+            shares = [1.0 if weights is None else weights[rank] for rank in active]
+            for rank, share in zip(active, shares, strict=True):
+                inputs, targets = next(loaders[rank])
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                (loss * share / sum(shares)).backward()
+            optimizer.step()
+        results.append([param.detach().clone() for param in model.parameters()])
+        # As after the broadcast of the last rank's state.
+    return results
+
+
+def train(weight: float | None = None, **arguments: object) -> list[list[torch.Tensor]]:
+    """Train as users do: a loop over this rank's batches, then join."""
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **arguments)
+    optimizer.weight = weight
+    results = []
+    for turn in range(3):
+        for inputs, targets in DataLoader(data_of(hvd.rank(), turn), BATCH):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        last = hvd.join()
+        assert steps_of(last, turn) == steps_of(last_of(turn), turn)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+        assert_same_everywhere(model)
+        results.append([param.detach().clone() for param in model.parameters()])
+    return results
+
+
+def scenario_training_is_that_of_the_mean_over_active_ranks() -> None:
+    expected = plain_training(3)
+    for arguments in ({}, {"bucket_cap_mb": 1e-6}, {"gradient_predivide_factor": 2.0}):
+        for ours, theirs in zip(train(**arguments), expected, strict=True):
+            assert_close(ours, theirs)
+
+
+def scenario_training_with_weights() -> None:
+    weights = [float(rank + 1) for rank in range(hvd.size())]
+    ours = train(weight=weights[hvd.rank()])
+    for mine, theirs in zip(ours, plain_training(3, weights), strict=True):
+        assert_close(mine, theirs)
+
+
+def scenario_reductions_of_every_kind() -> None:
+    for turn in range(hvd.size()):
+        for step in range(steps_of(hvd.rank(), turn)):
+            active = active_in(step, turn)
+            mine = torch.full((3,), float(hvd.rank() + 1))
+            values = [rank + 1.0 for rank in active]
+            product = float(torch.tensor(values).prod())
+            expected = {
+                hvd.Sum: sum(values),
+                hvd.Average: sum(values) / len(values),
+                hvd.Min: min(values),
+                hvd.Max: max(values),
+                hvd.Product: product,
+            }
+            for op, value in expected.items():
+                assert_close([hvd.allreduce(mine, op=op)], [torch.full((3,), value)])
+            weighted = sum(value * value for value in values) / sum(values)
+            result = hvd.allreduce(mine, name="weighted", weight=hvd.rank() + 1.0)
+            assert_close([result], [torch.full((3,), weighted)])
+            pair = hvd.grouped_allreduce([mine, mine.to(torch.int64)], op=hvd.Sum, name="pair")
+            assert pair[0].tolist() == [sum(values)] * 3
+            assert pair[1].tolist() == [int(sum(values))] * 3
+        hvd.join()
+
+
+def scenario_gradients_flow_among_active_ranks() -> None:
+    for step in range(steps_of(hvd.rank())):
+        active = active_in(step)
+        tensor = torch.ones(2 * len(active), requires_grad=True)
+        # Every rank's loss has its own factor; a sum passes on the sum of them.
+        hvd.allreduce(tensor, op=hvd.Sum).mul(hvd.rank() + 1).sum().backward()
+        assert tensor.grad.tolist() == [sum(rank + 1 for rank in active)] * tensor.numel()
+        tensor.grad = None
+        for op, factor in ((hvd.Average, 1), (hvd.Sum, len(active))):
+            hvd.reducescatter(tensor, op=op).sum().backward()
+            assert_close([tensor.grad], [torch.full_like(tensor, factor)])
+            tensor.grad = None
+        (hvd.allgather(tensor) * (hvd.rank() + 1)).sum().backward()
+        mean = sum(rank + 1 for rank in active) / len(active)
+        assert_close([tensor.grad], [torch.full_like(tensor, mean)])
+    hvd.join()
+
+
+def scenario_rows_of_active_ranks() -> None:
+    for turn in range(hvd.size()):
+        for step in range(steps_of(hvd.rank(), turn)):
+            active = active_in(step, turn)
+            mine = torch.full((hvd.rank() + 1, 2), hvd.rank())
+            everything = torch.cat([torch.full((r + 1, 2), r) for r in active])
+            assert torch.equal(hvd.allgather(mine), everything)
+            assert hvd.allgather_object(hvd.rank()) == active
+            splits = [int(rank in active) for rank in range(hvd.size())]
+            sent = torch.tensor([10 * hvd.rank() + to for to in active])
+            for rows, received in (
+                (hvd.alltoall(sent), splits),
+                hvd.alltoall(sent, splits, name="exchange"),
+            ):
+                assert rows.tolist() == [10 * frm + hvd.rank() for frm in active]
+                assert list(received) == splits
+            whole = torch.ones(2 * len(active) + 1)
+            part = hvd.reducescatter(whole, op=hvd.Sum)
+            assert part.tolist() == [float(len(active))] * (2 + (hvd.rank() == active[0]))
+            assert hvd.broadcast(torch.tensor([hvd.rank()]), active[-1]).item() == active[-1]
+            assert hvd.broadcast_object({"from": hvd.rank()}, active[0]) == {"from": active[0]}
+            hvd.barrier()
+        hvd.join()
+
+
+def scenario_operations_after_join_meet_with_or_without_names() -> None:
+    for turn in range(hvd.size() + 1):
+        for _ in range(steps_of(hvd.rank(), turn)):
+            hvd.allreduce(torch.ones(1))
+            hvd.allgather(torch.ones(1))
+            hvd.allgather(torch.ones(1))
+        hvd.join()
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+        assert hvd.allgather(torch.tensor([hvd.rank()])).tolist() == list(range(hvd.size()))
+        assert hvd.broadcast_object(hvd.rank(), hvd.size() - 1) == hvd.size() - 1
+        named = hvd.allreduce(torch.ones(2), name="named", op=hvd.Sum)
+        assert named.tolist() == [hvd.size()] * 2
+        assert hvd.join() in range(hvd.size())
+        assert hvd.join(device=0) in range(hvd.size())
+
+
+def scenario_async_operations_from_before_a_join_count() -> None:
+    handles = [hvd.allreduce_async(torch.ones(3), op=hvd.Sum) for _ in range(3)]
+    hvd.join()
+    for handle in handles:
+        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 3
+
+
+def scenario_what_only_a_joined_rank_could_give_is_an_error() -> None:
+    if hvd.size() == 1:
+        return
+    gone = hvd.size() - 1
+    if hvd.rank() != gone:
+        text = f"its root is rank {gone}, which has joined"
+        with pytest.raises(hvd.ArgumentError, match=text):
+            hvd.broadcast(torch.ones(2), gone)
+        splits = [0] * hvd.size()
+        splits[gone] = 2
+        with pytest.raises(hvd.ArgumentError, match="sends 2 rows to rank .* which has joined"):
+            hvd.alltoall(torch.ones(2), splits)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size() - 1
+    hvd.join()
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+WORLDS = [[0], [0, 0], [0, 0, 1], [0, 1, 1, 0]]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=str)
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(len(request.param), body, timeout=110, hosts=request.param)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_join(results: list[RankResult], name: str) -> None:
+    check(results, name)

@@ -1,0 +1,200 @@
+"""Ranks that train different parameters get an error that names the parameter and the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import assert_same_everywhere, backward, inputs, make, raises
+
+TINY = 1e-6  # MiB: every parameter is a bucket
+WAYS: dict[str, dict[str, Any]] = {
+    "one bucket": {},
+    "many buckets": {"bucket_cap_mb": TINY},
+    "in step": {"reduce_in": "step"},
+    "in step, many buckets": {"reduce_in": "step", "bucket_cap_mb": TINY},
+    "groups": {"num_groups": 2},
+    "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": TINY},
+    "fp16": {"compression": hvd.Compression.fp16},
+    "Adasum": {"op": hvd.Adasum},
+    "Adasum, many buckets": {"op": hvd.Adasum, "bucket_cap_mb": TINY},
+}
+
+
+def make_model(extra: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)]
+    return nn.Sequential(*layers, *([nn.Linear(2, 2)] if extra else []))
+
+
+def train_step(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+def differs(text: str, step: Callable[[], None]) -> None:
+    """Check the error, and that the world goes on."""
+    with raises(text):
+        step()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size()
+
+
+def others(rank: int) -> str:
+    left = [str(one) for one in range(hvd.size()) if one != rank]
+    return f"rank{'s' if len(left) > 1 else ''} {', '.join(left)}"
+
+
+def scenario_frozen_on_one_rank_from_the_start(way: dict[str, Any]) -> None:
+    for name in ("0.weight", "2.bias", "0.bias"):
+        model = make_model()
+        if hvd.rank() == 1:
+            model.get_parameter(name).requires_grad_(False)
+        optimizer = make(model, **way)
+        text = f"the parameter '{name}' is trained on {others(1)} and not on rank 1"
+        differs(text, lambda m=model, o=optimizer: train_step(m, o))  # type: ignore[misc]
+
+
+def scenario_frozen_on_one_rank_later_and_thawed(way: dict[str, Any]) -> None:
+    model = make_model()
+    optimizer = make(model, **way)
+    first = model.get_parameter("0.weight")
+    for _ in range(3):
+        train_step(model, optimizer)
+    first.requires_grad_(hvd.rank() != 0)
+    text = f"the parameter '0.weight' is trained on {others(0)} and not on rank 0"
+    differs(text, lambda: train_step(model, optimizer))
+    first.requires_grad_(True)
+    hvd.broadcast_parameters(model.state_dict())
+    hvd.broadcast_optimizer_state(optimizer)
+    for _ in range(2):
+        train_step(model, optimizer)
+    assert_same_everywhere(model)
+
+
+def scenario_frozen_and_thawed_on_all_ranks(way: dict[str, Any]) -> None:
+    model = make_model()
+    optimizer = make(model, **way)
+    for frozen in (["0.weight"], [], ["2.bias", "0.bias"], []):
+        for name, param in model.named_parameters():
+            param.requires_grad_(name not in frozen)
+        for _ in range(2):
+            train_step(model, optimizer)
+        assert_same_everywhere(model)
+
+
+def scenario_a_group_is_added(way: dict[str, Any]) -> None:
+    model, late = make_model(), nn.Linear(2, 1)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for param in late.parameters():
+            param.copy_(torch.randn(param.shape))
+    optimizer = make(model, **way)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        late(model(inputs())).square().sum().backward()
+        optimizer.step()
+
+    step()
+    if hvd.rank() == 0:
+        optimizer.add_param_group({"params": list(late.parameters())})
+    differs(f"'parameter.1.0' is trained on rank 0 and not on {others(0)}", step)
+    if hvd.rank() != 0:
+        optimizer.add_param_group({"params": list(late.parameters())})
+    hvd.broadcast_parameters(model.state_dict())
+    hvd.broadcast_parameters(late.state_dict())
+    for _ in range(2):
+        step()
+    assert_same_everywhere(model)
+    assert_same_everywhere(late)
+
+
+def scenario_another_model(way: dict[str, Any]) -> None:
+    model = make_model(extra=hvd.rank() == 0)
+    optimizer = make(model, **way)
+    text = f"'3.weight' is trained on rank 0 and not on {others(0)}"
+    differs(text, lambda: train_step(model, optimizer))
+
+
+def scenario_everything_frozen_on_one_rank(way: dict[str, Any]) -> None:
+    model = make_model()
+    optimizer = make(model, **way)
+    model.requires_grad_(hvd.rank() != 1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        if hvd.rank() != 1:
+            backward(model)
+        optimizer.step()
+
+    differs(f"' is trained on {others(1)} and not on rank 1", step)
+
+
+def scenario_buckets_cut_otherwise() -> None:
+    model = make_model()
+    optimizer = make(model, bucket_cap_mb=TINY if hvd.rank() == 0 else 4)
+    differs("put the same parameters into other buckets", lambda: train_step(model, optimizer))
+
+
+def scenario_in_a_process_set() -> None:
+    pair = hvd.add_process_set([0, 2]) if hvd.size() > 2 else hvd.global_process_set
+    for members, cap in ((pair, 4), (pair, TINY)):
+        model = make_model()
+        last = members.ranks[-1]
+        model.get_parameter("0.weight").requires_grad_(hvd.rank() != last)
+        optimizer = make(model, process_set=members, bucket_cap_mb=cap)
+        if members.included():
+            text = f"'0.weight' is trained on rank.* and not on rank {last}"
+            differs_in(members, text, lambda m=model, o=optimizer: train_step(m, o))  # type: ignore[misc]
+        else:
+            train_step(model, optimizer)
+
+
+def differs_in(members: hvd.ProcessSet, text: str, step: Callable[[], None]) -> None:
+    with raises(text):
+        step()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=members) == members.size()
+
+
+def scenario_rows_are_under_way_on_one_rank() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(2000, 4, sparse=True), nn.Linear(4, 1))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2 + hvd.rank()])).square().sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    model.get_parameter("1.bias").requires_grad_(hvd.rank() == 0)
+    differs("'1.bias' is trained on rank 0 and not on", step)
+    model.requires_grad_(True)
+    hvd.broadcast_parameters(model.state_dict())
+    for _ in range(2):
+        step()
+    assert_same_everywhere(model)
+
+
+def body() -> dict[str, str]:
+    return run_all(globals(), hvd.init, forms=list(WAYS.values()))
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def results(request: pytest.FixtureRequest) -> Iterator[list[RankResult]]:
+    yield run_world(request.param, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_layout(results: list[RankResult], name: str) -> None:
+    check(results, name)

@@ -1,0 +1,202 @@
+"""Whose memory is it while a collective is under way: scripts that take a tensor's memory away.
+
+Tensors here are so large that the allocator gives them back to the system at once: use after free
+is a crash. Rank 1 comes late, so that it happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import raises
+
+PRELOAD = ("torch._dynamo",)
+LARGE = 26 << 20  # elements of 4 bytes: more than 100 MB
+LATE = 0.05  # seconds
+
+
+def assign_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.zeros(2)
+
+
+def set_storage(tensor: torch.Tensor) -> None:
+    tensor.set_(torch.zeros(2))  # type: ignore[call-overload]
+
+
+TAKE_AWAY = (assign_data, set_storage)
+
+
+def large(count: int = LARGE) -> torch.Tensor:
+    return torch.full((count,), hvd.rank() + 1.0)
+
+
+def start(call: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    if hvd.rank() == 1:
+        time.sleep(LATE)
+    return call(tensor)
+
+
+def total() -> float:
+    return sum(range(1, hvd.size() + 1))
+
+
+def same_parts() -> list[torch.Tensor]:
+    return [torch.tensor(rank + 1.0) for rank in range(hvd.size())]
+
+
+# What each gives, by a call that takes the whole and one that takes the result apart.
+NEW_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
+    "allreduce": lambda x: hvd.allreduce_async(x, op=hvd.Sum),
+    "grouped_allreduce": lambda x: hvd.grouped_allreduce_async([x], op=hvd.Sum).first(),
+    "broadcast": lambda x: hvd.broadcast_async(x, 1),
+    "allgather": hvd.allgather_async,
+    "grouped_allgather": lambda x: hvd.grouped_allgather_async([x]).first(),
+    "reducescatter": lambda x: hvd.reducescatter_async(x, op=hvd.Sum),
+    "grouped_reducescatter": lambda x: hvd.grouped_reducescatter_async([x], op=hvd.Sum).first(),
+    "alltoall": hvd.alltoall_async,
+}
+IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "allreduce_": lambda x: hvd.allreduce_async_(x, op=hvd.Sum),
+    "grouped_allreduce_": lambda x: hvd.grouped_allreduce_async_([x], op=hvd.Sum),
+    "broadcast_": lambda x: hvd.broadcast_async_(x, 1),
+}
+
+
+def scenario_data_that_is_taken_away_is_read_all_the_same() -> None:
+    for number, (name, call) in enumerate(NEW_TENSOR.items()):
+        tensor = large()
+        handle = start(call, tensor)
+        TAKE_AWAY[number % 2](tensor)
+        result = hvd.synchronize(handle)
+        if name in ("allgather", "grouped_allgather", "alltoall"):
+            expected = [part.item() for part in same_parts()]
+        else:
+            expected = [2.0 if name == "broadcast" else total()]
+        for part, value in zip(result.tensor_split(len(expected)), expected, strict=True):
+            assert part.min() == part.max() == value, name
+        del result, handle
+
+
+def scenario_data_that_is_taken_away_cannot_be_overwritten() -> None:
+    for name, call in IN_PLACE.items():
+        for take_away in TAKE_AWAY:
+            tensor = large()
+            handle = start(call, tensor)
+            take_away(tensor)
+            with raises(r"was given other memory, .*synchronize\(\) the handle first"):
+                hvd.synchronize(handle)
+            assert torch.equal(tensor, torch.zeros(2)), name
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def scenario_a_handle_that_is_dropped() -> None:
+    tensor = large()
+    handle = start(IN_PLACE["allreduce_"], tensor)
+    del handle, tensor
+    hvd.barrier()
+
+
+def scenario_rows_of_a_sparse_tensor() -> None:
+    values = torch.ones(LARGE // 64, 64)
+    index = torch.arange(len(values)).unsqueeze(0)
+    tensor = torch.sparse_coo_tensor(index, values, is_coalesced=True, check_invariants=False)
+    handle = start(lambda x: hvd.sparse_allreduce_async(x, op=hvd.Sum), tensor)
+    tensor.data = torch.zeros(2).to_sparse()
+    del values, index
+    assert hvd.synchronize(handle).values().unique().tolist() == [hvd.size()]
+
+
+def wide_model() -> nn.Linear:
+    model = nn.Linear(LARGE // 4096, 4096, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    return model
+
+
+def replace_data(gradient: torch.Tensor) -> None:
+    gradient.data = gradient.data.clamp(-1, 1)
+
+
+def replace_storage(gradient: torch.Tensor) -> None:
+    gradient.set_(torch.zeros_like(gradient))  # type: ignore[call-overload]
+
+
+def scenario_a_gradient_that_is_replaced_while_it_is_reduced_is_an_error() -> None:
+    model = wide_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(sgd, reduce_in="step")
+    for replace in (replace_data, replace_storage):
+        optimizer.zero_grad()
+        start(lambda x: model(x).sum().backward(), torch.ones(1, model.in_features))
+        replace(model.weight.grad)
+        with raises(r"of parameter\.0\.0 was changed while it was being reduced"):
+            optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(1, model.in_features)).sum().backward()
+        optimizer.step()
+        assert model.weight.grad.unique().tolist() == [1.0]
+
+
+def scenario_values_that_memory_holds_otherwise() -> None:
+    base = torch.full((4,), hvd.rank() + 1.0)
+    for tensor in (torch._neg_view(base), torch.complex(base, base).conj().imag):
+        one = tensor.narrow(0, 0, 1)  # contiguous, so that nothing else makes a copy of it
+        assert one.is_neg() and one.is_contiguous()
+        assert hvd.allreduce(one, op=hvd.Sum).tolist() == [-total()]
+        assert hvd.grouped_allreduce([one], op=hvd.Sum)[0].tolist() == [-total()]
+        assert hvd.broadcast(one, 0).tolist() == [-1.0]
+        assert hvd.allgather(one).tolist() == [-float(part) for part in same_parts()]
+        assert hvd.reducescatter(one.expand(hvd.size()), op=hvd.Sum).tolist() == [-total()]
+        assert hvd.alltoall(one.expand(hvd.size())).tolist() == hvd.allgather(one).tolist()
+        with raises(r"is a negated or conjugated view: allreduce_ writes .*use allreduce\(\)"):
+            hvd.allreduce_(one)
+        with raises(r"is a negated or conjugated view: broadcast_ writes"):
+            hvd.broadcast_(one, 0)
+    hvd.broadcast_parameters({"view": torch._neg_view(base)}, root_rank=1)
+    assert (base == 2.0).all()
+    weight = nn.Parameter(torch.zeros(4))
+    for view in (False, True):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=0.0), gradient_as_bucket_view=view
+        )
+        weight.grad = torch._neg_view(torch.full((4,), hvd.rank() + 1.0))
+        optimizer.step()
+        assert weight.grad.tolist() == [-total() / hvd.size()] * 4
+        del optimizer
+
+
+def scenario_names_of_many_bytes() -> None:
+    for letter, length in (("x", 700), ("層", 100), ("層", 300), ("é", 255), ("🙂", 120)):
+        for sparse in (False, True):
+            table = nn.Embedding(100, 2, sparse=sparse)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(table.parameters(), lr=0.1), [(letter * length, table.weight)]
+            )
+            for _ in range(3):
+                optimizer.zero_grad()
+                table(torch.tensor([hvd.rank()])).sum().backward()
+                optimizer.step()
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+@pytest.fixture(scope="module")
+def results() -> list[RankResult]:
+    return run_world(2, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_memory(results: list[RankResult], name: str) -> None:
+    check(results, name)

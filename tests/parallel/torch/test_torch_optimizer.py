@@ -1,0 +1,412 @@
+"""DistributedOptimizer: what training loops do with it, on one, two and three ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import (
+    Branches,
+    assert_close,
+    assert_same_everywhere,
+    backward,
+    counters,
+    gradients,
+    inputs,
+    make,
+    make_model,
+    mean_gradients,
+    raises,
+)
+
+PRELOAD = ("torch._dynamo",)
+
+
+def scenario_it_is_the_optimizer_itself() -> None:
+    sgd = torch.optim.SGD(make_model().parameters(), lr=0.1)
+    groups, state = sgd.param_groups, sgd.state
+    distributed = hvd.DistributedOptimizer(sgd)
+    assert isinstance(distributed, torch.optim.SGD)
+    assert type(distributed).__name__ == "SGD" and "SGD" in repr(distributed)
+    assert distributed.param_groups is groups and distributed.state is state
+    with raises("already"):
+        hvd.DistributedOptimizer(distributed)
+
+
+def scenario_average_sum_and_predivide() -> None:
+    for arguments, factor in [
+        ({}, 1.0),
+        ({"op": hvd.Sum}, hvd.size()),
+        ({"gradient_predivide_factor": 4.0}, 1.0),
+    ]:
+        model = make_model()
+        optimizer = make(model, **arguments)
+        backward(model)
+        optimizer.synchronize()
+        assert_close(gradients(model), [factor * g for g in mean_gradients()])
+        optimizer.step()
+
+
+def scenario_buckets_and_groups() -> None:
+    for arguments in [
+        {"bucket_cap_mb": 1e-6},
+        {"num_groups": 2},
+        {"groups": 3},
+        {"groups": 100},
+    ]:
+        model = make_model()
+        optimizer = make(model, **arguments)
+        backward(model)
+        optimizer.step()
+        assert_close(gradients(model), mean_gradients())
+    model = make_model()
+    params = list(model.parameters())
+    optimizer = make(model, groups=[params[:2], [params[3]]])
+    backward(model)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+    with raises("in two of the groups"):
+        make(make_model(), groups=[params[:1], params[:1]])
+
+
+def scenario_one_operation_per_bucket_and_step() -> None:
+    model = make_model()
+    optimizer = make(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+    before = counters()["tensors"]
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+    optimizer.synchronize()  # of a step that nobody makes: zeros from all
+    assert counters()["tensors"] - before == 2 * (
+        4 + 2
+    )  # four parameters, the layout and the flags
+
+
+def scenario_synchronize_then_clip_then_step() -> None:
+    for skip in (False, True):
+        model = make_model()
+        optimizer = make(model, lr=1.0)
+        backward(model)
+        optimizer.synchronize()
+        optimizer.synchronize()
+        assert_close(gradients(model), mean_gradients())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        clipped = [g.clone() for g in gradients(model)]
+        if skip:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert_close(gradients(model), clipped)
+        assert_same_everywhere(model)
+
+
+def scenario_skip_synchronize_needs_synchronize() -> None:
+    model = make_model()
+    optimizer = make(model, reduce_in="step")
+    backward(model)
+    with optimizer.skip_synchronize(), raises(r"call synchronize\(\) first"):
+        optimizer.step()
+    optimizer.step()
+
+
+def scenario_clipping_too_early_is_noticed() -> None:
+    model = make_model()
+    optimizer = make(model, reduce_in="step")
+    backward(model)
+    for gradient in gradients(model):
+        gradient.mul_(0.5)
+    with raises(r"changed while it was being reduced.*call optimizer.synchronize\(\) after"):
+        optimizer.step()
+    model.zero_grad()
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+
+
+def scenario_zero_grad_refuses_to_race() -> None:
+    for set_to_none in (True, False):
+        model = make_model()
+        optimizer = make(model, reduce_in="step")
+        optimizer.zero_grad(set_to_none=set_to_none)
+        backward(model)
+        with raises(r"zero_grad\(\) between backward\(\) and step\(\)"):
+            optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        assert len(gradients(model)) == (0 if set_to_none else 4)
+        backward(model)
+        optimizer.step()
+
+
+def scenario_two_backward_passes_are_an_error() -> None:
+    model = make_model()
+    optimizer = make(model, reduce_in="step")
+    backward(model)
+    with raises("more than backward_passes_per_step=1 times before step"):
+        backward(model)
+    with raises("changed while it was being reduced"):
+        optimizer.synchronize()
+    hvd.barrier()
+
+
+def scenario_backward_passes_per_step() -> None:
+    model = make_model()
+    optimizer = make(model, lr=0.0, backward_passes_per_step=2)
+    for factor in (0.25, 0.75):
+        assert not optimizer._reducer.in_flight
+        backward(model, factor)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()  # an incomplete one
+    assert_close(gradients(model), mean_gradients())
+    optimizer.set_backward_passes_per_step(1)
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+    with raises("at least 1"):
+        optimizer.set_backward_passes_per_step(0)
+
+
+def scenario_accumulation_can_be_dropped() -> None:
+    model = make_model()
+    optimizer = make(model, backward_passes_per_step=2)
+    backward(model, 100.0)
+    optimizer.zero_grad()
+    backward(model, 0.5)
+    backward(model, 0.5)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+
+
+def scenario_no_sync() -> None:
+    model = make_model()
+    optimizer = make(model)
+    before = counters()["tensors"]
+    with optimizer.no_sync():
+        backward(model, 0.25)
+        backward(model, 0.25)
+    assert counters()["tensors"] == before
+    backward(model, 0.5)
+    optimizer.step()
+    assert_close(gradients(model), mean_gradients())
+    backward_after = make_model()
+    optimizer = make(backward_after)
+    with optimizer.no_sync():
+        backward(backward_after)
+    optimizer.step()
+    assert_close(gradients(backward_after), mean_gradients())
+
+
+def scenario_two_losses() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.trunk, self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    model = TwoHeads()
+    optimizer = make(model, backward_passes_per_step=2)
+    features = model.trunk(inputs())
+    model.a(features).sum().backward(retain_graph=True)
+    model.b(features).sum().backward()
+    optimizer.step()
+    expected = TwoHeads()
+    for rank in range(hvd.size()):
+        features = expected.trunk(inputs(rank))
+        ((expected.a(features) + expected.b(features)).sum() / hvd.size()).backward()
+    assert_close(gradients(model), gradients(expected))
+
+
+def scenario_two_optimizers() -> None:
+    model = make_model()
+    first = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    second = hvd.DistributedOptimizer(torch.optim.Adam(model[2].parameters(), lr=0.1))
+    for _ in range(2):
+        first.zero_grad()
+        second.zero_grad()
+        backward(model)
+        order = [first, second] if hvd.rank() == 0 else [second, first]
+        for optimizer in order:
+            optimizer.step()
+    assert_same_everywhere(model)
+
+
+def scenario_a_loss_that_passes_by_another_optimizer() -> None:
+    model = make_model()
+    generator = hvd.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1))
+    critic = hvd.DistributedOptimizer(torch.optim.SGD(model[2].parameters(), lr=0.1))
+    for _ in range(2):
+        generator.zero_grad()
+        with critic.no_sync():
+            backward(model)
+        generator.step()
+        critic.zero_grad()
+        model[2](model[0](inputs()).detach()).sum().backward()
+        critic.step()
+    assert_same_everywhere(model)
+
+
+def scenario_gradient_on_some_ranks_or_none() -> None:
+    for arguments in ({}, {"bucket_cap_mb": 1e-6}, {"compression": hvd.Compression.fp16}):
+        model = Branches()
+        optimizer = make(model, **arguments)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3), rare=hvd.rank() == 0).sum().backward()
+            optimizer.step()
+            assert model.never.weight.grad is None
+            assert torch.allclose(model.used.bias.grad, torch.ones(2))
+            mean = torch.full((2,), 1 / hvd.size())
+            assert torch.allclose(model.rare.bias.grad, mean, rtol=1e-3)  # it may be float16
+            assert model.rare.bias in optimizer.state and model.never.bias not in optimizer.state
+        assert_same_everywhere(model)
+
+
+def scenario_a_rank_without_data() -> None:
+    model = make_model()
+    optimizer = make(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        optimizer.weight = 1.0 if hvd.rank() == 0 else 0.0
+        if hvd.rank() == 0:
+            backward(model)
+        optimizer.step()
+        if step == 0:
+            assert_close(gradients(model), mean_gradients([1.0] + [0.0] * (hvd.size() - 1)))
+    assert_same_everywhere(model)
+
+
+def scenario_weight() -> None:
+    weights = [rank + 1.0 for rank in range(hvd.size())]
+    for arguments in ({"weight": weights[hvd.rank()]}, {"weight": lambda: weights[hvd.rank()]}):
+        model = make_model()
+        optimizer = make(model, reduce_in="step", **arguments)
+        backward(model)
+        with raises("set the weight before backward"):
+            optimizer.weight = 1.0
+        optimizer.step()
+        assert_close(gradients(model), mean_gradients(weights))
+    with raises("a weight goes with op=hvd.Average"):
+        make(make_model(), op=hvd.Sum, weight=1.0)
+
+
+def scenario_weight_zero_counts_as_no_gradient() -> None:
+    model = Branches()
+    optimizer = make(model, weight=float(hvd.rank() > 0))
+    model(torch.ones(1, 3), rare=hvd.rank() == 0).sum().backward()
+    optimizer.step()
+    assert model.rare.weight.grad is None
+    assert (model.used.weight.grad is None) == (hvd.size() == 1)
+
+
+def scenario_frozen_thawed_and_added() -> None:
+    model = make_model()
+    model[0].requires_grad_(False)
+    optimizer = make(model)
+    for freeze_first in (True, False, True):
+        model[0].requires_grad_(not freeze_first)
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        assert len(gradients(model)) == (2 if freeze_first else 4)
+        assert_same_everywhere(model)
+    extra = nn.Linear(2, 1)
+    hvd.broadcast_parameters(extra.state_dict())
+    optimizer.add_param_group({"params": extra.parameters(), "lr": 0.5})
+    for _ in range(2):
+        optimizer.zero_grad()
+        extra(model(inputs())).sum().backward()
+        optimizer.step()
+    assert_same_everywhere(extra)
+    assert_same_everywhere(model)
+
+
+def scenario_param_groups_with_their_own_options() -> None:
+    model = make_model()
+    sgd = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], lr=0.1
+    )
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    backward(model)
+    optimizer.step()
+    assert torch.equal(model[0].weight, make_model()[0].weight)
+    assert not torch.equal(model[2].weight, make_model()[2].weight)
+
+
+def scenario_sparse_gradients() -> None:
+    def embed() -> nn.Embedding:
+        torch.manual_seed(0)
+        return nn.Embedding(6, 2, sparse=True)
+
+    table = embed()
+    optimizer = make(table, sparse_as_dense=True)
+    table(torch.tensor([hvd.rank(), 5])).sum().backward()
+    optimizer.step()
+    expected = torch.zeros(6, 2)
+    expected[: hvd.size()] = 1 / hvd.size()
+    expected[5] += 1
+    assert torch.allclose(table.weight.grad, expected)
+    table = embed()
+    optimizer = make(table)  # the rest is in test_torch_sparse.py
+    table(torch.tensor([hvd.rank(), 5])).sum().backward()
+    optimizer.step()
+    assert table.weight.grad.is_sparse
+    assert torch.allclose(table.weight.grad.to_dense(), expected)
+
+
+def scenario_names() -> None:
+    model = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with raises("called 'a'"):
+        hvd.DistributedOptimizer(sgd, [("a", p) for p in model.parameters()])
+    with raises("lacks 3 of the optimizer's parameters"):
+        hvd.DistributedOptimizer(sgd, [("a", next(model.parameters()))])
+    with raises(r"takes \(name, parameter\) pairs"):
+        hvd.DistributedOptimizer(sgd, model.parameters())
+    with raises("makes no gradient"):
+        hvd.DistributedOptimizer(sgd, op=hvd.Max)
+    assert type(sgd) is torch.optim.SGD
+
+
+def scenario_mismatch_names_the_parameter() -> None:
+    if hvd.size() == 1:
+        return
+    model = nn.Linear(3 + hvd.rank(), 2)
+    optimizer = make(model)
+    with raises("'weight': ranks disagree about the shape"):
+        model(torch.ones(1, 3 + hvd.rank())).sum().backward()
+        optimizer.step()  # with reduce_in="step" it is here
+    hvd.barrier()
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_optimizer(results: list[RankResult], name: str) -> None:
+    check(results, name)
+
+
+def test_needs_init() -> None:
+    with pytest.raises(hvd.NotInitializedError, match="init"):
+        make(make_model())

@@ -1,0 +1,270 @@
+"""DistributedOptimizer where torch meets it: schedulers, scalers, copies, closures, compile."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import (
+    Branches,
+    assert_close,
+    assert_same_everywhere,
+    backward,
+    counters,
+    gradients,
+    inputs,
+    make,
+    make_model,
+    mean_gradients,
+)
+
+PRELOAD = ("torch._dynamo",)
+
+
+def scenario_lbfgs_takes_the_same_path_everywhere() -> None:
+    for line_search in (None, "strong_wolfe"):
+        model, alone = make_model(), make_model()
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn=line_search)
+        optimizer = hvd.DistributedOptimizer(lbfgs)
+        plain = torch.optim.LBFGS(alone.parameters(), max_iter=6, line_search_fn=line_search)
+
+        def closure(model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(inputs()).square().sum()
+            loss.backward()
+            return loss
+
+        def closure_alone(alone: Any = alone, plain: Any = plain) -> torch.Tensor:
+            plain.zero_grad()
+            losses = [alone(inputs(rank)).square().sum() for rank in range(hvd.size())]
+            loss = sum(losses[1:], losses[0]) / hvd.size()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            loss = optimizer.step(closure)
+            loss_alone = plain.step(closure_alone)
+        assert torch.allclose(loss, loss_alone, rtol=1e-3)
+        assert_same_everywhere(model)
+
+
+def scenario_closure_of_sgd() -> None:
+    model = make_model()
+    optimizer = make(model)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        return backward(model).item()
+
+    loss = optimizer.step(closure)
+    assert isinstance(loss, float) and len(set(hvd.allgather_object(loss))) == 1
+    assert_close(gradients(model), mean_gradients())
+    assert optimizer.step(lambda: None) is None
+
+
+def scenario_schedulers_made_before_and_after() -> None:
+    model = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(sgd)
+    after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        before.step()  # warnings are errors here
+        after.step()
+        assert optimizer.param_groups[0]["lr"] == 0.25 ** (step + 1)
+
+
+def scenario_grad_scaler() -> None:
+    for explicit in (False, True):
+        model = make_model()
+        optimizer = make(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        start = [param.detach().clone() for param in model.parameters()]
+        for overflow in (True, False):
+            optimizer.zero_grad()
+            factor = torch.inf if overflow and hvd.rank() == hvd.size() - 1 else 1.0
+            scaler.scale(factor * model(inputs()).square().sum()).backward()
+            if explicit:
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+            if overflow:  # every rank skipped the step
+                assert all(map(torch.equal, model.parameters(), start))
+        assert scaler.get_scale() == 512.0
+        assert_close(gradients(model), mean_gradients())
+        assert_same_everywhere(model)
+
+
+def scenario_grad_scaler_with_a_parameter_unused_here() -> None:
+    model = Branches()
+    optimizer = make(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(torch.ones(1, 3), rare=hvd.rank() == 0).sum()).backward()
+    scaler.unscale_(optimizer)
+    assert torch.allclose(model.rare.bias.grad, torch.full((2,), 1 / hvd.size()))
+    scaler.step(optimizer)
+    assert_same_everywhere(model)
+
+
+def scenario_fused_optimizer_with_grad_scaler() -> None:
+    model = make_model()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    optimizer = hvd.DistributedOptimizer(adam)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(inputs()).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert_same_everywhere(model)
+
+
+def scenario_state_dict_round_trip() -> None:
+    model = make_model()
+    optimizer = make(model)
+    backward(model)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = make(model, lr=7.0)
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["lr"] == 0.1
+    calls: list[str] = []
+    other.register_step_pre_hook(lambda *_: calls.append("pre"))
+    other.zero_grad()
+    optimizer.zero_grad()
+    del optimizer
+    gc.collect()
+    backward(model)
+    other.step()
+    assert calls == ["pre"]
+    assert_same_everywhere(model)
+
+
+def scenario_pickle_is_plain_and_deepcopy_distributed() -> None:
+    model = make_model()
+    optimizer = make(model)
+    backward(model)
+    optimizer.step()
+    loaded = pickle.loads(pickle.dumps(optimizer))
+    assert type(loaded) is torch.optim.SGD and loaded.param_groups[0]["lr"] == 0.1
+    model_2, optimizer_2 = copy.deepcopy((model, optimizer))
+    assert type(optimizer_2) is type(optimizer)
+    for each in (optimizer, optimizer_2):
+        each.zero_grad()
+    backward(model)
+    backward(model_2)
+    for each in (optimizer_2, optimizer):
+        each.step()
+    assert all(map(torch.equal, model.parameters(), model_2.parameters()))
+    assert_same_everywhere(model_2)
+
+
+def scenario_dropped_optimizer_leaves_no_hooks() -> None:
+    model = make_model()
+    for _ in range(3):
+        optimizer = make(model)
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        del optimizer
+        gc.collect()
+    before = counters()["tensors"]
+    backward(model)
+    hvd.barrier()
+    assert counters()["tensors"] <= before + 1
+
+
+def scenario_memory_formats() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    plain = copy.deepcopy(model)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = make(model)
+    images = [torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(rank))
+              for rank in range(hvd.size())]  # fmt: skip
+    last = images[hvd.rank()].contiguous(memory_format=torch.channels_last)
+    model(last).square().sum().backward()
+    optimizer.step()
+    for image in images:
+        (plain(image).square().sum() / hvd.size()).backward()
+    assert_close(gradients(model), gradients(plain))
+
+
+def scenario_mixed_dtypes_and_compression() -> None:
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        model = make_model()
+        model[2].to(torch.float64)
+        optimizer = make(model, compression=compression)
+        model[2](model[0](inputs()).double()).square().sum().backward()
+        optimizer.step()
+        assert [g.dtype for g in gradients(model)] == [torch.float32] * 2 + [torch.float64] * 2
+        assert_same_everywhere(model)
+
+
+def scenario_compiled_model() -> None:
+    model = make_model()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = make(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        compiled(inputs()).square().sum().backward()
+        optimizer.step()
+        if step == 0:
+            assert_close(gradients(model), mean_gradients())
+    assert_same_everywhere(model)
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    return run_world(request.param, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_optimizer(results: list[RankResult], name: str) -> None:
+    check(results, name)
+
+
+def train_until_a_rank_dies() -> dict[str, Any]:
+    hvd.init()
+    model = make_model()
+    optimizer = make(model)
+    for step in range(100):
+        if step == 3 and hvd.rank() == 1:
+            os._exit(7)
+        try:
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        except hvd.HorovodInternalError as error:
+            optimizer.zero_grad()  # the cycle is over: nothing waits any more
+            return {"failed_rank": error.failed_rank, "step": step}
+    return {}
+
+
+def test_death_of_a_rank_ends_the_step_of_the_others() -> None:
+    results = run_world(3, train_until_a_rank_dies, expect_failure=True, timeout=60)
+    assert results[1].returncode == 7
+    for survivor in (results[0], results[2]):
+        assert survivor.value == {"failed_rank": 1, "step": 3}, survivor.stderr
