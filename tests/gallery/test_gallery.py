@@ -32,6 +32,7 @@ PYTORCH = {
     "torch_gan": (2, 1e-5),
     "torch_lbfgs": (2, 1e-10),
     "torch_lightning": (2, 1e-5),
+    "torch_lightning_gan": (2, 1e-5),
     "torch_loaders": (2, 1e-4),
     "torch_resume": (2, 1e-5),
     "torch_trainer": (2, 1e-5),
