@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -49,7 +48,9 @@ class Distributed(Wrapping):
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.waiting and reducer.may_synchronize():
             reducer.synchronize()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        if groups is None:  # a proxy that took our class, as Lightning's; its __getattr__ knows
+            raise AttributeError("this optimizer does not have its parameters yet")
         return groups
 
     @param_groups.setter
@@ -153,21 +154,9 @@ class Distributed(Wrapping):
             self._reducer.synchronize()
             result = super().step()
         else:
-            result = super().step(functools.partial(self._evaluate, closure))
+            result = super().step(_Evaluations(self._reducer, closure))
         self._reducer.count_step()
         return result
-
-    def _evaluate(self, closure: Any) -> Any:
-        self._reducer.expect_gradients()
-        loss = closure()
-        self._reducer.synchronize()
-        if loss is None or not self._reducer.takes_part:
-            return loss
-        op, prescale, postscale, weight, process_set, _ = self._reducer.reduction
-        value = torch.as_tensor(loss).detach()
-        reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
-                            process_set=process_set, weight=weight)  # fmt: skip
-        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         plain = self._plain_copy(memo)
@@ -176,6 +165,32 @@ class Distributed(Wrapping):
         settings = self._reducer.settings
         groups = copy.deepcopy(settings.groups, memo)
         return _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
+
+
+class _Evaluations:
+    """A closure of `step`, after each of whose calls the gradients, and the loss, are reduced.
+
+    One that calls no backward() leaves gradients as they are if backward() was called before.
+    """
+
+    def __init__(self, reducer: GradientReducer, closure: Any) -> None:
+        self._reducer = reducer
+        self._closure = closure
+        self._used = False  # the optimizer has seen gradients, so that the next ones are new
+
+    def __call__(self) -> Any:
+        if self._used:
+            self._reducer.expect_gradients()
+        self._used = True
+        loss = self._closure()
+        self._reducer.synchronize()
+        if loss is None or not self._reducer.takes_part:
+            return loss
+        op, prescale, postscale, weight, process_set, _ = self._reducer.reduction
+        value = torch.as_tensor(loss).detach()
+        reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
+                            process_set=process_set, weight=weight)  # fmt: skip
+        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
 
 
 def DistributedOptimizer(

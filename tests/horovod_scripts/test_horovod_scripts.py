@@ -19,17 +19,23 @@ from launcher import end_launcher, run_launcher, start_launcher
 HERE = Path(__file__).resolve().parent
 SECONDS = 110  # a busy machine of two cores compiles slowly
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT |= {"SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2"}  # as in a job; Lightning looks
 
 # By script: ranks, and how far losses may differ, relatively. In bfloat16, numbers have three
 # digits; elsewhere it is float32 (and float64) whose sums are made in another order.
 PYTORCH = {
+    "torch_ignite": (2, 1e-5),  # first, because it wants to call init() itself
+    "torch_accelerate": (2, 1e-5),
     "torch_accumulation": (3, 1e-5),
     "torch_amp": (2, 2e-2),
     "torch_embedding": (3, 1e-5),
     "torch_gan": (2, 1e-5),
     "torch_lbfgs": (2, 1e-10),
+    "torch_lightning": (2, 1e-5),
+    "torch_lightning_gan": (2, 1e-5),
     "torch_loaders": (2, 1e-4),
     "torch_resume": (2, 1e-5),
+    "torch_trainer": (2, 1e-5),
 }
 TENSORFLOW = {"keras_callbacks": 1e-4, "tensorflow_tape": 1e-4}
 SESSION = {"tensorflow_session": 1e-10}

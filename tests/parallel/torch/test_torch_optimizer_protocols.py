@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import pickle
@@ -70,6 +71,57 @@ def scenario_closure_of_sgd() -> None:
     assert isinstance(loss, float) and len(set(hvd.allgather_object(loss))) == 1
     assert_close(gradients(model), mean_gradients())
     assert optimizer.step(lambda: None) is None
+
+
+def scenario_closure_without_backward_takes_the_gradients_that_are_there() -> None:
+    # So Lightning steps where a script calls backward() itself. A sum shows what is sent twice.
+    for reduce_in in ("backward", "step"):
+        model = make_model()
+        optimizer = make(model, op=hvd.Sum, reduce_in=reduce_in)
+        backward(model)
+        optimizer.synchronize()
+        nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        before = [gradient.clone() for gradient in gradients(model)]
+        sent = counters()["tensors"]
+        assert optimizer.step(lambda: None) is None
+        assert all(map(torch.equal, gradients(model), before))
+        assert counters()["tensors"] == sent
+        optimizer.zero_grad()
+        optimizer.step(functools.partial(backward, model))
+        assert counters()["tensors"] > sent
+        assert_same_everywhere(model)
+
+
+class Proxy:
+    """What Lightning hands out in place of an optimizer: of a subclass, and with nothing of its."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("Of" + type(optimizer).__name__, (Proxy, type(optimizer)), {})
+
+    def step(self, *arguments: Any) -> Any:
+        return self._optimizer.step(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def scenario_proxy_of_a_subclass() -> None:
+    for op in (hvd.Average, hvd.Adasum):
+        model = make_model()
+        optimizer = make(model, op=op)
+        proxy: Any = Proxy(optimizer)
+        assert proxy.param_groups is optimizer.param_groups
+        assert proxy._parameter_names == optimizer._parameter_names
+        for _ in range(2):
+            proxy.zero_grad()
+            with proxy.no_sync():
+                backward(model)
+            backward(model)
+            proxy.synchronize()
+            proxy.step()
+        assert proxy.state_dict().keys() == optimizer.state_dict().keys()
+        assert_same_everywhere(model)
 
 
 def scenario_schedulers_made_before_and_after() -> None:

@@ -1,5 +1,5 @@
-// Compiles csrc/cuda/kernels/pack.cu as C++ and runs it one thread after the other: its kernels have no
-// barriers, so the order does not matter.
+// Compiles csrc/cuda/kernels/pack.cu as C++ and runs it one thread after the other: its kernels
+// have no barriers, so the order does not matter.
 #include <bit>
 
 #include "base/half.h"
