@@ -124,10 +124,15 @@ def _bits(param: torch.Tensor) -> torch.Tensor:
 
 
 def _checksum(bits: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Sum products, row by row, then the same of the rows' sums, until one number is left."""
+    """Sum products, row by row, then the same of the rows' sums, until one number is left.
+
+    Sums wrap around, so that what numbers have in high bits alone would get lost: it goes down.
+    """
+    wide = bits.dtype == torch.int64
     at_once = _ROW * (1 if bits.device.type == "cpu" else _ROWS_ON_GPU)
     sums = []
     for part in bits.split(at_once):
+        part = part ^ (part >> 32) if wide else part
         whole = part.numel() // _ROW * _ROW
         if whole > 0:
             sums.append((part[:whole].view(-1, _ROW) * factors).sum(1))
