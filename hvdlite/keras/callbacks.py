@@ -17,7 +17,12 @@ import keras
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.agreement import ReductionCheck, agree_on_end_of_epoch, agree_on_fit
+from hvdlite.keras.agreement import (
+    ReductionCheck,
+    agree_on_end_of_epoch,
+    agree_on_fit,
+    warn_of_own_models,
+)
 from hvdlite.keras.arrays import broadcast_variables, exchange
 from hvdlite.keras.backend import keras_2
 from hvdlite.keras.learning_rate import LearningRate
@@ -46,13 +51,16 @@ class _Callback(_HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
 class _ChecksReductions(_Callback):
     """Raises where an update of `fit` came without a reduction of the gradients.
 
-    In the first step of each epoch: to look means to wait for a GPU.
+    In the first step of each epoch: to look means to wait for a GPU. Before the first of all it
+    warns where ranks do not begin alike, or nothing would be reduced.
     """
 
+    process_set: ProcessSet
     _check: ReductionCheck | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Look before the first step."""
+        warn_of_own_models(self.model, self.params, self.process_set, batch)
         if batch == 0:
             self._check = ReductionCheck(self.model.optimizer)
 

@@ -34,10 +34,10 @@ def array(variable: Any) -> Any:
     return keras.ops.convert_to_numpy(variable)
 
 
-def compiled(optimizer: Any, built: bool = True, **how: Any) -> Any:
-    """Make a model that has other weights on every rank."""
+def compiled(optimizer: Any, built: bool = True, alike: bool = False, **how: Any) -> Any:
+    """Make a model that has other weights on every rank, unless they are to be alike."""
     model = dense_model(built=built)
-    if built:
+    if built and not alike:
         model.set_weights([weight + hvd.rank() for weight in weights_of(model)])
     else:
         keras.utils.set_random_seed(20 + hvd.rank())
@@ -125,8 +125,8 @@ def scenario_seeds_stay_each_ranks_own() -> None:
 def scenario_metrics_count_samples() -> None:
     """Ranks with a smaller last batch count less, in training and in validation."""
     rank, size = hvd.rank(), hvd.size()
-    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae", keras.metrics.AUC(name="auc")])
-    model.set_weights([weight - rank for weight in weights_of(model)])
+    metrics = ["mae", keras.metrics.AUC(name="auc")]
+    model = compiled(keras.optimizers.SGD(0.0), alike=True, metrics=metrics)
     inputs = np.random.default_rng(1).normal(size=(5 * size + size, 5)).astype("float32")
     targets = (inputs[:, :1] > 0).astype("float32")
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
@@ -187,7 +187,7 @@ def scenario_an_update_past_the_reduction_is_an_error() -> None:
 
 def scenario_metrics_that_one_rank_lacks() -> None:
     """Validation on rank 0 alone: everybody learns of it."""
-    model = compiled(keras.optimizers.SGD(0.0))
+    model = compiled(keras.optimizers.SGD(0.0), alike=True)
     inputs, targets = data(4)
     validation = (inputs, targets) if hvd.rank() == 0 else None
     stop = keras.callbacks.EarlyStopping("val_loss", patience=0)
@@ -315,7 +315,7 @@ def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     ):
-        model = compiled(keras.optimizers.SGD(0.1))
+        model = compiled(keras.optimizers.SGD(0.1), alike=True)
         inputs, targets = data(12 + 4 * hvd.rank())
         with pytest.raises(hvd.ArgumentError) as error:
             model.fit(inputs, targets, batch_size=4, callbacks=[callback], verbose=0)
