@@ -94,6 +94,7 @@ class DistributedAdasum(Wrapping):
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
     ) -> None:
         if not params:
+            self._adasum_replicas.begin_anew()  # as the others do if they train something
             meet_without_parameters(self._adasum_name, self._adasum_set)
         started = []
         buckets = plan_buckets(list(params), self._adasum_cap)
@@ -121,6 +122,7 @@ class DistributedAdasum(Wrapping):
                 if number == 0:
                     sent = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
                     sent += self._adasum_replicas.operations
+                    self._adasum_replicas.begin_anew()
                     error = explain(self._adasum_name, named, sent, self._adasum_set, error)
                 failure = failure or error
         differing = None

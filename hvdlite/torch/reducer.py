@@ -272,6 +272,7 @@ class GradientReducer:
         self._submit_rest(blocking=True)
         self._wait()
         if self.takes_part and not self._buckets:
+            self._replicas.begin_anew()  # as the others do if they train something
             meet_without_parameters(self._name, self.settings.reduction.process_set)
 
     def before_forward(self) -> None:
@@ -322,6 +323,7 @@ class GradientReducer:
         buckets = [one.named_parameters for one in self._buckets]
         in_flight = [name for one in self._buckets for name in one.operations]
         in_flight += self._replicas.operations
+        self._replicas.begin_anew()
         self._layout = []  # What buckets have learnt is not the same on all ranks: form them anew.
         return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
 

@@ -25,7 +25,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class ReplicaCheck:
     """Compares the parameters of one owner; `start` with each step, then `finish`.
 
-    Not thread-safe. Only members of the process set call it, all in the same steps.
+    After a step in which what ranks train did not match, `begin_anew`, on all of them. Not
+    thread-safe. Only members of the process set call it, all in the same steps.
     """
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
@@ -81,6 +82,13 @@ class ReplicaCheck:
         text = difference(f"'{self._name}'", self._names, numbers, advice)
         return text if speaks(numbers) else None
 
+    def begin_anew(self) -> None:
+        """Compare in the next step, on all ranks: some may have had nothing to compare in this one.
+
+        Whoever reduces calls it where layouts do not match, which is an error on every rank.
+        """
+        self._compared_after = -1
+
     def forget(self) -> None:
         """Forget what is under way: the world is over."""
         self._exchange = None
@@ -94,6 +102,8 @@ def warn(text: str | None) -> None:
 
 def checksums(params: Sequence[torch.Tensor]) -> list[int]:
     """Make a number of each tensor's bits, the same on every kind of device.
+
+    What is not laid out as bits, of a class of its own for example, has the number 0.
 
     Example:
         >>> a, b = checksums([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
@@ -117,6 +127,8 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 def _bits(param: torch.Tensor) -> torch.Tensor:
     value = param.detach()
+    if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_meta:
+        return torch.empty(0, dtype=torch.uint8, device=param.device)
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
     value = value.contiguous().reshape(-1)

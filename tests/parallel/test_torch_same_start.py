@@ -199,18 +199,24 @@ def scenario_layouts_that_differ_are_an_error_still(way: dict[str, Any]) -> None
 
 def scenario_a_rank_that_trains_nothing(way: dict[str, Any]) -> None:
     model = make_model().requires_grad_(hvd.rank() != 1)
-    optimizer = make(model, **way)
-
-    def train() -> None:
-        optimizer.zero_grad()
-        for _ in range(way.get("backward_passes_per_step", 1)):
-            if hvd.rank() != 1:
-                backward(model)
-        optimizer.step()
-
     with raises("' is trained on rank.* and not on rank 1"):
-        train()
+        step(model, make(model, **way), has_backward=hvd.rank() != 1)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def scenario_ranks_go_on_after_one_trained_nothing(way: dict[str, Any]) -> None:
+    """Those that had compared already do so again, with the one that had not."""
+    for first in (0, 2):
+        model = make_model()
+        optimizer = make(model, **way)
+        assert said_by(model, optimizer, first) == []
+        model.requires_grad_(hvd.rank() != 1)
+        with raises("' is trained on rank.* and not on rank 1"):
+            step(model, optimizer, has_backward=hvd.rank() != 1)
+        model.requires_grad_(True)
+        hvd.broadcast_parameters(model.state_dict())
+        hvd.broadcast_optimizer_state(optimizer)
+        assert said_by(model, optimizer) == []
 
 
 def scenario_joined_before_its_first_step(way: dict[str, Any]) -> None:
@@ -295,5 +301,6 @@ def test_checksums_do_not_depend_on_how_a_tensor_lies() -> None:
     wide = torch.zeros(3, 4, 5, 12)[..., ::2].copy_(tensor)
     lying = [tensor, tensor.to(memory_format=torch.channels_last), wide, nn.Parameter(tensor)]
     assert len(set(checksums(lying))) == 1
+    assert checksums([tensor.to_sparse()]) == [0]
     conjugate = torch.randn(5, dtype=torch.complex64).conj()
     assert checksums([conjugate]) == checksums([conjugate.resolve_conj()])
