@@ -127,7 +127,7 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 def _bits(param: torch.Tensor) -> torch.Tensor:
     value = param.detach()
-    if type(value) is not torch.Tensor or value.layout != torch.strided or value.is_meta:
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
         return torch.empty(0, dtype=torch.uint8, device=param.device)
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
