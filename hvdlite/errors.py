@@ -1,6 +1,6 @@
-"""The errors that hvdlite raises, one class per cause.
+"""The errors that hvdlite raises, one class per cause, and its warnings.
 
-Every one is an `HvdliteError`. Those that end the world (a peer died, a deadline passed) are
+Every error is an `HvdliteError`. Those that end the world (a peer died, a deadline passed) are
 `CollectiveError`s: no later collective of this world can succeed, and each raises the same root
 cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave the world usable.
 
@@ -45,6 +45,10 @@ class MismatchError(HvdliteError):
 
 class DuplicateNameError(HvdliteError, ValueError):
     """An operation of that name is already in flight on this rank."""
+
+
+class ReplicasDifferWarning(UserWarning):
+    """Ranks train models that differ: something was not broadcast, or not reduced."""
 
 
 class OutOfMemoryError(HvdliteError, MemoryError):

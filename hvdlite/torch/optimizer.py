@@ -32,7 +32,8 @@ from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 class Distributed(Wrapping):
     """What `DistributedOptimizer` adds to the class of the optimizer that it is given.
 
-    A deep copy is distributed, too.
+    A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
+    (`ReplicasDifferWarning`) where they are not the same.
     """
 
     _reducer: GradientReducer

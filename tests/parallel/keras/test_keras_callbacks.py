@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ def array(variable: Any) -> Any:
     return keras.ops.convert_to_numpy(variable)
 
 
-def compiled(optimizer: Any, built: bool = True, **how: Any) -> Any:
-    """Make a model that has other weights on every rank."""
+def compiled(optimizer: Any, built: bool = True, alike: bool = False, **how: Any) -> Any:
+    """Make a model that has other weights on every rank, unless they are to be alike."""
     model = dense_model(built=built)
-    if built:
+    if built and not alike:
         model.set_weights([weight + hvd.rank() for weight in weights_of(model)])
-    else:
-        keras.utils.set_random_seed(20 + hvd.rank())
+    elif not built:
+        keras.utils.set_random_seed(20 + hvd.rank())  # Layers draw their seeds when they are made.
+        model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
     model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse", **how)
     return model
 
@@ -141,8 +143,8 @@ def scenario_seeds_stay_each_ranks_own() -> None:
 def scenario_metrics_count_samples() -> None:
     """Ranks with a smaller last batch count less, in training and in validation."""
     rank, size = hvd.rank(), hvd.size()
-    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae", keras.metrics.AUC(name="auc")])
-    model.set_weights([weight - rank for weight in weights_of(model)])
+    metrics = ["mae", keras.metrics.AUC(name="auc")]
+    model = compiled(keras.optimizers.SGD(0.0), alike=True, metrics=metrics)
     inputs = np.random.default_rng(1).normal(size=(5 * size + size, 5)).astype("float32")
     targets = (inputs[:, :1] > 0).astype("float32")
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
@@ -284,7 +286,7 @@ def scenario_an_update_past_the_reduction_is_an_error() -> None:
 
 def scenario_metrics_that_one_rank_lacks() -> None:
     """Validation on rank 0 alone: everybody learns of it."""
-    model = compiled(keras.optimizers.SGD(0.0))
+    model = compiled(keras.optimizers.SGD(0.0), alike=True)
     inputs, targets = data(4)
     validation = (inputs, targets) if hvd.rank() == 0 else None
     stop = keras.callbacks.EarlyStopping("val_loss", patience=0)
@@ -412,7 +414,7 @@ def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     ):
-        model = compiled(keras.optimizers.SGD(0.1))
+        model = compiled(keras.optimizers.SGD(0.1), alike=True)
         inputs, targets = data(12 + 4 * hvd.rank())
         with pytest.raises(hvd.ArgumentError) as error:
             model.fit(inputs, targets, batch_size=4, callbacks=[callback], verbose=0)
@@ -424,6 +426,82 @@ def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
                 verbose=0,
             )  # fmt: skip
         model.fit(inputs, targets, steps_per_epoch=1, callbacks=[callback], verbose=0)
+
+
+def said_by(call: Any) -> list[str]:
+    """Collect what a call warns of on this rank: models that differ."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    kind = hvd.ReplicasDifferWarning
+    return [str(one.message) for one in caught if one.category is kind]
+
+
+def expect_once(texts: list[str], *parts: str) -> None:
+    """Check that rank 0 has warned, once, where there are others."""
+    assert len(texts) == (hvd.rank() == 0 and hvd.size() > 1), texts
+    assert all(part in text for text in texts for part in parts), texts
+
+
+def both_callbacks() -> list[Any]:
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    return [hvd.callbacks.MetricAverageCallback(), broadcast]
+
+
+def scenario_forgotten_broadcast_is_warned_of_in_each_fit() -> None:
+    model = compiled(keras.optimizers.SGD(0.01))
+    name = model.trainable_variables[0].path
+    for _ in range(2):
+        callbacks = [hvd.callbacks.MetricAverageCallback()]
+        expect_once(
+            said_by(lambda c=callbacks: fit(model, c)),  # type: ignore[misc]
+            f"fit(): 4 of 4 parameters differ between rank 0 and rank 1, first '{name}'",
+            "add hvd.callbacks.BroadcastGlobalVariablesCallback(0)",
+        )
+    assert said_by(lambda: fit(model, both_callbacks()[::-1])) == []
+    assert said_by(lambda: fit(model, [hvd.callbacks.MetricAverageCallback()])) == []
+
+
+def scenario_forgotten_broadcast_to_a_model_that_the_first_batch_builds() -> None:
+    metric = hvd.callbacks.MetricAverageCallback
+    for callbacks in ([metric()], [metric(), metric()], both_callbacks()):
+        model = compiled(keras.optimizers.SGD(0.01), built=False, run_eagerly=True)
+        texts = said_by(lambda m=model, c=callbacks: fit(m, c))  # type: ignore[misc]
+        if isinstance(callbacks[-1], metric):
+            expect_once(texts, "2 of 4 parameters differ")  # Biases begin at zero.
+        else:
+            assert texts == []
+
+
+def scenario_forgotten_optimizer_is_warned_of() -> None:
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback
+    for callbacks in ([hvd.callbacks.MetricAverageCallback()], [broadcast(0)], both_callbacks()):
+        model = dense_model()
+        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+        expect_once(
+            said_by(lambda m=model, c=callbacks: fit(m, c)),  # type: ignore[misc]
+            "its optimizer, SGD, is not distributed",
+            "optimizer=hvd.DistributedOptimizer(SGD(...))",
+        )
+
+
+def scenario_a_train_step_of_ones_own_may_reduce_by_itself() -> None:
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, *args: Any, **how: Any) -> Any:
+            return super().train_step(*args, **how)
+
+    model = Own([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    assert said_by(lambda: fit(model, both_callbacks())) == []
+
+
+def scenario_local_variables_may_differ() -> None:
+    model = compiled(keras.optimizers.SGD(0.01), alike=True)
+    expert = model.layers[-1]
+    for variable in expert.trainable_variables:
+        variable.assign(array(variable) + hvd.rank())
+        model.optimizer.register_local_var(variable)
+    assert said_by(lambda: fit(model, [hvd.callbacks.MetricAverageCallback()])) == []
 
 
 def body() -> dict[str, str]:
