@@ -22,8 +22,8 @@ from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
 from hvdlite.torch.optimizers.bucket import plan_buckets
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
 
 
 class DistributedAdasum(Wrapping):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from hvdlite import numbering
+from hvdlite import operation_names
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import Exchange, difference, set_text, speaks
@@ -52,9 +52,9 @@ class ReplicaCheck:
         Raises:
             HvdliteError: nothing can be sent any more.
         """
-        if self._compared_after == numbering.restarts():
+        if self._compared_after == operation_names.restarts():
             return
-        self._compared_after = numbering.restarts()
+        self._compared_after = operation_names.restarts()
         if self._process_set.size() == 1:
             return
         self._names = [names[param] for param in params]

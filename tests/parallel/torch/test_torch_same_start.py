@@ -15,7 +15,7 @@ import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from hvdlite.torch.replicas import checksums
 from parallel.scenarios import check, names_in, run_all
-from parallel.small_models import backward, counters, inputs, make, make_model, raises
+from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
 
 TINY = 1e-6  # MiB: every parameter is a bucket
 WAYS: dict[str, dict[str, Any]] = {
