@@ -13,7 +13,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import RankResult, run_world
-from hvdlite.torch.replicas import checksums
+from hvdlite.torch.optimizers.replicas import checksums
 from parallel.scenarios import check, names_in, run_all
 from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
 
