@@ -22,8 +22,8 @@ EXEMPT = {"docs/style.md", "tools/words.py", "tests/unit/test_words.py", "CHANGE
 
 # By phrase: what to write instead. Spaces also match line breaks with comment marks.
 PHRASES = {
-    r"\b(is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b)": "say 'is not a', or 'there is no'",
-    r"\b[Ww]hoever\b": "name who it is",
+    r"\b(is|are|was|were) no (?!(longer|more|less|fewer)\b)": "say 'is not a', or 'there is no'",
+    r"\b(Who|who)ever\b": "name who it is",
     r"\bhears? of (it|this|that|them)\b": "say 'gets this error', 'is told'",
     r"\bnone too\b": "say 'may be empty'",
     r"\bby the way\b": "say how it happens, or leave it out",
