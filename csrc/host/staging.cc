@@ -33,6 +33,14 @@ Status Staging::reuse(const Step& step) {
   return Status();
 }
 
+std::vector<const void*> Staging::slots(const Step& step, std::size_t offset) const {
+  const int locals = static_cast<int>(step.locals->group.ranks.size());
+  std::vector<const void*> addresses;
+  addresses.reserve(static_cast<std::size_t>(locals));
+  for (int i = 0; i < locals; ++i) addresses.push_back(slot_of(step, i) + offset);
+  return addresses;
+}
+
 void Staging::advance(const Step& step, Counter counter) {
   // Sequentially consistent: a sleeper publishes its flag, then looks at this counter.
   (fabric_.own_segment->lane(step.locals->group.lane).*counter).store(step.number);
