@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "host/peer_errors.h"
+
 namespace hvdlite {
 namespace {
 
@@ -81,8 +83,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
       const int rank = locals.group.ranks[i];
       if (i == locals.index || !fabric_.waiter->lost(rank)) continue;
       if ((segment_of(locals, i).lane(locals.group.lane).*counter).load() >= number) continue;
-      return Status(StatusCode::kRankFailed,
-                    "rank " + std::to_string(rank) + " was lost during " + operation, rank);
+      return lost_peer(rank, operation);
     }
     return Status();
   };
@@ -90,11 +91,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
   const TraceSpan traced(trace_, trace_row_, "wait for ranks");
   Status status = fabric_.waiter->wait(ready, failed, Deadline::after(patience));
   if (status.code() != StatusCode::kTimeout) return status;
-  const int rank = locals.group.ranks[missing];
-  return Status(StatusCode::kTimeout,
-                "rank " + std::to_string(rank) + " made no progress in " + operation +
-                    " within collective_timeout, although it had joined (stopped or overloaded?)",
-                rank);
+  return silent_peer(locals.group.ranks[missing], operation);
 }
 
 }  // namespace hvdlite
