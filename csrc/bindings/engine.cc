@@ -240,7 +240,7 @@ void abort(const HolderPtr& self, const std::string& reason) {
 HandlePtr add_process_set(const HolderPtr& self, std::string name,
                           std::vector<std::int64_t> ranks) {
   EntryPtr entry = make_entry(Kind::kAddProcessSet, std::move(name), 0, {}, 0);
-  entry->request.splits = std::move(ranks);
+  entry->request.ranks = std::move(ranks);
   return submit(self, std::move(entry), py::none(), /*blocking=*/true);
 }
 

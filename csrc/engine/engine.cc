@@ -40,7 +40,8 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
 
 Engine::~Engine() { shutdown(); }
 
-// Ranks that differ, or cannot be, are the coordinator's to refuse, so that all hear of it.
+// Only local checks. The coordinator rejects differing or unknown ranks, so every rank gets the
+// same error.
 Status Engine::check_change(Entry& entry) const {
   Request& request = entry.request;
   if (request.kind == Kind::kRemoveProcessSet) {
@@ -49,7 +50,7 @@ Status Engine::check_change(Entry& entry) const {
       return invalid_call(request, group == nullptr ? "there is no such set, or no more"
                                                     : "the world itself stays");
     }
-    request.splits.assign(group->ranks.begin(), group->ranks.end());
+    request.ranks.assign(group->ranks.begin(), group->ranks.end());
   }
   if (size_ > 1) return Status();
   const auto text = describe_bad_ranks(request, size_);
@@ -74,7 +75,7 @@ Status Engine::enqueue(EntryPtr entry, bool blocking) {
   if (size_ == 1) return run_alone(entry);
   HVDLITE_RETURN_IF_ERROR(queue_.push(std::move(entry)));
   if (!blocking) {
-    turn_.nudge();
+    token_.wake();
     fabric_->waiter->bell().ring();
   }
   return Status();
@@ -93,9 +94,7 @@ Status Engine::execute_alone(const EntryPtr& entry) {
   HVDLITE_RETURN_IF_ERROR(queue_.push(entry));
   (void)queue_.take();
   std::vector<Agreed> round;
-  const bool joins = entry->request.kind == Kind::kJoin;
-  round.push_back(
-      {entry, joins ? std::vector<std::int64_t>{0} : rows_given(entry->request, {true}), {}, 0});
+  round.push_back({entry, rows_given(entry->request, {true}), {}, 0, -1, rank_});
   timeline_.agreed(round);
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) queue_.finish(entry, status);  // it failed, or had no tensors
@@ -106,14 +105,14 @@ bool Engine::wait(const Entry& entry, bool blocking, Deadline deadline) {
   Completion& completion = *entry.completion;
   std::chrono::nanoseconds slice = kFirstSlice;
   while (!completion.done() && !deadline.passed()) {
-    if (size_ > 1 && turn_.try_take()) {
+    if (size_ > 1 && token_.try_take()) {
       drive(completion, deadline);
       const bool work_left = negotiator_->pending() > 0 || !queue_.empty();
-      turn_.release(work_left);
+      token_.release(work_left);
       slice = kLongestSlice;
     } else if (blocking && size_ > 1 && !ending()) {
-      // The engine's thread sleeps with the turn in its hand, most likely.
-      turn_.want();
+      // The engine thread probably holds the token while asleep: ask for it.
+      token_.request();
       fabric_->waiter->bell().ring();
       (void)completion.wait_until(deadline.earlier(Deadline::after(slice)));
       slice = std::min<std::chrono::nanoseconds>(2 * slice, kLongestSlice);
@@ -131,11 +130,11 @@ void Engine::drive(const Completion& completion, Deadline deadline) {
 }
 
 void Engine::background() {
-  while (turn_.take_background()) {
-    while (!ending() && !turn_.wanted()) {
+  while (token_.take_background()) {
+    while (!ending() && !token_.requested()) {
       if (!run_once()) sleep(Deadline::never(), Sleeper::kBackground);
     }
-    turn_.release(/*work_left=*/ending());
+    token_.release(/*work_left=*/ending());
   }
   drain();
   end_world();
@@ -212,7 +211,7 @@ void Engine::sleep(Deadline deadline, Sleeper sleeper) {
     // sleep.
     const bool ends = sleeper == Sleeper::kLeaving ? ending_.load() : ending();
     return ends || !queue_.empty() || negotiator_->poll() ||
-           (sleeper == Sleeper::kBackground && turn_.wanted());
+           (sleeper == Sleeper::kBackground && token_.requested());
   };
   const auto never_fails = [] { return Status(); };
   const bool looks = gpus_.busy() || timeline_.waits_for_devices();
@@ -256,7 +255,7 @@ void Engine::request_end(Status cause) {
     ending_.store(true);
     log(LogLevel::kDebug, rank_, "the world ends: " + sticky_.message());
   }
-  turn_.close();
+  token_.close();
 }
 
 void Engine::abort(const std::string& reason) {
@@ -272,7 +271,7 @@ void Engine::shutdown() {
     return;
   }
   leaving_.store(true);
-  turn_.close();
+  token_.close();
   fabric_->waiter->bell().ring();
   stop_thread(Deadline::after_knob(config_.shutdown_timeout));
 }

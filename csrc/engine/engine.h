@@ -1,8 +1,8 @@
 // One rank of one world: takes collectives from any thread, agrees with the other ranks on their
 // order, runs them, and wakes whoever waits.
 //
-// Threads: public calls come from any thread. One thread at a time is the runner (turn.h): the
-// engine's own, or a caller blocked in wait(). A world of one has neither thread nor fabric: a
+// Threads: public calls come from any thread. One thread at a time is the runner (runner_token.h):
+// the engine's own, or a caller blocked in wait(). A world of one has neither thread nor fabric: a
 // collective is done when enqueue() returns.
 // Errors: the first sticky error ends the world for this rank: it is told to the peers, every entry
 // in flight ends with it, and so does every later call. Other errors concern one entry.
@@ -58,8 +58,7 @@ class Engine {
   bool wait(const Entry& entry, bool blocking, Deadline deadline);
 
   // The members of a process set, null if there is none of this id. Sets are added and removed by
-  // entries of the kinds kAddProcessSet (whose id is in first_dimensions of the completion) and
-  // kRemoveProcessSet.
+  // entries of the kinds kAddProcessSet (whose completion has the set_id) and kRemoveProcessSet.
   GroupPtr process_set(std::uint32_t id) const { return sets_.get(id); }
 
   // Ends the world on every rank with this reason. Returns when the peers have been told.
@@ -111,9 +110,9 @@ class Engine {
   GpuPlane gpus_;
   ProcessSets sets_;
   TensorQueue queue_{timeline_};
-  Turn turn_;
+  RunnerToken token_;
 
-  // Of the runner (guarded by the turn).
+  // Of the runner (guarded by the token).
   Counters counters_;  // any thread may read it
   std::unique_ptr<Negotiator> negotiator_;
   Executor executor_;

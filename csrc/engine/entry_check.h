@@ -1,5 +1,4 @@
-// What a rank refuses by itself, before it tells the others: a call that is wrong whatever they
-// say. Pure.
+// Local argument checks: errors that do not depend on other ranks. Pure functions; any thread.
 #pragma once
 
 #include <string>

@@ -15,8 +15,8 @@ const std::string& tensor_name(const Entry& entry, const TensorRef& ref) {
   return own.empty() ? entry.request.name : own;
 }
 
-// For what goes wrong after the members have agreed: they are in the collective, or will be.
-Status made_final(const Status& status) {
+// After the negotiation the peers are committed to the collective, so any error ends the world.
+Status as_fatal(const Status& status) {
   if (status.ok() || status.sticky()) return status;
   return Status(StatusCode::kInternal, status.message(), status.failed_rank());
 }
@@ -41,8 +41,8 @@ Status Executor::run(std::vector<Agreed>& round) {
     }
     HVDLITE_RETURN_IF_ERROR(opened);
     HVDLITE_RETURN_IF_ERROR(gpu_ == nullptr ? run_batch(batch, round, members)
-                                            : made_final(run_batch(batch, round, members)));
-    HVDLITE_RETURN_IF_ERROR(made_final(close_gpu(batch, round)));
+                                            : as_fatal(run_batch(batch, round, members)));
+    HVDLITE_RETURN_IF_ERROR(as_fatal(close_gpu(batch, round)));
     ++counters_.batches;
     counters_.bytes += batch.bytes;
     for (const TensorRef& ref : batch.tensors) {
@@ -100,7 +100,7 @@ Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }
-    HVDLITE_RETURN_IF_ERROR(made_final(gpu_->after_events({&entry.gpu->ready, 1})));
+    HVDLITE_RETURN_IF_ERROR(as_fatal(gpu_->after_events({&entry.gpu->ready, 1})));
     last = &entry;
   }
   return Status();
@@ -162,7 +162,7 @@ Status Executor::run_batch(const Batch& batch, std::vector<Agreed>& round, const
       return reducescatter(first, group);
     case Kind::kJoin:
       gpus_.forget_parts();
-      first.entry->completion->first_dimensions = first.first_dimensions;
+      first.entry->completion->last_joined = first.last_joined;
       return Status();
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:
@@ -229,16 +229,16 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
 
 Status Executor::change_sets(const Agreed& agreed) {
   const Request& request = agreed.entry->request;
-  const auto id = static_cast<int>(agreed.first_dimensions.at(0));
   if (request.kind == Kind::kAddProcessSet) {
-    sets_.add(id, {request.splits.begin(), request.splits.end()});
-    agreed.entry->completion->first_dimensions = {id};
+    sets_.add(agreed.set_id, {request.ranks.begin(), request.ranks.end()});
+    agreed.entry->completion->set_id = agreed.set_id;
   } else {
-    const GroupPtr group = sets_.get(static_cast<std::uint32_t>(id));
+    const auto id = static_cast<std::uint32_t>(agreed.set_id);
+    const GroupPtr group = sets_.get(id);
     gpus_.forget(*group);
     backend_.forget(*group);
-    sets_.remove(id);
-    members_.erase(static_cast<std::uint32_t>(id));
+    sets_.remove(agreed.set_id);
+    members_.erase(id);
   }
   return Status();
 }
