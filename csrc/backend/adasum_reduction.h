@@ -21,9 +21,9 @@ namespace hvdlite {
 
 class AdasumReduction {
  public:
-  // As Backend::allreduce, for floating-point types. `backend` runs the parts; `rank` is this one.
-  Status run(Backend& backend, const Group& group, int rank, DataType dtype,
-             std::span<const Piece> pieces, Patience patience);
+  // Runs an all-reduce of floating-point types by kAdasum on this rank, `rank`. Its parts run on
+  // `backend`.
+  Status run(Backend& backend, int rank, const Allreduce& call, Patience patience);
 
  private:
   // The part of a tensor that lies in this rank's part.

@@ -194,7 +194,7 @@ Status Executor::allreduce(const Batch& batch, const std::vector<Agreed>& round,
   }
   const ReduceOp op = batch.weighted ? ReduceOp::kSum : batch.op;
   Backend& plane = batch.device == DeviceType::kHost ? backend_ : *gpu_;
-  return plane.allreduce(group, batch.types, op, pieces_, patience());
+  return plane.allreduce({group, batch.types, op, pieces_}, patience());
 }
 
 Status Executor::check_finite(const Batch& batch, const std::vector<Agreed>& round) {
@@ -224,7 +224,7 @@ Status Executor::sum_weights(const Batch& batch, const std::vector<Agreed>& roun
     if (host && entry.weight == 0 && zeros_.size() < bytes) zeros_.resize(bytes);
   }
   const Piece piece{weights_.data(), weights_.data(), weights_.size(), 1.0, 1.0};
-  return backend_.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}, patience());
+  return backend_.allreduce({group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience());
 }
 
 Status Executor::change_sets(const Agreed& agreed) {

@@ -81,9 +81,9 @@ Status Executor::allgather(const Agreed& agreed, const Members& members) {
     const std::size_t total = sum(bytes);
     const Result<std::byte*> output = add_output(entry, tensor.device, total);
     HVDLITE_RETURN_IF_ERROR(output.status());
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(members.group,
-                                                       bytes_of(entry.inputs[i], tensor.bytes()),
-                                                       bytes, {output.value(), total}, patience()));
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(
+        {members.group, bytes_of(entry.inputs[i], tensor.bytes()), bytes, {output.value(), total}},
+        patience()));
   }
   return Status();
 }
@@ -105,8 +105,8 @@ Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
     entry.completion->first_dimensions.push_back(rows[self]);
     const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
                       request.postscale};
-    HVDLITE_RETURN_IF_ERROR(
-        plane_of(tensor).reducescatter(group, tensor.dtype, request.op, piece, counts, patience()));
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).reducescatter(
+        {group, tensor.dtype, request.op, piece, counts}, patience()));
   }
   return Status();
 }
@@ -121,8 +121,12 @@ Status Executor::alltoall(const Agreed& agreed, const Members& members) {
   entry.completion->first_dimensions = agreed.first_dimensions;
   const Result<std::byte*> output = add_output(entry, tensor.device, total);
   HVDLITE_RETURN_IF_ERROR(output.status());
-  return plane_of(tensor).alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
-                                   {output.value(), total}, received, patience());
+  return plane_of(tensor).alltoall({members.group,
+                                    bytes_of(entry.inputs[0], tensor.bytes()),
+                                    sent,
+                                    {output.value(), total},
+                                    received},
+                                   patience());
 }
 
 Status Executor::broadcast(const Agreed& agreed, const Group& group) {
@@ -131,8 +135,11 @@ Status Executor::broadcast(const Agreed& agreed, const Group& group) {
     const TensorShape& tensor = entry.request.tensors[i];
     const std::uint64_t bytes = tensor.bytes();
     HVDLITE_RETURN_IF_ERROR(
-        plane_of(tensor).broadcast(group, entry.request.root, bytes_of(entry.inputs[i], bytes),
-                                   {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
+        plane_of(tensor).broadcast({group,
+                                    entry.request.root,
+                                    bytes_of(entry.inputs[i], bytes),
+                                    {static_cast<std::byte*>(entry.outputs[i]), bytes}},
+                                   patience()));
   }
   return Status();
 }

@@ -45,8 +45,9 @@ Status DeviceAdasum::agree(Backend& host, const Group& group, int index, const S
   std::strncpy(mine.reason, own.message().c_str(), sizeof(mine.reason) - 1);
   const Answer given = mine;
   const std::vector<std::size_t> bytes(answers.size(), sizeof(Answer));
-  HVDLITE_RETURN_IF_ERROR(host.allgather(group, std::as_bytes(std::span(&given, 1)), bytes,
-                                         std::as_writable_bytes(std::span(answers)), patience));
+  HVDLITE_RETURN_IF_ERROR(host.allgather({group, std::as_bytes(std::span(&given, 1)), bytes,
+                                          std::as_writable_bytes(std::span(answers))},
+                                         patience));
   for (std::size_t i = 0; i < answers.size(); ++i) {
     if (answers[i].code == StatusCode::kOk) continue;
     const bool memory = answers[i].code == StatusCode::kOutOfMemory;
@@ -121,11 +122,12 @@ Status DeviceAdasum::run_round(DeviceBackend& plane, const Group& group, const A
   const std::span<std::byte> whole = bytes_at(work.run, round.elements * element_bytes);
   HVDLITE_RETURN_IF_ERROR(pack(round, work, pieces));
   HVDLITE_RETURN_IF_ERROR(
-      plane.alltoall(group, whole, bytes, bytes_at(work.received, work.members * part_bytes),
-                     std::vector<std::size_t>(work.members, part_bytes), patience));
+      plane.alltoall({group, whole, bytes, bytes_at(work.received, work.members * part_bytes),
+                      std::vector<std::size_t>(work.members, part_bytes)},
+                     patience));
   HVDLITE_RETURN_IF_ERROR(combine(plane, group, work, round.counts.size(), patience));
   HVDLITE_RETURN_IF_ERROR(
-      plane.allgather(group, bytes_at(work.received, part_bytes), bytes, whole, patience));
+      plane.allgather({group, bytes_at(work.received, part_bytes), bytes, whole}, patience));
   return unpack(round, work, pieces);
 }
 
@@ -200,7 +202,7 @@ Status DeviceAdasum::combine_pairs(DeviceBackend& plane, const Group& group, Wor
   void* const place = pointer(work.dots);
   const Piece sums{place, place, 3 * dots, 1.0, 1.0};
   HVDLITE_RETURN_IF_ERROR(
-      plane.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&sums, 1}, patience));
+      plane.allreduce({group, DataType::kFloat64, ReduceOp::kSum, {&sums, 1}}, patience));
   for (AdasumArgs& table : work.tables) {
     const std::uint64_t tiles = std::uint64_t{table.pairs} * table.first_tile[table.count];
     HVDLITE_RETURN_IF_ERROR(

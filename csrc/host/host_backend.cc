@@ -55,11 +55,9 @@ Result<std::uint64_t> HostBackend::share_bytes(const Layout& layout, std::size_t
   return room / parts / kCutBytes * kCutBytes;
 }
 
-Status HostBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                              std::span<const Piece> pieces, Patience patience) {
-  if (op == ReduceOp::kAdasum) {
-    return adasum_.run(*this, group, fabric_.topology.rank, types.memory, pieces, patience);
-  }
+Status HostBackend::allreduce(const Allreduce& call, Patience patience) {
+  const auto& [group, types, op, pieces] = call;
+  if (op == ReduceOp::kAdasum) return adasum_.run(*this, fabric_.topology.rank, call, patience);
   pieces_.assign(pieces, types.memory);
   if (pieces_.elements() == 0) return Status();
   const Layout& layout = layout_of(group);

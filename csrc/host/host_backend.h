@@ -42,23 +42,15 @@ class HostBackend : public Backend {
   HostBackend(Fabric& fabric, const Config& config);  // the fabric is borrowed
 
   std::string_view name() const override { return "host"; }
-  Viability viable() const override { return {}; }
   void trace_to(Trace& trace) override {
     trace_ = &trace;
     staging_.trace_to(trace_, kTraceRow);
   }
-  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                   std::span<const Piece> pieces, Patience patience) override;
-  Status allgather(const Group& group, std::span<const std::byte> input,
-                   std::span<const std::size_t> bytes, std::span<std::byte> output,
-                   Patience patience) override;
-  Status broadcast(const Group& group, int root, std::span<const std::byte> input,
-                   std::span<std::byte> output, Patience patience) override;
-  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
-                       std::span<const std::uint64_t> counts, Patience patience) override;
-  Status alltoall(const Group& group, std::span<const std::byte> input,
-                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                  std::span<const std::size_t> receive_bytes, Patience patience) override;
+  Status allreduce(const Allreduce& call, Patience patience) override;
+  Status allgather(const Allgather& call, Patience patience) override;
+  Status broadcast(const Broadcast& call, Patience patience) override;
+  Status alltoall(const Alltoall& call, Patience patience) override;
+  Status reducescatter(const Reducescatter& call, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
   void tune(const Tunables& tunables) override { tunables_ = tunables; }
   void forget(const Group& group) override { layouts_.erase(group.id); }

@@ -42,15 +42,14 @@ struct HostBackend::Parts {
   }
 };
 
-Status HostBackend::allgather(const Group& group, std::span<const std::byte> input,
-                              std::span<const std::size_t> bytes, std::span<std::byte> output,
-                              Patience patience) {
+Status HostBackend::allgather(const Allgather& call, Patience patience) {
+  const auto& [group, input, bytes, output] = call;
   const Layout& layout = layout_of(group);
   if (!layout.spans_hosts()) return gather_local(layout, input, bytes, output, patience);
   std::size_t at = 0;
   for (std::size_t i = 0; i < group.ranks.size(); ++i) {
     HVDLITE_RETURN_IF_ERROR(
-        broadcast(group, group.ranks[i], input, output.subspan(at, bytes[i]), patience));
+        broadcast({group, group.ranks[i], input, output.subspan(at, bytes[i])}, patience));
     at += bytes[i];
   }
   return Status();
@@ -78,8 +77,8 @@ Status HostBackend::gather_local(const Layout& layout, std::span<const std::byte
   return Status();
 }
 
-Status HostBackend::broadcast(const Group& group, int root, std::span<const std::byte> input,
-                              std::span<std::byte> output, Patience patience) {
+Status HostBackend::broadcast(const Broadcast& call, Patience patience) {
+  const auto& [group, root, input, output] = call;
   const Layout& layout = layout_of(group);
   const bool is_root = root == fabric_.topology.rank;
   const std::size_t stride = chunk_bytes(layout);
@@ -124,12 +123,10 @@ Status HostBackend::broadcast_chunk(const Layout& layout, int root,
   return Status();
 }
 
-Status HostBackend::alltoall(const Group& group, std::span<const std::byte> input,
-                             std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                             std::span<const std::size_t> receive_bytes, Patience patience) {
-  const Layout& layout = layout_of(group);
-  const Outgoing outgoing(group, input, send_bytes);
-  const Incoming incoming(group, output, receive_bytes);
+Status HostBackend::alltoall(const Alltoall& call, Patience patience) {
+  const Layout& layout = layout_of(call.group);
+  const Outgoing outgoing(call.group, call.input, call.send_bytes);
+  const Incoming incoming(call.group, call.output, call.receive_bytes);
   const int self = fabric_.topology.rank;
   copy(outgoing.of(self), incoming.of(self).data());
   if (layout.locals.group.ranks.size() > 1) {

@@ -5,9 +5,8 @@
 
 namespace hvdlite {
 
-Status HostBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
-                                  const Piece& piece, std::span<const std::uint64_t> counts,
-                                  Patience patience) {
+Status HostBackend::reducescatter(const Reducescatter& call, Patience patience) {
+  const auto& [group, dtype, op, piece, counts] = call;
   const std::uint64_t longest = *std::max_element(counts.begin(), counts.end());
   if (longest == 0) return Status();
   const Layout& layout = layout_of(group);

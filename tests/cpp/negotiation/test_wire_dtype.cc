@@ -87,7 +87,7 @@ std::vector<Tensor> by_hand(Backend& backend, const Group& world, ElementTypes t
                           prescale == 1 ? types.memory : DataType::kFloat64, types.wire));
   }
   CastTensors batch(std::move(narrow), types.wire, 1.0, 1.0, true);
-  CHECK_OK(backend.allreduce(world, types.wire, op, batch.pieces, kPatience));
+  CHECK_OK(backend.allreduce({world, types.wire, op, batch.pieces}, kPatience));
   std::vector<Tensor> results;
   for (const Tensor& result : batch.outputs) {
     const Tensor wide = cast(result, types.wire, types.memory);
@@ -111,13 +111,13 @@ TEST(wire_dtype_gives_the_bits_of_casting_by_hand) {
         const auto expected = by_hand(backend, world, types, op, tensors, 1, 1);
         const bool in_place = op == ReduceOp::kSum;
         CastTensors batch(tensors, types.memory, 1, 1, in_place);
-        CHECK_OK(backend.allreduce(world, types, op, batch.pieces, kPatience));
+        CHECK_OK(backend.allreduce({world, types, op, batch.pieces}, kPatience));
         CHECK(batch.outputs == expected);
         CHECK(batch.inputs == tensors);
         // Alone, the largest one goes another way, and a small one as well.
         for (const std::size_t i : {std::size_t{1}, std::size_t{3}}) {
           CastTensors alone({tensors[i]}, types.memory, 1, 1, !in_place);
-          CHECK_OK(backend.allreduce(world, types, op, alone.pieces, kPatience));
+          CHECK_OK(backend.allreduce({world, types, op, alone.pieces}, kPatience));
           CHECK(alone.outputs[0] == expected[i]);
         }
       }
@@ -136,7 +136,7 @@ TEST(wire_dtype_scales_in_the_type_of_the_tensors) {
     const auto expected =
         by_hand(backend, world, types, ReduceOp::kSum, tensors, prescale, postscale);
     CastTensors batch(tensors, types.memory, prescale, postscale, false);
-    CHECK_OK(backend.allreduce(world, types, ReduceOp::kSum, batch.pieces, kPatience));
+    CHECK_OK(backend.allreduce({world, types, ReduceOp::kSum, batch.pieces}, kPatience));
     CHECK(batch.outputs == expected);
     const double one = load(types.memory, batch.outputs[0].data());
     CHECK(std::abs(one - 2e5 * size) < 2e5 * size * 1e-2 || backend.name() == "fake");
