@@ -65,10 +65,7 @@ Status Engine::enqueue(EntryPtr entry, bool blocking) {
   if (entry->gpu) {
     Result<CudaEventPtr> ready =
         gpus_.mark(entry->request.process_set, entry->gpu->ordinal, entry->gpu->stream);
-    if (!ready.ok()) {
-      return Status(ready.status().code(),
-                    describe(entry->request) + ": " + ready.status().message());
-    }
+    if (!ready.ok()) return of_call(entry->request, ready.status());
     entry->gpu->ready = std::move(ready.value());
   }
   timeline_.submitted(*entry);

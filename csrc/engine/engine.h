@@ -16,7 +16,7 @@
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/thread.h"
-#include "engine/autotune/autotune.h"
+#include "engine/autotune.h"
 #include "engine/entry.h"
 #include "engine/executor.h"
 #include "engine/negotiator.h"

@@ -13,6 +13,10 @@ Status invalid_call(const Request& request, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
 }
 
+Status of_call(const Request& request, const Status& why) {
+  return Status(why.code(), describe(request) + ": " + why.message(), why.failed_rank());
+}
+
 namespace {
 
 Status check_wire(const Request& request, const TensorShape& tensor) {

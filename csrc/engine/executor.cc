@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/entry_check.h"
+
 namespace hvdlite {
 namespace {
 
@@ -136,8 +138,7 @@ void Executor::fail_batch(const Batch& batch, std::vector<Agreed>& round, const 
   for (const TensorRef& ref : batch.tensors) {
     EntryPtr& entry = round[ref.agreed].entry;
     if (entry == nullptr) continue;
-    queue_.finish(entry, Status(why.code(), describe(entry->request) + ": " + why.message(),
-                                why.failed_rank()));
+    queue_.finish(entry, of_call(entry->request, why));
     entry = nullptr;
   }
 }
