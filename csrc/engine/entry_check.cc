@@ -124,7 +124,7 @@ Status check_overlap(const Entry& entry) {
 
 }  // namespace
 
-Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size) {
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
   if (group == nullptr) {
     return invalid_call(request, "there is no process set " + std::to_string(request.process_set) +
@@ -156,14 +156,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size
       return invalid_call(request, "a GPU tensor comes without its device and stream");
     }
   }
-  HVDLITE_RETURN_IF_ERROR(check_overlap(entry));
-  if (size == 1 && request.kind == Kind::kAlltoall) {
-    // With more ranks the coordinator looks, so that all of them hear of it.
-    if (const auto text = describe_bad_splits(rank, request, {true})) {
-      return Status(StatusCode::kInvalidArgument, *text, rank);
-    }
-  }
-  return Status();
+  return check_overlap(entry);
 }
 
 }  // namespace hvdlite

@@ -14,7 +14,7 @@ Status invalid_call(const Request& request, const std::string& why);
 // The same error, with what the call is in front of its message.
 Status of_call(const Request& request, const Status& why);
 // The error of a call, kInvalidArgument. `group` is its process set, null where there is none of
-// that number; `size` is the world's.
-Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size);
+// that number.
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank);
 
 }  // namespace hvdlite
