@@ -32,4 +32,4 @@ def join(device: int = -1) -> int:
     handle = basics.engine().join(blocking=True)
     handle.wait()
     operation_names.restart_operations()
-    return handle.first_dimensions[0]
+    return handle.last_joined

@@ -179,7 +179,7 @@ def _add(process_set: ProcessSet) -> int:
         operation_names.next_name("barrier"), process_set.ranks
     )
     handle.wait()
-    return handle.first_dimensions[0]
+    return handle.set_id
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:

@@ -13,6 +13,10 @@ Status invalid_call(const Request& request, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
 }
 
+Status of_call(const Request& request, const Status& why) {
+  return Status(why.code(), describe(request) + ": " + why.message(), why.failed_rank());
+}
+
 namespace {
 
 Status check_wire(const Request& request, const TensorShape& tensor) {
@@ -120,7 +124,7 @@ Status check_overlap(const Entry& entry) {
 
 }  // namespace
 
-Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size) {
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
   if (group == nullptr) {
     return invalid_call(request, "there is no process set " + std::to_string(request.process_set) +
@@ -152,14 +156,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size
       return invalid_call(request, "a GPU tensor comes without its device and stream");
     }
   }
-  HVDLITE_RETURN_IF_ERROR(check_overlap(entry));
-  if (size == 1 && request.kind == Kind::kAlltoall) {
-    // With more ranks the coordinator looks, so that all of them hear of it.
-    if (const auto text = describe_bad_splits(rank, request, {true})) {
-      return Status(StatusCode::kInvalidArgument, *text, rank);
-    }
-  }
-  return Status();
+  return check_overlap(entry);
 }
 
 }  // namespace hvdlite

@@ -65,7 +65,7 @@ def add_set(kind: str) -> int:
         return 0
     handle = basics.engine().add_process_set("own", [1, 2])
     handle.wait()
-    return int(handle.first_dimensions[0])
+    return handle.set_id
 
 
 def leave(folder: str) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "cpp/negotiation/rounds.h"
-#include "engine/autotune/autotune.h"
+#include "engine/autotune.h"
 #include "engine_worlds.h"
 #include "host/host_backend.h"
 #include "testing/inproc_world.h"

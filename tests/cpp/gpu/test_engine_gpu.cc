@@ -134,9 +134,9 @@ TEST(engine_gpu_a_removed_process_set_lets_go_of_its_communicator_and_device) {
       auto adding = std::make_shared<Entry>();
       adding->request.kind = Kind::kAddProcessSet;
       adding->request.name = "#add." + std::to_string(i);
-      adding->request.splits = {0, 2};
+      adding->request.ranks = {0, 2};
       CHECK_OK(run(engine, adding));
-      const auto set = static_cast<std::uint32_t>(adding->completion->first_dimensions.at(0));
+      const auto set = static_cast<std::uint32_t>(adding->completion->set_id);
       if (rank != 1) {
         Framework& by = i == 1 ? other : gpu;  // a new set may have another device
         const OnDevice tensor = by.tensor({3.0F});

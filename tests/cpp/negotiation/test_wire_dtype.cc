@@ -234,7 +234,7 @@ TEST(wire_dtype_is_refused_where_it_means_nothing) {
   const ProcessSets sets(1);
   std::vector<float> values(4);
   const auto refusal = [&](const EntryPtr& entry) {
-    return check_entry(*entry, sets.get(0), 0, 1).message();
+    return check_entry(*entry, sets.get(0), 0).message();
   };
   CHECK_EQ(refusal(cast_entry("x", values)), std::string());
   CHECK_EQ(refusal(cast_entry("x", values, DataType::kFloat64)),
