@@ -73,21 +73,6 @@ const Executor::Members& Executor::members_of(const Batch& batch, const Agreed& 
   return members;
 }
 
-Result<DeviceBackend*> Executor::gpu_plane(const Batch& batch, const std::vector<Agreed>& round,
-                                           const Members& members) {
-  const Agreed& first = round[batch.tensors[0].agreed];
-  Result<DeviceBackend*> plane =
-      gpus_.open(members.group, first.entry->gpu->ordinal, patience(), !first.absent.empty());
-  if (!plane.ok() || batch.kind != Kind::kAllreduce || batch.op != ReduceOp::kAdasum) return plane;
-  std::vector<std::uint64_t> counts;
-  for (const TensorRef& ref : batch.tensors) {
-    counts.push_back(round[ref.agreed].entry->request.tensors[ref.tensor].count());
-  }
-  HVDLITE_RETURN_IF_ERROR(
-      plane.value()->prepare_adasum(members.group, batch.types.memory, counts, patience()));
-  return plane;
-}
-
 Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
                           const Members& members) {
   gpu_ = nullptr;
@@ -96,7 +81,8 @@ Status Executor::open_gpu(const Batch& batch, const std::vector<Agreed>& round,
     const Entry& entry = *round[ref.agreed].entry;
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      const Result<DeviceBackend*> plane = gpu_plane(batch, round, members);
+      const Result<DeviceBackend*> plane = gpus_.open(members.group, entry.gpu->ordinal, patience(),
+                                                      !round[ref.agreed].absent.empty());
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }

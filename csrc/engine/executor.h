@@ -60,9 +60,6 @@ class Executor {
   // Opens the data plane of the batch's GPU tensors, if there are any, and puts it in order after
   // their producers. A status that is not sticky is the same on every member.
   Status open_gpu(const Batch& batch, const std::vector<Agreed>& round, const Members& members);
-  // The data plane of the batch's GPU tensors, with all that the batch takes.
-  Result<DeviceBackend*> gpu_plane(const Batch& batch, const std::vector<Agreed>& round,
-                                   const Members& members);
   // Marks the end of the batch on its GPU.
   Status close_gpu(const Batch& batch, const std::vector<Agreed>& round);
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
