@@ -93,7 +93,7 @@ constexpr unsigned launch_blocks(const CopyArgs& args, unsigned processors) {
 
 }  // namespace hvdlite
 
-// Every kernel, for whoever makes a table of them: COPY(bytes of an element), CAST(source, target),
+// Expands to one call for each kernel: COPY(bytes of an element), CAST(source, target),
 // WIDTH(source, target).
 // clang-format off: one row for each type.
 #define HVDLITE_KERNELS(COPY, CAST, WIDTH)                                                         \

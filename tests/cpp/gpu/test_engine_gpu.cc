@@ -163,7 +163,6 @@ TEST(engine_gpu_adasum_goes_through_the_host_and_has_its_bits) {
     world.run([](int rank, Engine& engine, Framework& gpu) {
       check_sum(engine, gpu);  // opens everything
       std::vector<OnDevice> tensors;
-      EntryPtr wanted;
       std::vector<std::vector<float>> host;
       for (int t = 0; t < 3; ++t) host.push_back(uneven(rank + t, 6000));
       for (std::vector<float>& values : host) tensors.push_back(gpu.tensor(values));
