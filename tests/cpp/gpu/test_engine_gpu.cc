@@ -2,6 +2,7 @@
 #include <cmath>
 #include <latch>
 
+#include "cpp/host/plain_adasum.h"
 #include "gpu_engines.h"
 
 using namespace hvdlite;
@@ -157,15 +158,19 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
 }
 
 TEST(engine_gpu_adasum_goes_through_the_host_and_has_its_bits) {
+  constexpr std::size_t kCount = 6000;
   for (const char* nccl : {"libnccl.so.2", "nowhere"}) {
     GpuWorld world{{0, 0, 1}};
     world.libraries = {gpu_libraries(nccl)};
     world.run([](int rank, Engine& engine, Framework& gpu) {
       check_sum(engine, gpu);  // opens everything
+      std::vector<std::vector<float>> given, host;
       std::vector<OnDevice> tensors;
-      std::vector<std::vector<float>> host;
-      for (int t = 0; t < 3; ++t) host.push_back(uneven(rank + t, 6000));
-      for (std::vector<float>& values : host) tensors.push_back(gpu.tensor(values));
+      for (int t = 0; t < 3; ++t) {
+        given.push_back(uneven(rank + t, kCount));
+        tensors.push_back(gpu.tensor(std::vector<float>(kCount)));
+      }
+      host = given;
       const EntryPtr on_host = allreduce_entry("on the host", host[0], ReduceOp::kAdasum);
       for (std::size_t t = 1; t < host.size(); ++t) {
         on_host->request.tensors.push_back(on_host->request.tensors[0]);
@@ -174,19 +179,22 @@ TEST(engine_gpu_adasum_goes_through_the_host_and_has_its_bits) {
       }
       CHECK_OK(run(engine, on_host));
       const FakeCounters before = gpu_counters();
-      // The values are those that the producer writes late.
+      // The producer writes the values late.
       hold(gpu.producer, true);
+      for (std::size_t t = 0; t < host.size(); ++t) {
+        tensors[t].write(given[t].data(), kCount * sizeof(float));
+      }
       std::thread release([&] {
         std::this_thread::sleep_for(50ms);
         hold(gpu.producer, false);
       });
-      const EntryPtr entry = grouped(gpu, tensors, 6000);
+      const EntryPtr entry = grouped(gpu, tensors, kCount);
       entry->request.op = ReduceOp::kAdasum;
       CHECK_OK(gpu.run(engine, entry));
       release.join();
       CHECK_EQ(gpu_counters().collective_launches, before.collective_launches);
       for (std::size_t t = 0; t < host.size(); ++t) {
-        CHECK(gpu.read(tensors[t].data(), 6000) == host[t]);
+        CHECK(gpu.read(tensors[t].data(), kCount) == host[t]);
       }
       check_sum(engine, gpu);
     });
@@ -197,19 +205,23 @@ TEST(engine_gpu_adasum_over_those_that_have_not_joined) {
   GpuWorld world{{0, 0, 1}};
   world.config.require_nccl = 1;
   world.run([](int rank, Engine& engine, Framework& gpu) {
-    // Equal vectors are averaged, whoever takes part.
-    const std::vector<float> own = uneven(1, 700);
-    const auto adasum_is_own = [&] {
-      const OnDevice tensor = gpu.tensor(own);
-      CHECK_OK(gpu.run(engine, gpu.entry("adasum", tensor, own.size(), ReduceOp::kAdasum)));
-      const std::vector<float> got = gpu.read(tensor.data(), own.size());
-      for (std::size_t i = 0; i < own.size(); ++i) CHECK(std::abs(got[i] - own[i]) < 1e-5F);
+    const auto check_adasum = [&](const std::vector<int>& ranks) {
+      const OnDevice tensor = gpu.tensor(uneven(rank, 700));
+      CHECK_OK(gpu.run(engine, gpu.entry("adasum", tensor, 700, ReduceOp::kAdasum)));
+      std::vector<Vector> vectors;
+      for (const int other : ranks) {
+        const std::vector<float> values = uneven(other, 700);
+        vectors.emplace_back(values.begin(), values.end());
+      }
+      const Vector wanted = plain_adasum(vectors);
+      const std::vector<float> got = gpu.read(tensor.data(), 700);
+      for (std::size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - wanted[i]) < 1e-5);
     };
     for (int round = 0; round < 2; ++round) {
-      if (rank != 1) adasum_is_own();
-      if (rank == 2) adasum_is_own();
+      if (rank != 1) check_adasum({0, 2});
+      if (rank == 2) check_adasum({2});
       CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
-      adasum_is_own();
+      check_adasum({0, 1, 2});
       check_usable(engine);
     }
   });
