@@ -145,8 +145,6 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _check_length(source: Source) -> Iterator[Violation]:
-    if source.text.startswith("// Made by tools/"):
-        return
     lines = source.text.count("\n")
     limit = MAX_EXAMPLE_LINES if source.path.startswith("examples/") else MAX_FILE_LINES
     if lines > limit:
