@@ -23,7 +23,6 @@ from hvdlite.torch.optimizers.reducer import (
     GradientReducer,
     Settings,
     Weight,
-    check_passes,
     owner_of,
 )
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
@@ -265,7 +264,7 @@ def DistributedOptimizer(
     settings = Settings(
         reduction=reduction,
         compression=compression,
-        passes=check_passes(backward_passes_per_step),
+        passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
         sparse_as_dense=sparse_as_dense,
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
@@ -281,18 +280,12 @@ def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Red
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
-def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ArgumentError("the number of groups is zero (cut by size) or more")
-        return groups
-    lists = [list(group) for group in groups]
-    members = [param for group in lists for param in group]
+def _check_groups(groups: ops.Groups) -> ops.Groups:
+    groups = ops.check_groups(groups, "parameter", none="cut by size")
+    members = [] if isinstance(groups, int) else [param for group in groups for param in group]
     if not all(isinstance(member, torch.Tensor) for member in members):
         raise ArgumentError("groups is a number, or a list of lists of parameters")
-    if len(set(members)) != len(members):
-        raise ArgumentError("a parameter is in two of the groups")
-    return lists
+    return groups
 
 
 def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Distributed:
