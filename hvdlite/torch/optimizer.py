@@ -15,17 +15,13 @@ from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
-from hvdlite.torch.optimizers.reducer import (
-    GradientReducer,
-    Settings,
-    Weight,
-    owner_of,
-)
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
+from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, Weight, owner_of
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
 class Distributed(Wrapping):
@@ -295,7 +291,7 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # which owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)
-    wrap(optimizer, Distributed)
+    subclass_in_place(optimizer, Distributed)
     optimizer._reducer = reducer
     distributed: Distributed = optimizer
     return distributed
