@@ -55,7 +55,7 @@ class RefusedError(BootstrapError):
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of one epoch of one job share."""
+    """What all ranks of one epoch of one job share; `token` is its secret and is never shown."""
 
     token: bytes
     job_id: bytes
