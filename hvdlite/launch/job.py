@@ -93,13 +93,12 @@ class _Run:
             remotes.greet()
             threads = self._threads(remotes)
             address = meeting_address(remotes, what.interfaces)
-            job = self._job
-            with Store.start(what.ranks, job.token, job.job_id, job.epoch, address) as store:
+            with Store.start(what.ranks, self._job, address) as store:
                 self._start_remote(remotes, store.address, threads)
                 supervisor = Supervisor(
                     self._console,
                     self._inbox,
-                    job.job_id,
+                    self._job.job_id,
                     timestamps=what.timestamps,
                     reports=what.stdin is None,  # `hvdlite.run` raises instead.
                     grace=what.grace,
