@@ -54,6 +54,33 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+class CastCompressor(Compressor):
+    """Sends float32 and float64 as `wire`, everything else as it is.
+
+    Each framework has a subclass that says how it casts, and subclasses of that say to what.
+    """
+
+    wide: tuple[Any, ...]  # the framework's float32 and float64
+    wire: str
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        """Return a tensor as one of `dtype`: a type of the framework, or the name of one."""
+        raise NotImplementedError
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """Return the cast tensor, and the dtype to return to."""
+        if tensor.dtype in cls.wide:
+            return cls.cast(tensor, cls.wire), tensor.dtype
+        return tensor, None
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        """Cast back."""
+        return tensor if ctx is None else cls.cast(tensor, ctx)
+
+
 def cast_in_core(compression: Any, op: int) -> tuple[int | None, Any]:
     """Split a compression: what an allreduce casts to by itself, and what is left to do.
 

@@ -8,7 +8,9 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
@@ -94,14 +96,46 @@ def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
         raise ArgumentError("gradient_predivide_factor is a positive number")
 
 
-def check_passes(passes: int) -> None:
-    """Refuse what is no number of passes per step.
+def check_passes(passes: Any) -> int:
+    """Return a number of passes per step: whatever equals a whole one, so 64 / 32 too.
 
     Raises:
-        ArgumentError: `backward_passes_per_step` is no whole number of at least 1.
+        ArgumentError: `backward_passes_per_step` is not a whole number of at least 1.
     """
-    if not isinstance(passes, int) or passes < 1:
-        raise ArgumentError("backward_passes_per_step is a whole number of at least 1")
+    try:
+        number = int(passes)
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if number < 1 or number != passes:
+        raise ArgumentError(
+            f"backward_passes_per_step is a whole number of at least 1, not {passes!r}"
+        )
+    return number
+
+
+Groups = int | Sequence[Sequence[Any]]  # of gradients: how many, or the sources of each
+
+
+def check_groups(groups: Groups, source: str, none: str) -> Groups:
+    """Return the groups in which gradients travel, lists as lists.
+
+    Args:
+        groups: what the user asked for.
+        source: what the user calls that of which there is a gradient: "parameter".
+        none: what happens where the number of groups is zero.
+
+    Raises:
+        ArgumentError: the number is negative, or something is in two groups.
+    """
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ArgumentError(f"the number of groups is zero ({none}) or more, not {groups}")
+        return groups
+    lists = [list(group) for group in groups]
+    members = [id(one) for group in lists for one in group]
+    if len(members) != len(set(members)):
+        raise ArgumentError(f"a {source} is in two of the groups, or twice in one")
+    return lists
 
 
 def dtype_number(dtype: str, name: str = "") -> int:

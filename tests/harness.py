@@ -36,9 +36,10 @@ from typing import Any
 
 import hvdlite
 from forkserver import ForkedRank, fork_rank
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.launch.process.guardian import job_processes, signal_job
-from hvdlite.launch.process.local import Job, Worker, job_environment, start_worker
+from hvdlite.launch.process.local import Worker, job_environment, start_worker
 from hvdlite.launch.process.placement import Slot, place, place_as
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
@@ -132,11 +133,10 @@ class World:
         self._ended_at: dict[int, float] = {}
         self._left: list[str] = []
         (self._path / "task.pickle").write_bytes(_task(body, arguments))
-        job_id, token = secrets.token_bytes(16), secrets.token_bytes(32)
-        self.job_id = job_id.hex()
+        job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+        self.job_id = job.job_id.hex()
         self.started_at = time.monotonic()
-        self._store = Store.start(size=n, token=token, job_id=job_id, epoch=0)
-        job = Job(job_id, token, self._store.address)
+        self._store = Store.start(n, job)
         try:
             for slot in place([n]) if hosts is None else place_as(hosts):
                 own = dict(env(slot.rank) if callable(env) else env or {})
@@ -145,7 +145,7 @@ class World:
                 environment = {
                     **base_environment(),
                     "OMP_NUM_THREADS": "1",
-                    **job_environment(slot, job),
+                    **job_environment(slot, job, self._store.address),
                     **own,
                 }
                 self._workers.append(self._start(slot, command or (), environment))

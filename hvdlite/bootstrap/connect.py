@@ -131,17 +131,17 @@ def connect(
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
-            stack.enter_context(_serve_store(worker, worker.rendezvous))
+            stack.enter_context(_serve_store(worker, job, worker.rendezvous))
         client = StoreClient(worker.rendezvous, job, worker.rank, deadline)
         stack.enter_context(client)
         return _Mesh(worker, client, create_segment, deadline).connect(agreed or {})
 
 
-def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
+def _serve_store(worker: WorkerEnvironment, job: Job, address: str) -> Store:
     """Serve the store in rank 0, where the launcher has none."""
     remedy = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
     try:
-        store = Store.start(worker.size, worker.token, worker.job_id, worker.epoch, address)
+        store = Store.start(worker.size, job, address)
     except OSError as error:
         reason = error.strerror or error
         raise BootstrapError(f"rank 0 cannot listen at {address}: {reason}; {remedy}") from error

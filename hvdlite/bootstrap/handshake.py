@@ -55,10 +55,10 @@ class RefusedError(BootstrapError):
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of one epoch of one job share."""
+    """What all ranks of one epoch of one job share; the token is never shown."""
 
-    token: bytes
-    job_id: bytes
+    token: bytes  # the secret, 32 bytes
+    job_id: bytes  # the public number, 16 bytes
     epoch: int
 
     def key(self) -> bytes:

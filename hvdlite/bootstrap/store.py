@@ -8,9 +8,8 @@ Example:
     >>> import secrets
     >>> from hvdlite.bootstrap.deadline import Deadline
     >>> from hvdlite.bootstrap.handshake import Job
-    >>> token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
-    >>> with Store.start(size=1, token=token, job_id=job_id) as store:
-    ...     job = Job(token, job_id, epoch=0)
+    >>> job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+    >>> with Store.start(1, job) as store:
     ...     with StoreClient(store.address, job, rank=0, deadline=Deadline(5)) as client:
     ...         client.exchange("hello", b"me")
     [b'me']
@@ -25,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
@@ -85,27 +83,18 @@ class Store:
         self._thread = threading.Thread(target=self._serve, name="hvdlite-store", daemon=True)
 
     @classmethod
-    def start(
-        cls,
-        size: int,
-        token: bytes,
-        job_id: bytes,
-        epoch: int = 0,
-        address: str | None = None,
-    ) -> Store:
+    def start(cls, size: int, job: Job, address: str | None = None) -> Store:
         """Listen and serve until `close`.
 
         Args:
             size: ranks of the job; an exchange is complete when all have given.
-            token: the job's secret, 32 bytes.
-            job_id: the job's public number, 16 bytes.
-            epoch: of the job; peers of another one are refused.
+            job: whose ranks they are; peers of another one, or of another epoch, are refused.
             address: where to listen; a fresh abstract Unix socket unless given.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        store = cls(Job(token, job_id, epoch), size, listen(address or fresh_unix_address()))
+        store = cls(job, size, listen(address or fresh_unix_address()))
         store._thread.start()
         return store
 
@@ -123,12 +112,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _serve(self) -> None:
@@ -299,10 +283,5 @@ class StoreClient:
     def __enter__(self) -> StoreClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

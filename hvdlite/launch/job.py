@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from hvdlite.bootstrap.address import interface_address, interface_addresses
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
 from hvdlite.errors import ArgumentError
@@ -19,13 +20,7 @@ from hvdlite.launch.hosts import Host, is_here, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import (
-    Job,
-    job_environment,
-    output_files,
-    start_worker,
-    thread_caps,
-)
+from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
 from hvdlite.launch.process.placement import Slot, place_as, threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.remote import LaunchError, RemoteHosts
@@ -84,7 +79,7 @@ class _Run:
         # Slots number hosts as they first appear; those that get no rank are left out.
         self._names = [hosts[index].name for index in dict.fromkeys(places)]
         self._here = [not what.hosts or is_here(name) for name in self._names]
-        self._job_id, self._token = secrets.token_bytes(16), secrets.token_bytes(32)
+        self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._inbox = inbox
         self._timeline_parts = self._choose_timeline_parts()
 
@@ -98,19 +93,18 @@ class _Run:
             remotes.greet()
             threads = self._threads(remotes)
             address = meeting_address(remotes, what.interfaces)
-            with Store.start(what.ranks, self._token, self._job_id, 0, address) as store:
-                job = Job(self._job_id, self._token, store.address)
-                self._start_remote(remotes, job, threads)
+            with Store.start(what.ranks, self._job, address) as store:
+                self._start_remote(remotes, store.address, threads)
                 supervisor = Supervisor(
                     self._console,
                     self._inbox,
-                    self._job_id,
+                    self._job.job_id,
                     timestamps=what.timestamps,
                     reports=what.stdin is None,  # `hvdlite.run` raises instead.
                     grace=what.grace,
                 )
                 try:
-                    supervisor.run(self._starters(supervisor, remotes, job, threads))
+                    supervisor.run(self._starters(supervisor, remotes, store.address, threads))
                 finally:
                     self._merge_timelines()
                 status = supervisor.conclude()
@@ -126,7 +120,7 @@ class _Run:
             folder = tempfile.gettempdir()
         except FileNotFoundError:
             return None
-        return Path(folder) / f"hvdlite-timeline-{self._job_id.hex()}"
+        return Path(folder) / f"hvdlite-timeline-{self._job.job_id.hex()}"
 
     def _merge_timelines(self) -> None:
         """Merge the parts that ranks could not merge: one was killed, for example."""
@@ -160,12 +154,12 @@ class _Run:
                 self._console.say(f"{text}{where}; set OMP_NUM_THREADS to choose")
         return threads
 
-    def _own(self, slot: Slot, job: Job) -> dict[str, str]:
+    def _own(self, slot: Slot, rendezvous: str) -> dict[str, str]:
         """Build what is different for every rank."""
         name = self._names[slot.host]
         name = socket.gethostname() if self._here[slot.host] else name
         return {
-            **job_environment(slot, job),
+            **job_environment(slot, self._job, rendezvous),
             "HVDLITE_HOSTNAME": name,
             "HOROVOD_HOSTNAME": name,
         }
@@ -183,23 +177,23 @@ class _Run:
             shared.setdefault("NCCL_SOCKET_IFNAME", names)
         return shared
 
-    def _start_remote(self, remotes: RemoteHosts, job: Job, threads: Sequence[int]) -> None:
+    def _start_remote(self, remotes: RemoteHosts, rendezvous: str, threads: Sequence[int]) -> None:
         for remote in remotes.hosts:
             slots = self._slots_of(remote.name)
             part = {
-                "job_id": self._job_id.hex(),
+                "job_id": self._job.job_id.hex(),
                 "folder": str(Path.cwd()),
                 "command": list(self._what.command),
                 "environment": self._shared(threads[slots[0].host]),
                 "compat": self._what.compat,
-                "ranks": {slot.rank: self._own(slot, job) for slot in slots},
+                "ranks": {slot.rank: self._own(slot, rendezvous) for slot in slots},
                 "slots": {slot.rank: slot_numbers(slot) for slot in slots},
             }
             remote.start(part, slots, self._what.stdin)
         remotes.wait_until_started()
 
     def _starters(
-        self, supervisor: Supervisor, remotes: RemoteHosts, job: Job, threads: Sequence[int]
+        self, supervisor: Supervisor, remotes: RemoteHosts, rendezvous: str, threads: Sequence[int]
     ) -> list[Callable[[], None]]:
         workers = {rank: one for host in remotes.hosts for rank, one in host.workers.items()}
 
@@ -209,7 +203,7 @@ class _Run:
             files = None if folder is None else output_files(folder, slot.rank)
             remote = workers.get(slot.rank)
             if remote is None:
-                environment = {**self._shared(threads[slot.host]), **self._own(slot, job)}
+                environment = {**self._shared(threads[slot.host]), **self._own(slot, rendezvous)}
                 if self._timeline_parts is not None:
                     environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
                 if what.compat:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 
 _MARK = os.getpid() % 100_000  # two runs on one machine do not meet
@@ -76,10 +77,10 @@ def cut(host: int) -> None:
 @contextlib.contextmanager
 def meeting_place(count: int) -> Iterator[dict[str, str]]:
     """Serve the store of a world of `count` ranks; give what the ranks find it by."""
-    token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
-    with Store.start(count, token, job_id, 0, f"{_NETWORK}.254:0") as store:
+    job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+    with Store.start(count, job, f"{_NETWORK}.254:0") as store:
         yield {
             "HVDLITE_RENDEZVOUS": store.address,
-            "HVDLITE_TOKEN": token.hex(),
-            "HVDLITE_JOB_ID": job_id.hex(),
+            "HVDLITE_TOKEN": job.token.hex(),
+            "HVDLITE_JOB_ID": job.job_id.hex(),
         }

@@ -111,7 +111,7 @@ def test_garbage_to_every_port_of_a_running_job(hosts: int, tmp_path: Path) -> N
 @pytest.fixture
 def meeting() -> Any:
     job = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
-    with Store.start(2, job.token, job.job_id, job.epoch) as store:
+    with Store.start(2, job) as store:
         yield store, job
 
 

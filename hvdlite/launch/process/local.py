@@ -14,10 +14,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.launch.process import guardian, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
@@ -35,21 +35,7 @@ _THREAD_VARIABLES = (
 )
 
 
-@dataclass(frozen=True)
-class Job:
-    """What all workers of a job share. `token` is its secret and is never shown."""
-
-    job_id: bytes
-    token: bytes
-    rendezvous: str
-    epoch: int = 0
-
-    def __repr__(self) -> str:
-        """Show everything but the secret."""
-        return f"Job(job_id={self.job_id.hex()}, rendezvous={self.rendezvous!r})"
-
-
-def job_environment(slot: Slot, job: Job) -> dict[str, str]:
+def job_environment(slot: Slot, job: Job, rendezvous: str) -> dict[str, str]:
     """Build the variables that tell a worker who it is and where the others meet."""
     numbers = {
         "RANK": slot.rank,
@@ -63,7 +49,7 @@ def job_environment(slot: Slot, job: Job) -> dict[str, str]:
     environment["HVDLITE_NODE"] = str(slot.host)
     environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
     environment.update(
-        HVDLITE_RENDEZVOUS=job.rendezvous,
+        HVDLITE_RENDEZVOUS=rendezvous,
         HVDLITE_TOKEN=job.token.hex(),
         HVDLITE_JOB_ID=job.job_id.hex(),
         HVDLITE_EPOCH=str(job.epoch),

@@ -19,11 +19,12 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
+from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
 from hvdlite.torch.optimizers.bucket import plan_buckets
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
 class DistributedAdasum(Wrapping):
@@ -166,7 +167,7 @@ def distribute_adasum(
     """
     take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))
-    wrap(optimizer, DistributedAdasum)
+    subclass_in_place(optimizer, DistributedAdasum)
     optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression

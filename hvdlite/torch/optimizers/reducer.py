@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from hvdlite import operation_names, ops
-from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
+from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
 from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets, split_evenly
@@ -155,7 +155,7 @@ class GradientReducer:
         """Change how many backward passes a step has."""
         if self._passes:
             raise HvdliteError("backward_passes_per_step changes between step() and backward()")
-        self.settings.passes = check_passes(passes)
+        self.settings.passes = ops.check_passes(passes)
 
     def set_weight(self, weight: Weight) -> None:
         """Change what this rank's gradients count from the next reduction on."""
@@ -420,17 +420,6 @@ def _calling(reducer: GradientReducer) -> Callable[[], None]:
             reducer._on_backward_end()
 
     return call
-
-
-def check_passes(passes: int) -> int:
-    """Return a number of backward passes that makes sense.
-
-    Raises:
-        ArgumentError: it does not.
-    """
-    if passes < 1:
-        raise ArgumentError(f"backward_passes_per_step={passes} must be at least 1")
-    return passes
 
 
 def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
