@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _KEPT = 3  # processes; one with TensorFlow takes half a gigabyte
@@ -97,8 +97,8 @@ class Nursery:
 class ForkedRank:
     """One rank, with what `harness.World` asks of a `hvdlite.launch.process.local.Worker`."""
 
-    def __init__(self, slot: Slot, nursery: Nursery, pid: int) -> None:
-        self.rank = slot.rank
+    def __init__(self, placement: Placement, nursery: Nursery, pid: int) -> None:
+        self.rank = placement.rank
         self.pid = pid
         self.ending: Ending | None = None
         self._nursery = nursery
@@ -127,7 +127,7 @@ _nurseries: OrderedDict[tuple[object, ...], Nursery] = OrderedDict()
 
 
 def fork_rank(
-    slot: Slot,
+    placement: Placement,
     modules: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
@@ -145,7 +145,7 @@ def fork_rank(
         _nurseries[key] = Nursery(modules, of_modules)
     _nurseries.move_to_end(key)
     nursery = _nurseries[key]
-    return ForkedRank(slot, nursery, nursery.fork(folder, environment, outputs))
+    return ForkedRank(placement, nursery, nursery.fork(folder, environment, outputs))
 
 
 def close_nurseries() -> None:

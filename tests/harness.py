@@ -39,7 +39,7 @@ from forkserver import ForkedRank, fork_rank
 from hvdlite.bootstrap.store import Store
 from hvdlite.launch.process.guardian import job_processes, signal_job
 from hvdlite.launch.process.local import Job, Worker, job_environment, start_worker
-from hvdlite.launch.process.placement import Slot, place, place_as
+from hvdlite.launch.process.placement import Placement, place, place_as
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _SHM = Path("/dev/shm")
@@ -138,31 +138,31 @@ class World:
         self._store = Store.start(size=n, token=token, job_id=job_id, epoch=0)
         job = Job(job_id, token, self._store.address)
         try:
-            for slot in place([n]) if hosts is None else place_as(hosts):
-                own = dict(env(slot.rank) if callable(env) else env or {})
+            for placement in place([n]) if hosts is None else place_as(hosts):
+                own = dict(env(placement.rank) if callable(env) else env or {})
                 if hosts is not None:
-                    own = {"HVDLITE_HOST_ID": f"host{slot.host}", **own}
+                    own = {"HVDLITE_HOST_ID": f"host{placement.host}", **own}
                 environment = {
                     **base_environment(),
                     "OMP_NUM_THREADS": "1",
-                    **job_environment(slot, job),
+                    **job_environment(placement, job),
                     **own,
                 }
-                self._workers.append(self._start(slot, command or (), environment))
+                self._workers.append(self._start(placement, command or (), environment))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Rank:
-        rank = slot.rank
+    def _start(self, placement: Placement, prefix: Sequence[str], env: dict[str, str]) -> Rank:
+        rank = placement.rank
         command = [*prefix, sys.executable, str(_WORKER_MAIN), str(self._path)]
         with (
             open(self._path / f"stdout.{rank}", "wb") as stdout,
             open(self._path / f"stderr.{rank}", "wb") as stderr,
         ):
             if self._preload and not prefix:
-                return fork_rank(slot, self._preload, self._path, env, (stdout, stderr))
-            return start_worker(slot, command, env, stdout=stdout, stderr=stderr)
+                return fork_rank(placement, self._preload, self._path, env, (stdout, stderr))
+            return start_worker(placement, command, env, stdout=stdout, stderr=stderr)
 
     @property
     def pids(self) -> list[int]:

@@ -30,7 +30,7 @@ from hvdlite.launch.loop import JobLoop
 from hvdlite.launch.output.streams import Stream, StreamReader
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.local import Worker, start_worker
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import available_cores, oom_kills
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
@@ -147,13 +147,15 @@ class Agent(JobLoop[Worker]):
         """What passes the ranks' output on."""
         return self._forwarder
 
-    def start(self, slot: Slot, part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def start(
+        self, placement: Placement, part: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
         """Start one rank."""
-        worker = start_worker(slot, part["command"], environment, stdin=part["stdin"])
+        worker = start_worker(placement, part["command"], environment, stdin=part["stdin"])
         self.watch(worker)
         for sink, pipe in worker.take_pipes().items():
             self._forwarder.open(worker.rank, pipe, sink)
-        self._link.send(data_frame(Kind.STARTED, slot.rank, worker.pid))
+        self._link.send(data_frame(Kind.STARTED, placement.rank, worker.pid))
 
     def ended(self, worker: Worker, ending: Ending) -> None:
         """Tell the launcher, which decides what follows."""
@@ -283,8 +285,8 @@ def main() -> int:
     agent = Agent(link, bytes.fromhex(part["job_id"]))
     starters: list[Callable[[], None]] = []
     for rank, own in part["ranks"].items():
-        slot = Slot(int(rank), *part["slots"][rank])
-        starters.append(partial(agent.start, slot, part, {**environment, **own}))
+        placement = Placement(int(rank), *part["slots"][rank])
+        starters.append(partial(agent.start, placement, part, {**environment, **own}))
     try:
         agent.run(starters)
     except OSError as error:

@@ -89,13 +89,13 @@ def run(
         >>> hvdlite.run(number, np=2)
         [0, 10]
     """
-    places = _places(hosts, hostfile)
+    chosen = _hosts(hosts, hostfile)
     python = executable or sys.executable
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
-        ranks=np if np is not None else sum(host.slots for host in places) or 1,
+        ranks=np if np is not None else sum(host.slots for host in chosen) or 1,
         environment=_environment(env, start_timeout),
-        hosts=places,
+        hosts=chosen,
         ssh=SshOptions(
             ssh_port, _path(ssh_identity_file), _path(ssh_config), python, _seconds(start_timeout)
         ),
@@ -142,7 +142,7 @@ def _path(text: str | Path | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _places(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
+def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
     if hosts is not None and hostfile is not None:
         raise ArgumentError("hosts and hostfile: give one of them")
     try:

@@ -84,13 +84,13 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
 
 def spread(hosts: Sequence[Host], ranks: int) -> list[int]:
     """Fill the hosts in order; by rank, the index of its host."""
-    seats = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
-    if ranks > len(seats):
+    host_of_slot = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
+    if ranks > len(host_of_slot):
         raise HostsError(
-            f"{ranks} ranks are more than the {len(seats)} slots of "
+            f"{ranks} ranks are more than the {len(host_of_slot)} slots of "
             f"{', '.join(f'{host.name}:{host.slots}' for host in hosts)}"
         )
-    return seats[:ranks]
+    return host_of_slot[:ranks]
 
 
 def is_here(name: str) -> bool:

@@ -26,7 +26,7 @@ from hvdlite.launch.process.local import (
     start_worker,
     thread_caps,
 )
-from hvdlite.launch.process.placement import Slot, place_as, threads_per_rank
+from hvdlite.launch.process.placement import Placement, place_as, threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.remote import LaunchError, RemoteHosts
 from hvdlite.launch.remote.ssh import SshOptions
@@ -77,12 +77,12 @@ class _Run:
 
     def __init__(self, what: Description, console: Console, inbox: SignalInbox) -> None:
         hosts = what.hosts or (Host("localhost", what.ranks),)
-        places = spread(hosts, what.ranks)
+        host_of_rank = spread(hosts, what.ranks)
         self._what = what
         self._console = console
-        self._slots = place_as(places)
+        self._placements = place_as(host_of_rank)
         # Slots number hosts as they first appear; those that get no rank are left out.
-        self._names = [hosts[index].name for index in dict.fromkeys(places)]
+        self._names = [hosts[index].name for index in dict.fromkeys(host_of_rank)]
         self._here = [not what.hosts or is_here(name) for name in self._names]
         self._job_id, self._token = secrets.token_bytes(16), secrets.token_bytes(32)
         self._inbox = inbox
@@ -137,8 +137,8 @@ class _Run:
         except (OSError, ArgumentError) as error:
             self._console.say(f"no timeline: {error}; its parts are in {self._timeline_parts}")
 
-    def _slots_of(self, name: str) -> list[Slot]:
-        return [slot for slot in self._slots if self._names[slot.host] == name]
+    def _placements_of(self, name: str) -> list[Placement]:
+        return [placement for placement in self._placements if self._names[placement.host] == name]
 
     def _threads(self, remotes: RemoteHosts) -> list[int]:
         """Share out every host's cores; said once, for hosts that are alike."""
@@ -146,7 +146,7 @@ class _Run:
         said: dict[str, list[str]] = {}
         threads = []
         for name in self._names:
-            ranks = len(self._slots_of(name))
+            ranks = len(self._placements_of(name))
             own = cores.get(name, available_cores())
             threads.append(threads_per_rank(own, ranks))
             text = (
@@ -160,12 +160,12 @@ class _Run:
                 self._console.say(f"{text}{where}; set OMP_NUM_THREADS to choose")
         return threads
 
-    def _own(self, slot: Slot, job: Job) -> dict[str, str]:
+    def _own(self, placement: Placement, job: Job) -> dict[str, str]:
         """Build what is different for every rank."""
-        name = self._names[slot.host]
-        name = socket.gethostname() if self._here[slot.host] else name
+        name = self._names[placement.host]
+        name = socket.gethostname() if self._here[placement.host] else name
         return {
-            **job_environment(slot, job),
+            **job_environment(placement, job),
             "HVDLITE_HOSTNAME": name,
             "HOROVOD_HOSTNAME": name,
         }
@@ -185,17 +185,17 @@ class _Run:
 
     def _start_remote(self, remotes: RemoteHosts, job: Job, threads: Sequence[int]) -> None:
         for remote in remotes.hosts:
-            slots = self._slots_of(remote.name)
+            placements = self._placements_of(remote.name)
             part = {
                 "job_id": self._job_id.hex(),
                 "folder": str(Path.cwd()),
                 "command": list(self._what.command),
-                "environment": self._shared(threads[slots[0].host]),
+                "environment": self._shared(threads[placements[0].host]),
                 "compat": self._what.compat,
-                "ranks": {slot.rank: self._own(slot, job) for slot in slots},
-                "slots": {slot.rank: slot_numbers(slot) for slot in slots},
+                "ranks": {placement.rank: self._own(placement, job) for placement in placements},
+                "slots": {placement.rank: placement_numbers(placement) for placement in placements},
             }
-            remote.start(part, slots, self._what.stdin)
+            remote.start(part, placements, self._what.stdin)
         remotes.wait_until_started()
 
     def _starters(
@@ -203,18 +203,18 @@ class _Run:
     ) -> list[Callable[[], None]]:
         workers = {rank: one for host in remotes.hosts for rank, one in host.workers.items()}
 
-        def start(slot: Slot) -> None:
+        def start(placement: Placement) -> None:
             what = self._what
             folder = what.output_folder
-            files = None if folder is None else output_files(folder, slot.rank)
-            remote = workers.get(slot.rank)
+            files = None if folder is None else output_files(folder, placement.rank)
+            remote = workers.get(placement.rank)
             if remote is None:
-                environment = {**self._shared(threads[slot.host]), **self._own(slot, job)}
+                environment = {**self._shared(threads[placement.host]), **self._own(placement, job)}
                 if self._timeline_parts is not None:
                     environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
                 if what.compat:
                     environment = on_path(environment)
-                worker = start_worker(slot, what.command, environment, stdin=what.stdin)
+                worker = start_worker(placement, what.command, environment, stdin=what.stdin)
                 supervisor.add(worker, files)
             else:
                 supervisor.add(remote, files)
@@ -222,21 +222,21 @@ class _Run:
                 one = remote or worker
                 where = f" on {one.host}" if remote else ""
                 self._console.say(
-                    f"rank {slot.rank}: pid {one.pid}{where}: {shlex.join(what.command)}"
+                    f"rank {placement.rank}: pid {one.pid}{where}: {shlex.join(what.command)}"
                 )
 
-        return [partial(start, slot) for slot in self._slots]
+        return [partial(start, placement) for placement in self._placements]
 
 
-def slot_numbers(slot: Slot) -> list[int]:
-    """List a slot's fields but for its rank, in their order."""
+def placement_numbers(placement: Placement) -> list[int]:
+    """List a placement's fields but for its rank, in their order."""
     return [
-        slot.size,
-        slot.local_rank,
-        slot.local_size,
-        slot.cross_rank,
-        slot.cross_size,
-        slot.host,
+        placement.size,
+        placement.local_rank,
+        placement.local_size,
+        placement.cross_rank,
+        placement.cross_size,
+        placement.host,
     ]
 
 

@@ -116,10 +116,10 @@ def test_file_of_horovodrun_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("params:\n  fussion: 3\n", "job.yaml: params.fussion is no flag of hvdlite-run"),
-        ("colour: red\n", "job.yaml: colour is no flag"),
+        ("params:\n  fussion: 3\n", "job.yaml: params.fussion is not a flag of hvdlite-run"),
+        ("colour: red\n", "job.yaml: colour is not a flag"),
         ("- a\n- b\n", "job.yaml must have lines of `flag: value`"),
-        ("a: [1\n", "job.yaml is no YAML"),
+        ("a: [1\n", "job.yaml is not YAML"),
     ],
 )
 def test_mistake_in_the_file_is_named(text: str, message: str) -> None:

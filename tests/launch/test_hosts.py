@@ -34,10 +34,10 @@ def test_both_forms_of_a_hostfile() -> None:
         ("", "-H names no host"),
         ("a:0", "a has '0' slots"),
         ("a:x", "a has 'x' slots"),
-        ("-oProxyCommand=id:1", "is no name of a host"),
-        ("a;id:1", "is no name of a host"),
-        ("$(id):1", "is no name of a host"),
-        ("a b:1", "is no name of a host"),
+        ("-oProxyCommand=id:1", "is not a name of a host"),
+        ("a;id:1", "is not a name of a host"),
+        ("$(id):1", "is not a name of a host"),
+        ("a b:1", "is not a name of a host"),
     ],
 )
 def test_what_is_no_list_of_hosts(text: str, message: str) -> None:

@@ -171,7 +171,7 @@ def test_result_that_cannot_be_pickled_is_an_error() -> None:
     ("options", "message"),
     [
         ({"np": 0}, "np=0: at least one rank"),
-        ({"hosts": "a;b:2"}, "is no name of a host"),
+        ({"hosts": "a;b:2"}, "is not a name of a host"),
         ({"np": 3, "hosts": "localhost:2"}, "3 ranks are more than the 2 slots"),
         ({"hosts": "a", "hostfile": "b"}, "give one of them"),
     ],

@@ -21,7 +21,7 @@ from typing import IO, Any
 from hvdlite.launch.process import guardian, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
@@ -49,18 +49,18 @@ class Job:
         return f"Job(job_id={self.job_id.hex()}, rendezvous={self.rendezvous!r})"
 
 
-def job_environment(slot: Slot, job: Job) -> dict[str, str]:
+def job_environment(placement: Placement, job: Job) -> dict[str, str]:
     """Build the variables that tell a worker who it is and where the others meet."""
     numbers = {
-        "RANK": slot.rank,
-        "SIZE": slot.size,
-        "LOCAL_RANK": slot.local_rank,
-        "LOCAL_SIZE": slot.local_size,
-        "CROSS_RANK": slot.cross_rank,
-        "CROSS_SIZE": slot.cross_size,
+        "RANK": placement.rank,
+        "SIZE": placement.size,
+        "LOCAL_RANK": placement.local_rank,
+        "LOCAL_SIZE": placement.local_size,
+        "CROSS_RANK": placement.cross_rank,
+        "CROSS_SIZE": placement.cross_size,
     }
     environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
-    environment["HVDLITE_NODE"] = str(slot.host)
+    environment["HVDLITE_NODE"] = str(placement.host)
     environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
     environment.update(
         HVDLITE_RENDEZVOUS=job.rendezvous,
@@ -86,10 +86,10 @@ class Worker:
     """One started rank."""
 
     def __init__(
-        self, slot: Slot, process: subprocess.Popen[bytes], result: int | None = None
+        self, placement: Placement, process: subprocess.Popen[bytes], result: int | None = None
     ) -> None:
         """Take a process that leads its own group, and the pipe of its result, if any."""
-        self.slot = slot
+        self.placement = placement
         self._result = {} if result is None else {RESULT: result}
         self.pid = process.pid
         self.process = process
@@ -99,7 +99,7 @@ class Worker:
     @property
     def rank(self) -> int:
         """The rank in the job."""
-        return self.slot.rank
+        return self.placement.rank
 
     @property
     def host(self) -> str:
@@ -154,7 +154,7 @@ class Worker:
 
 
 def start_worker(
-    slot: Slot,
+    placement: Placement,
     command: Sequence[str],
     environment: Mapping[str, str],
     stdout: int | IO[Any] = subprocess.PIPE,
@@ -192,7 +192,7 @@ def start_worker(
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             _enlarge(pipe.fileno())
-    return Worker(slot, process, result)
+    return Worker(placement, process, result)
 
 
 def _memory_file(content: bytes) -> int:

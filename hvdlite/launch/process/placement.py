@@ -4,7 +4,7 @@ A host is an index here. Ranks are numbered host by host; `local_rank` counts wi
 `cross_rank` counts the hosts that have a rank of the same local number.
 
 Example:
-    >>> [(slot.rank, slot.local_rank, slot.cross_rank) for slot in place([2, 1])]
+    >>> [(one.rank, one.local_rank, one.cross_rank) for one in place([2, 1])]
     [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
     >>> threads_per_rank(cores=4, local_size=3)
     1
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Slot:
+class Placement:
     """Where one rank stands."""
 
     rank: int
@@ -29,12 +29,12 @@ class Slot:
     host: int
 
 
-def place(ranks_per_host: Sequence[int]) -> list[Slot]:
+def place(ranks_per_host: Sequence[int]) -> list[Placement]:
     """Number ranks host by host; `ranks_per_host[h]` of them on host h."""
     return place_as([host for host, count in enumerate(ranks_per_host) for _ in range(count)])
 
 
-def place_as(hosts: Sequence[int]) -> list[Slot]:
+def place_as(hosts: Sequence[int]) -> list[Placement]:
     """Number ranks whose hosts are given by rank, in any order."""
     local_sizes: dict[int, int] = {}
     local_ranks = []
@@ -42,11 +42,11 @@ def place_as(hosts: Sequence[int]) -> list[Slot]:
         local_ranks.append(local_sizes.get(host, 0))
         local_sizes[host] = local_ranks[-1] + 1
     order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
-    slots = []
+    placements = []
     for rank, host in enumerate(hosts):
         peers = [h for h in order if local_sizes[h] > local_ranks[rank]]
-        slots.append(
-            Slot(
+        placements.append(
+            Placement(
                 rank=rank,
                 size=len(hosts),
                 local_rank=local_ranks[rank],
@@ -56,7 +56,7 @@ def place_as(hosts: Sequence[int]) -> list[Slot]:
                 host=order[host],
             )
         )
-    return slots
+    return placements
 
 
 def threads_per_rank(cores: int, local_size: int) -> int:

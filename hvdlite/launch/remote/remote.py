@@ -21,7 +21,7 @@ import hvdlite
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ssh import SshOptions, explain, last_line, ssh_command
@@ -45,8 +45,8 @@ def _disturbed(error: NoFrameError) -> str:
 class RemoteWorker:
     """One rank on another host. The host's thread feeds it, the supervisor's reads it."""
 
-    def __init__(self, slot: Slot, remote: RemoteHost, with_result: bool) -> None:
-        self.slot = slot
+    def __init__(self, placement: Placement, remote: RemoteHost, with_result: bool) -> None:
+        self.placement = placement
         self.pid = 0  # on its own host
         self.ending: Ending | None = None
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
@@ -59,7 +59,7 @@ class RemoteWorker:
     @property
     def rank(self) -> int:
         """The rank in the job."""
-        return self.slot.rank
+        return self.placement.rank
 
     @property
     def host(self) -> str:
@@ -204,10 +204,12 @@ class RemoteHost:
         """Say whether all its ranks run."""
         return all(worker.pid for worker in self.workers.values())
 
-    def start(self, part: dict[str, Any], slots: Sequence[Slot], stdin: bytes | None) -> None:
+    def start(
+        self, part: dict[str, Any], placements: Sequence[Placement], stdin: bytes | None
+    ) -> None:
         """Have the agent start its ranks."""
-        for slot in slots:
-            self.workers[slot.rank] = RemoteWorker(slot, self, stdin is not None)
+        for placement in placements:
+            self.workers[placement.rank] = RemoteWorker(placement, self, stdin is not None)
         if stdin is not None:
             self.send(frame(Kind.STDIN, body=stdin))
         self.send(data_frame(Kind.START, 0, part))
