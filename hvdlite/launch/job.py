@@ -1,4 +1,8 @@
-"""One job, from its description to its end: where its ranks run, what they get, where they meet."""
+"""Run one job from its description to its end.
+
+`run_job` places the ranks on the hosts, builds their environments, serves the store where they
+meet, starts them here and on other hosts, and supervises them until nothing of the job is left.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +42,20 @@ DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 
 @dataclass(frozen=True)
 class Description:
-    """What to run, and how.
+    """What the user wants to run.
 
     Attributes:
-        environment: of every rank: the user's, with what flags set.
-        hosts: filled in order; none means this machine alone.
+        command: the program of every rank, and its arguments.
+        ranks: how many ranks the job has.
+        environment: the variables of every rank: the user's, and those that flags set.
+        hosts: the hosts, which are filled in order; if empty, this machine alone.
+        interfaces: names of the network interfaces by which the hosts reach each other; if empty,
+            those of the routes to them.
+        output_folder: a folder for copies of the ranks' output.
+        timestamps: whether the time stands before each line of output.
+        verbose: whether the launcher prints the process and command of each rank.
         compat: whether `import horovod` finds hvdlite.
-        interfaces: network interfaces by which the hosts reach each other; by route when empty.
-        stdin: what every rank reads; then it also has a pipe for a result.
+        stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
         grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
     """
 
@@ -65,7 +75,13 @@ class Description:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: the launcher's exit status, the first failure, and results by rank."""
+    """How a job ended.
+
+    Attributes:
+        status: the exit status for the launcher.
+        root: the failure that the others followed from, if any rank failed.
+        results: by rank, the bytes that it wrote as its result.
+    """
 
     status: int
     root: Failure | None
@@ -81,7 +97,7 @@ class _Run:
         self._what = what
         self._console = console
         self._placements = place_as(host_of_rank)
-        # Slots number hosts as they first appear; those that get no rank are left out.
+        # Placements number the hosts that get a rank, in order of first appearance.
         self._names = [hosts[index].name for index in dict.fromkeys(host_of_rank)]
         self._here = [not what.hosts or is_here(name) for name in self._names]
         self._job_id, self._token = secrets.token_bytes(16), secrets.token_bytes(32)
@@ -117,10 +133,10 @@ class _Run:
                 return Outcome(status, supervisor.root, supervisor.results)
 
     def _choose_timeline_parts(self) -> Path | None:
-        """Say where this host's ranks leave the parts of their timelines; they make the folder.
+        """Choose the folder for the parts of timelines of this host's ranks, which create it.
 
-        None where no temporary folder can be written: then parts lie beside the timeline, and what
-        the ranks could not merge stays there.
+        None if no temporary folder can be written. The ranks then put the parts beside the
+        timeline, and the parts that they cannot merge stay there.
         """
         try:
             folder = tempfile.gettempdir()
@@ -129,7 +145,7 @@ class _Run:
         return Path(folder) / f"hvdlite-timeline-{self._job_id.hex()}"
 
     def _merge_timelines(self) -> None:
-        """Merge the parts that ranks could not merge: one was killed, for example."""
+        """Merge the parts that the ranks could not merge, for example because one was killed."""
         if self._timeline_parts is None:
             return
         try:
@@ -141,7 +157,7 @@ class _Run:
         return [placement for placement in self._placements if self._names[placement.host] == name]
 
     def _threads(self, remotes: RemoteHosts) -> list[int]:
-        """Share out every host's cores; said once, for hosts that are alike."""
+        """Return, by host, the number of threads per rank; print it once for equal hosts."""
         cores = {remote.name: int(remote.hello["cores"]) for remote in remotes.hosts}
         said: dict[str, list[str]] = {}
         threads = []
@@ -161,7 +177,7 @@ class _Run:
         return threads
 
     def _own(self, placement: Placement, job: Job) -> dict[str, str]:
-        """Build what is different for every rank."""
+        """Build the variables that are different for every rank."""
         name = self._names[placement.host]
         name = socket.gethostname() if self._here[placement.host] else name
         return {
@@ -171,10 +187,11 @@ class _Run:
         }
 
     def _shared(self, threads: int) -> dict[str, str]:
-        """Build what is the same for every rank of a host."""
+        """Build the variables that are the same for every rank of a host."""
         given = self._what.environment
         shared = {**given, **thread_caps(given, threads)}
-        # Horovod's switch for what is a time here; the core knows one name of Horovod's per knob.
+        # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
+        # for each knob, so the launcher translates this one.
         if given.get("HOROVOD_STALL_CHECK_DISABLE", "0").lower() in ("1", "true"):
             shared.setdefault("HVDLITE_STALL_WARNING", "0")
         if self._what.interfaces:
@@ -229,7 +246,7 @@ class _Run:
 
 
 def placement_numbers(placement: Placement) -> list[int]:
-    """List a placement's fields but for its rank, in their order."""
+    """List a placement's fields after its rank, in order, for a message to an agent."""
     return [
         placement.size,
         placement.local_rank,
@@ -241,12 +258,14 @@ def placement_numbers(placement: Placement) -> list[int]:
 
 
 def meeting_address(remotes: RemoteHosts, interfaces: Sequence[str]) -> str | None:
-    """Choose where the store listens: at the address that routes to the other hosts.
+    """Choose the address of the store: the one from which this host reaches the other hosts.
 
-    None, for a fresh Unix socket, when there is no other host.
+    Returns:
+        "host:0", or None for a fresh Unix socket when there is no other host.
 
     Raises:
-        LaunchError: the hosts are reached from different addresses, and nobody said which to take.
+        LaunchError: this host reaches the others from different addresses, and `interfaces` is
+            empty.
     """
     if not remotes.hosts:
         return None
@@ -267,13 +286,13 @@ def meeting_address(remotes: RemoteHosts, interfaces: Sequence[str]) -> str | No
 
 
 def _ssh_end(connection: str) -> str:
-    """Take the other host's own address from its SSH_CONNECTION: ours, port, its, port."""
+    """Return the other host's address from its SSH_CONNECTION: our address, port, its, port."""
     fields = connection.split()
     return fields[2] if len(fields) == 4 else "127.0.0.1"
 
 
 def route_to(address: str) -> str:
-    """Ask the kernel which of this host's addresses it would send from; nothing is sent."""
+    """Return this host's address on the route to another one; connecting UDP sends no packet."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asked:
         asked.connect((address, 9))
@@ -285,7 +304,7 @@ def _number(count: int, what: str) -> str:
 
 
 def run_job(what: Description) -> Outcome:
-    """Run a job to its end.
+    """Run a job to its end, and return how it ended.
 
     Raises:
         HostsError: the hosts have too few slots.

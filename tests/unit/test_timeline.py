@@ -86,7 +86,7 @@ def test_session_is_merged_into_its_target_and_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "parts").exists()
 
 
-def test_file_that_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stranger = tmp_path / "stranger.json"
     stranger.write_text('[\n{"name":"something"}\n]\n')
     target = tmp_path / "out.json"

@@ -1,7 +1,8 @@
 """Number the ranks of a job over its hosts; pure arithmetic.
 
-A host is an index here. Ranks are numbered host by host; `local_rank` counts within a host, and
-`cross_rank` counts the hosts that have a rank of the same local number.
+A *placement* is the host and the numbers that a rank gets. Hosts are indexes here. `local_rank`
+counts the ranks of a host, and `cross_rank` counts the hosts that have a rank of the same local
+rank.
 
 Example:
     >>> [(one.rank, one.local_rank, one.cross_rank) for one in place([2, 1])]
@@ -18,7 +19,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one rank stands."""
+    """The host of one rank, and its numbers.
+
+    Attributes:
+        host: the index of its host, in order of first appearance.
+    """
 
     rank: int
     size: int
@@ -30,12 +35,12 @@ class Placement:
 
 
 def place(ranks_per_host: Sequence[int]) -> list[Placement]:
-    """Number ranks host by host; `ranks_per_host[h]` of them on host h."""
+    """Place ranks host by host: `ranks_per_host[h]` ranks on host h."""
     return place_as([host for host, count in enumerate(ranks_per_host) for _ in range(count)])
 
 
 def place_as(hosts: Sequence[int]) -> list[Placement]:
-    """Number ranks whose hosts are given by rank, in any order."""
+    """Place ranks in any order: rank r on host `hosts[r]`."""
     local_sizes: dict[int, int] = {}
     local_ranks = []
     for host in hosts:
