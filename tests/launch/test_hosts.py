@@ -1,4 +1,4 @@
-"""Lists of hosts: what is understood, what is refused, and that nothing of it reaches a shell."""
+"""Lists of hosts: valid ones are parsed, invalid ones refused, and no text of them is run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_both_forms_of_a_hostfile() -> None:
         ("a b:1", "is not a name of a host"),
     ],
 )
-def test_what_is_no_list_of_hosts(text: str, message: str) -> None:
+def test_what_is_not_a_list_of_hosts(text: str, message: str) -> None:
     with pytest.raises(HostsError, match=message):
         read_hosts(text)
 
