@@ -1,4 +1,4 @@
-// Worlds of whole engines whose tensors are on the doubles of GPUs.
+// Worlds of whole engines whose tensors are on fake GPUs.
 #pragma once
 
 #include <latch>
@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 
 template <typename Hook, typename... Arguments>
 auto gpu_hook(const char* name, Arguments... arguments) {
-  return gpu_double<Hook>(kCuda, name)(arguments...);
+  return fake_function<Hook>(kCuda, name)(arguments...);
 }
 inline void hold(CudaStream stream, bool held) {
   CHECK(gpu_hook<decltype(fake_hold_stream)>("fake_hold_stream", stream, held));
@@ -24,7 +24,7 @@ inline FakeCounters gpu_counters() {
   return counters;
 }
 
-// What a framework has on its GPU: streams of its own, and tensors.
+// Stands for a framework on one GPU: it has streams of its own, and tensors.
 class Framework {
  public:
   explicit Framework(int ordinal)
@@ -123,7 +123,7 @@ inline void check_usable(Engine& engine) {
 }
 
 // Two ranks have an allreduce on their devices that waits for rank 1's producer, and rank 1 gives
-// up: the other hears of it soon, and its allreduce ends, too.
+// up: rank 0 gets the error soon, and its allreduce ends, too.
 inline void check_that_a_lost_peer_ends_an_allreduce(ReduceOp op) {
   std::latch on_devices(2);
   GpuWorld{}.run([&](int rank, Engine& engine, Framework& gpu) {

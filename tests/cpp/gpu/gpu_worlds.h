@@ -11,8 +11,8 @@
 #include "backend/self_backend.h"
 #include "check.h"
 #include "cpp/host/backend_worlds.h"
+#include "fake_gpu.h"
 #include "gpu/gpu_plane.h"
-#include "gpu_double.h"
 #include "hooks.h"
 #include "host/host_backend.h"
 #include "negotiation/process_set.h"
@@ -23,7 +23,7 @@ namespace hvdlite::testing {
 inline constexpr const char* kCuda = "libcuda.so.1";
 
 inline void set_gpu_option(const char* name, const char* value, int device = -1) {
-  gpu_double<decltype(fake_set_option)>(kCuda, "fake_set_option")(name, device, value);
+  fake_function<decltype(fake_set_option)>(kCuda, "fake_set_option")(name, device, value);
 }
 
 inline Config gpu_config() {
@@ -35,9 +35,9 @@ inline Config gpu_config() {
 
 // Of the doubles; a name of no file is a machine without NCCL.
 inline GpuLibraries gpu_libraries(const std::string& nccl = "libnccl.so.2") {
-  return {[] { return CudaApi::load(gpu_double_folder() + "/" + kCuda); },
+  return {[] { return CudaApi::load(fake_gpu_folder() + "/" + kCuda); },
           [nccl]() -> Result<std::shared_ptr<const NcclApi>> {
-            Result<Dylib> library = Dylib::open(gpu_double_folder() + "/" + nccl);
+            Result<Dylib> library = Dylib::open(fake_gpu_folder() + "/" + nccl);
             HVDLITE_RETURN_IF_ERROR(library.status());
             return NcclApi::take(std::move(library.value()), "of the tests");
           }};

@@ -1,4 +1,4 @@
-// Adaptive summation of GPU tensors over NCCL, on the doubles: the kernels, their scratch, and
+// Adaptive summation of GPU tensors over NCCL, on the fakes: the kernels, their scratch, and
 // whole engines. That results are what the formula says: test_adasum.cc, in every world.
 #include <cmath>
 #include <cstring>

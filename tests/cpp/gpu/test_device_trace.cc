@@ -1,4 +1,5 @@
-// The spans of a GPU in the timeline, on the doubles: when the device worked, not when it was told.
+// The spans of a GPU in the timeline, on fake GPUs: they show when the device worked, not when the
+// runner gave it the work.
 #include <cstdlib>
 #include <cstring>
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr TraceTime kMillisecond = 1'000'000;
 constexpr TraceTime kHeld = 300 * kMillisecond;
-// How late the double's threads may be on a busy machine.
+// How late the fake's threads may be on a busy machine.
 constexpr TraceTime kLate = 150 * kMillisecond;
 
 struct Measured {

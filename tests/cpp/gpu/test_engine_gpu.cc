@@ -1,4 +1,4 @@
-// Whole engines on the doubles of GPUs: planes, disagreement, faults.
+// Whole engines on fake GPUs: planes, mismatches, faults.
 #include "gpu_engines.h"
 
 using namespace hvdlite;

@@ -32,7 +32,7 @@ GpuLibraries counting_libraries() {
   libraries.cuda = []() -> Result<std::shared_ptr<const CudaApi>> {
     const auto loaded = gpu_libraries().cuda();
     HVDLITE_RETURN_IF_ERROR(loaded.status());
-    // A table of its own whose library, the double, stays loaded.
+    // A table of its own whose library, the fake, stays loaded.
     auto table = std::make_shared<CudaApi>();
 #define COPY_FIELD(field, symbol, arguments) table->field = loaded.value()->field;
     HVDLITE_CUDA_SYMBOLS(COPY_FIELD)

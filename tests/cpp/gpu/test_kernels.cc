@@ -1,4 +1,4 @@
-// The GPU kernels: the CUDA source, run by the double of the driver, against plain C++; and that
+// The GPU kernels: the CUDA source, run by the fake driver, against plain C++; and that
 // the PTX declares them all. No device: what PTX does on one is tests/gpu's to prove.
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@
 #include "check.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/kernel_args.h"
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "hooks.h"
 
 using namespace hvdlite;
@@ -137,12 +137,12 @@ struct DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
   void write(const std::vector<char>& from) const {
-    CHECK(gpu_double<bool(std::uint64_t, const void*, std::size_t)>("libcuda.so.1", "fake_write")(
-        address, from.data(), from.size()));
+    CHECK(fake_function<bool(std::uint64_t, const void*, std::size_t)>(
+        "libcuda.so.1", "fake_write")(address, from.data(), from.size()));
   }
   std::vector<char> read() const {
     std::vector<char> to(bytes);
-    CHECK(gpu_double<bool(std::uint64_t, void*, std::size_t)>("libcuda.so.1", "fake_read")(
+    CHECK(fake_function<bool(std::uint64_t, void*, std::size_t)>("libcuda.so.1", "fake_read")(
         address, to.data(), bytes));
     return to;
   }
@@ -332,7 +332,7 @@ TEST(kernels_that_leave_their_memory_are_a_sticky_error) {
   CHECK(add(args, {buffer.address, buffer.address, 17, 1.0}));
   CHECK_EQ(gpu.launch("hvdlite_copy_4", args, 1, 32), CUDA_ERROR_ILLEGAL_ADDRESS);
   CHECK_EQ(cuda("cuStreamQuery", gpu.stream), CUDA_ERROR_ILLEGAL_ADDRESS);
-  gpu_double<void(int, int)>("libcuda.so.1", "fake_set_sticky_error")(0, 0);
+  fake_function<void(int, int)>("libcuda.so.1", "fake_set_sticky_error")(0, 0);
 }
 
 TEST(ptx_declares_the_kernels_of_the_header_and_their_parameter) {

@@ -1,4 +1,4 @@
-// TensorFlow's kernels for GPUs, in the library that is shipped, on doubles of TensorFlow, the
+// TensorFlow's kernels for GPUs, in the library that is shipped, on fakes of TensorFlow, the
 // driver and NCCL: two ranks as threads, each with its own engine behind the one attached core.
 #include <dlfcn.h>
 
@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "capi/c_api.h"
-#include "fakes/tensorflow/double.h"
+#include "fakes/tensorflow/hooks.h"
 #include "gpu_engines.h"
 
 using namespace hvdlite;
@@ -171,7 +171,7 @@ std::vector<float> run_kernel(const std::string& op, int rank, Engine& engine, F
   call.add_terms();
   const std::int64_t syncs = host_syncs(gpu);
   call.run();
-  std::this_thread::sleep_for(50ms);  // for whoever does not wait
+  std::this_thread::sleep_for(50ms);  // time for a kernel that fails to wait
   CHECK_EQ(host_syncs(gpu), syncs);
   std::vector<float> none(1);
   CHECK_OK(run(engine, allreduce_entry("all were here", none)));

@@ -66,8 +66,7 @@ inline void for_every_host_world(const EveryBody& body) {
   }
 }
 
-// The data planes of GPUs, on the doubles: NCCL in several states, through the host, one rank
-// alone.
+// The data planes of GPUs, on fake GPUs: NCCL in several states, through the host, one rank alone.
 void for_every_gpu_world(const EveryBody& body);  // gpu_worlds.cc
 
 inline void for_every_world(const EveryBody& body) {

@@ -1,6 +1,6 @@
-"""GPU tensors through the Python binding, on the doubles of the driver and NCCL.
+"""GPU tensors through the Python binding, on the fake driver and NCCL.
 
-torch cannot make tensors on the double: these tests speak to it as a framework would, with streams
+torch cannot make tensors on the fakes: these tests call them as a framework would, with streams
 and memory of their own.
 """
 
@@ -21,7 +21,7 @@ SUM = 1
 
 
 class Gpu:
-    """One device of the double: a stream, and float32 tensors."""
+    """One device of the fake driver: a stream, and float32 tensors."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
