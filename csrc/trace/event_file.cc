@@ -21,7 +21,7 @@ constexpr int kFirstLaneThread = 100;  // threads below are rows
 
 int thread_of(std::size_t lane) { return kFirstLaneThread + static_cast<int>(lane); }
 
-// A JSON string. Names are UTF-8 already; what is not is the reader's to replace.
+// Appends a JSON string. Names are UTF-8 already; a viewer replaces bytes that are not.
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
   for (const char c : text) {

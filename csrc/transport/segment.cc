@@ -52,7 +52,7 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   SegmentLayout layout;
   layout.local_size = static_cast<std::uint64_t>(local_size);
   layout.ring_bytes = kRingBytes;
-  // A page at least, whatever the chunks are.
+  // At least one page, even when all chunks are smaller.
   layout.slot_bytes = round_up(static_cast<std::uint64_t>(
       std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})));
   return layout;

@@ -19,7 +19,7 @@ namespace hvdlite {
 namespace {
 
 constexpr int kProbes = 6;           // of an idle connection, within the patience
-constexpr double kLongestIdle = 60;  // seconds; firewalls forget connections that say nothing
+constexpr double kLongestIdle = 60;  // seconds; firewalls forget silent connections
 
 void set(int socket, int level, int name, int value) {
   // Fails on a socket that is not TCP (tests), where it is not needed.
@@ -38,7 +38,8 @@ void set_patience(int socket, double seconds) {
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
-// The peer said nothing of it: a timeout, or what routers answered instead of it meanwhile.
+// True for errors that do not come from the peer itself: a timeout, or what routers answered in its
+// place.
 bool is_silence(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
          error == EHOSTDOWN || error == ENETDOWN;
