@@ -111,7 +111,7 @@ Result<DeviceMemory> CudaDevice::allocate(std::size_t bytes) {
 }
 
 Status CudaDevice::check(int error, const std::string& what) const {
-  // A string is only made where something went wrong.
+  // The text is made only after an error.
   return error == kCudaSuccess ? Status() : api_->check(error, describe() + ": " + what);
 }
 

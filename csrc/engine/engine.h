@@ -49,10 +49,10 @@ class Engine {
   // The GPU whose memory `address` is; of no address, the one whose context is current in this
   // thread. Any thread.
   Result<int> gpu_of(const void* address) { return gpus_.ordinal_of(address); }
-  // Memory on a GPU that gradients stay in, see backend/device_slots.h. Any thread. Errors as of
+  // Allocates gradient memory on a GPU, see gpu/gradient_memory.h. Any thread. Errors are those of
   // GpuPlane::mark(), and kOutOfMemory.
-  Result<DeviceSlots::Holder> allocate_slot(int gpu, std::size_t bytes) {
-    return gpus_.allocate_slot(gpu, bytes);
+  Result<GradientMemory::Holder> allocate_gradient_memory(int gpu, std::size_t bytes) {
+    return gpus_.allocate_gradient_memory(gpu, bytes);
   }
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline);

@@ -1,4 +1,5 @@
-// What GPUs could be used here, and why not: rows for `hvdlite-run --doctor`. Any thread.
+// A report on the GPUs that this process can use, or the reason why it can use none: rows for
+// `hvdlite-run --doctor`. Any thread.
 #pragma once
 
 #include <span>
@@ -9,13 +10,13 @@
 
 namespace hvdlite {
 
-// `reason` says what was found where it is ok: file, version, features.
+// Where a library is ok, its `reason` names the file, the version and the features that were found.
 struct GpuReport {
   Viability driver;
   Viability nccl;
 };
 
-// Loads both libraries; `nccl_folders` as for GpuPlane.
+// Loads both libraries; `nccl_folders` are those of nvidia-nccl wheels.
 GpuReport examine_gpus(const Config& config, std::span<const std::string> nccl_folders);
 
 }  // namespace hvdlite

@@ -11,7 +11,7 @@
 namespace hvdlite {
 namespace {
 
-// The fusion threshold, and some for what lies between tensors.
+// The fusion threshold, and some more for the gaps between tensors.
 std::size_t fusion_bytes(const Config& config) {
   constexpr std::int64_t kLeast = 4096;
   const auto threshold = static_cast<std::size_t>(std::max(config.fusion_threshold, kLeast));
@@ -97,7 +97,7 @@ Status DeviceAgreement::one_nccl(const std::vector<Candidate>& members) {
   return Status();
 }
 
-// What to add to an error of NCCL when two members share a GPU, which is the likely reason.
+// The text to add to an error of NCCL when two members share a GPU, which is the likely reason.
 std::string DeviceAgreement::one_gpu_for_two(const std::vector<Candidate>& members) {
   for (const Candidate& member : members) {
     for (const Candidate& other : members) {
@@ -128,16 +128,16 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
     return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
                    api->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
   }
-  Result<std::unique_ptr<NcclCommunicator>> joined =
-      NcclCommunicator::join(api, workspace.device, {group, *fabric_}, start.id, patience);
-  if (!joined.ok()) {
-    const Status why = joined.status();
+  Result<std::unique_ptr<NcclCommunicator>> connected =
+      NcclCommunicator::connect(api, workspace.device, {group, *fabric_}, start.id, patience);
+  if (!connected.ok()) {
+    const Status why = connected.status();
     return Status(why.code(), why.message() + one_gpu_for_two(members), why.failed_rank());
   }
   const bool fused = std::all_of(members.begin(), members.end(),
                                  [](const Candidate& member) { return member.fused != 0; });
   return std::unique_ptr<DeviceBackend>(
-      std::make_unique<NcclBackend>(std::move(joined.value()), workspace, host_, fused));
+      std::make_unique<NcclBackend>(std::move(connected.value()), workspace, host_, fused));
 }
 
 Status DeviceAgreement::fall_back(const Group& group, const std::vector<Candidate>& members) {

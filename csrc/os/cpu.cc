@@ -19,8 +19,8 @@ std::string file_text(const std::string& path) {
   return text.str();
 }
 
-// The number of processors that a quota of microseconds in each period gives; nothing when there is
-// no quota.
+// The number of processors that a quota of microseconds in each period gives; nothing without a
+// quota.
 std::optional<double> cores_of_quota(std::istream& quota_and_period) {
   double quota = 0;
   double period = 0;

@@ -107,7 +107,7 @@ TEST(trace_file_says_what_was_dropped_and_ends_what_was_open) {
   events.take(ring);
   CHECK_EQ(count(file.text(), "\"2 events dropped\""), 1);
   CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
-  ring.push(task(What::kPhase, 1, 40), "");  // of a task that is no more
+  ring.push(task(What::kPhase, 1, 40), "");  // the task has ended already
   events.take(ring);
   events.finish();
   CHECK_EQ(count(file.text(), "\"dropped\":2}}\n]\n"), 1);

@@ -70,7 +70,8 @@ class Framework {
     made->gpu = GpuSource{ordinal, producer, nullptr};
     return made;
   }
-  // Submits, waits until it is on the device, and lets the consumer wait for it.
+  // Submits the entry, waits until the device has been given it, and makes the consumer wait for
+  // it.
   Status run(Engine& engine, const EntryPtr& entry, CudaDevice* waiting = nullptr) {
     HVDLITE_RETURN_IF_ERROR(testing::run(engine, entry));
     CudaDevice& by = waiting == nullptr ? *device : *waiting;
@@ -87,7 +88,7 @@ struct GpuWorld {
   Hosts hosts = {0, 0};
   Config config = gpu_config();
   std::vector<GpuLibraries> libraries = {gpu_libraries()};  // by rank; the last one for the rest
-  bool share_device = false;                                // all use the first one
+  bool share_device = false;                                // all ranks use the first GPU
 
   // Runs body(rank, engine, framework) on a thread per rank; the engines shut down together.
   void run(const std::function<void(int, Engine&, Framework&)>& body) const {
@@ -115,7 +116,7 @@ inline bool contains(const Status& status, const std::string& text) {
   return false;
 }
 
-// An allreduce of host memory: the world is usable.
+// Checks by an allreduce of host memory that the world is usable.
 inline void check_usable(Engine& engine) {
   std::vector<float> values(3, 1.0F);
   CHECK_OK(run(engine, allreduce_entry("usable", values)));

@@ -22,7 +22,7 @@ struct Measured {
   TraceTime end;
 };
 
-// The one span of this name that was measured elsewhere; those of hosts begin and end.
+// The one complete span of this name; the spans of the host have a begin and an end event.
 bool find_span(const std::string& text, const std::string& name, Measured& found) {
   const auto field = [&](const char* key, std::size_t from) {
     return static_cast<TraceTime>(

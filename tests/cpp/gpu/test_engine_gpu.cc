@@ -7,7 +7,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A batch of GPU tensors, checked.
+// Reduces a batch of GPU tensors and checks the result.
 void check_sum(Engine& engine, Framework& gpu, std::size_t count = 1000) {
   const OnDevice tensor = gpu.tensor(std::vector<float>(count, 2.0F));
   CHECK_OK(gpu.run(engine, gpu.entry("sum", tensor, count)));
@@ -43,7 +43,7 @@ TEST(engine_gpu_packs_a_batch_with_one_launch_each_way_and_never_waits) {
     CHECK_OK(run(engine, entry));
     const FakeCounters after = gpu_counters();
     CHECK_OK(run(engine, allreduce_entry("together", none)));
-    // Of both ranks, who run together; at least of this one.
+    // The counts are those of both ranks, which run together, so at least those of this one.
     CHECK(after.kernel_launches - before.kernel_launches <= 4);
     CHECK(after.collective_launches - before.collective_launches <= 2);
     CHECK_EQ(after.host_syncs, before.host_syncs);
@@ -71,7 +71,7 @@ TEST(engine_gpu_weighted_average_ignores_what_a_rank_of_weight_zero_has) {
   });
 }
 
-TEST(engine_gpu_ranks_that_disagree_about_the_device_all_hear_it_and_go_on) {
+TEST(engine_gpu_mismatched_devices_are_an_error_on_every_rank_and_the_world_goes_on) {
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
     std::vector<float> host(4);

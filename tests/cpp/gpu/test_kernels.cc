@@ -1,5 +1,5 @@
-// The GPU kernels: the CUDA source, run by the fake driver, against plain C++; and that
-// the PTX declares them all. No device: what PTX does on one is tests/gpu's to prove.
+// The GPU kernels: the fake driver runs the CUDA source, and plain C++ gives the expected result.
+// The PTX must declare all of them. tests/gpu shows what the PTX does on a device.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -30,7 +30,7 @@ std::string the_ptx() {
   return text;
 }
 
-// The element types by the names that kernels bear.
+// The element types, by the names that kernels have for them.
 struct Names {
   using f16 = Float16;
   using bf16 = Bfloat16;
@@ -114,7 +114,7 @@ struct Gpu {
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
-  // Returns what waiting for the kernel says.
+  // Returns the status of the wait for the kernel.
   int launch(const std::string& name, const CopyArgs& args, unsigned blocks,
              unsigned threads) const {
     CUfunction function = nullptr;
@@ -158,7 +158,7 @@ T load(const std::vector<char>& bytes, std::size_t offset) {
   return value;
 }
 
-// Where one segment lies within the two buffers, in bytes.
+// The place of one segment within the two buffers, in bytes.
 struct Place {
   std::size_t source;
   std::size_t target;
@@ -184,7 +184,7 @@ std::vector<Place> make_places(std::size_t source_bytes, std::size_t target_byte
   return places;
 }
 
-// Random bits, so that every value of a type appears, infinite ones and NaN included; or tame ones.
+// Random bits, so that every value of a type appears, also infinities and NaN; or small numbers.
 template <typename Source>
 std::vector<char> make_input(std::size_t bytes, bool tame) {
   std::mt19937 random(7);

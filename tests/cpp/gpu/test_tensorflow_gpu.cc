@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-thread_local Engine* t_engine = nullptr;  // of the rank that this thread is
+thread_local Engine* t_engine = nullptr;  // the engine of this thread's rank
 
 void submit_for_this_rank(void*, const HvdliteCall* call) {
   const HvdliteCore core = make_core_table(*t_engine);
@@ -166,7 +166,7 @@ std::vector<float> run_kernel(const std::string& op, int rank, Engine& engine, F
   Call call(op, op + std::to_string(late), gpu, ReduceOp::kSum);
   call.give(7.0F, count);
   if (rank == late) hold(gpu.producer, true);
-  if (rank == 1) call.set_zero(count);  // what is to be sent
+  if (rank == 1) call.set_zero(count);  // the tensor to send
   if (op == "HvdliteAlltoall") call.context.inputs.push_back(on_host(TF_INT64, std::move(splits)));
   call.add_terms();
   const std::int64_t syncs = host_syncs(gpu);
