@@ -50,7 +50,8 @@ Status CudaDevice::start() {
   const Current current(*this);
   int least = 0;
   int greatest = 0;
-  // Communication goes before computation where both want the device's processors.
+  // The highest priority: communication goes before computation when both want the device's
+  // processors.
   (void)api_->priority_range(&least, &greatest);
   return check(api_->stream_create(&stream_, kCudaStreamNonBlocking, greatest), "making a stream");
 }

@@ -76,8 +76,8 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
   }
   if (capturing != 0) {
     return Status(StatusCode::kInvalidArgument,
-                  "a CUDA graph is being captured; ranks agree on each collective anew, so run "
-                  "hvdlite's outside of the graph");
+                  "a CUDA graph is being captured; ranks negotiate each collective anew, so run "
+                  "hvdlite's collectives outside of the graph");
   }
   return device.record(stream);
 }

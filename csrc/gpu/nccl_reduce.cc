@@ -1,4 +1,4 @@
-// NcclBackend's reductions.
+// The reductions of NcclBackend.
 #include <algorithm>
 #include <numeric>
 
@@ -27,7 +27,7 @@ int nccl_op(ReduceOp op) {
   return 0;
 }
 
-// What NCCL reduces: it lacks 16-bit integers.
+// The types with which NCCL reduces. NCCL lacks 16-bit integers, so int16 travels as int32.
 ElementTypes widened(ElementTypes types) {
   return types.wire == DataType::kInt16 ? ElementTypes(types.memory, DataType::kInt32) : types;
 }
@@ -196,7 +196,7 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
         device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
         "filling memory"));
   }
-  // Every member chooses the same op, whatever its own factor is.
+  // Every member chooses the same op, even if its own factor is 1.
   const bool scaled = piece.prescale != 1.0 || piece.own_scale;
   const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   // NCCL would round the factor to 16 bits.

@@ -27,7 +27,7 @@ std::span<std::byte> bytes_of(T& value) {
 
 }  // namespace
 
-// Plain bytes, because it travels.
+// A plain struct, because its bytes travel.
 struct DeviceAgreement::Candidate {
   std::int32_t rank = -1;
   std::int32_t nccl = 0;   // version; 0: cannot be used
@@ -67,7 +67,8 @@ DeviceAgreement::Candidate DeviceAgreement::present(DeviceWorkspace& workspace) 
   own.fused = reserved.ok() ? 1 : 0;
   if (!reserved.ok()) {
     log(LogLevel::kWarning, own.rank,
-        "no fusion buffer on the GPU, so that tensors travel one by one: " + reserved.message() +
+        "there is no fusion buffer on the GPU, so tensors travel one by one: " +
+            reserved.message() +
             "; lower HVDLITE_FUSION_THRESHOLD or the memory that the framework takes");
   }
   return own;

@@ -104,7 +104,8 @@ void destroy_query(void* query) { delete static_cast<Query*>(query); }
 const char* refuse_query(const World& now, const Query& query, HvdlitePlace* place) {
   if (now.size == 0) return "hvdlite has not been initialized; call hvd.init() first";
   if (!find_process_set(static_cast<std::uint32_t>(query.process_set), place)) {
-    return "a function asks about a process set that was removed, or is of an earlier world";
+    return "a function asks about a process set that was removed, or that belongs to an earlier "
+           "world";
   }
   return nullptr;
 }

@@ -179,7 +179,7 @@ void run_call(void* outputs, const void** inputs, const char* opaque, std::size_
               CallStatus* status) {
   Description description;
   if (!parse(std::string_view(opaque, length), description)) {
-    *status = "hvdlite: a custom call that this version did not make";
+    *status = "hvdlite: another version of hvdlite made this custom call";
     return;
   }
   const auto results = static_cast<void**>(outputs);

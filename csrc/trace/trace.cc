@@ -6,7 +6,8 @@ namespace hvdlite {
 namespace {
 
 constexpr std::size_t kCells = std::size_t{1} << 17;  // 8 MiB
-// How much a killed process can lose; a full ring would need six million records a second.
+// The time whose events a killed process can lose. To fill the ring within that time takes six
+// million records a second.
 constexpr auto kWriteInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kLongestWhy = 300;
 

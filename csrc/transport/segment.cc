@@ -79,8 +79,9 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
       layout.ring_bytes != kRingBytes || layout.slot_bytes > bytes.value() ||
       layout.total_bytes() != bytes.value()) {
-    return Status(StatusCode::kInternal,
-                  "a segment has another layout: do all ranks run the same hvdlite?");
+    return Status(
+        StatusCode::kInternal,
+        "a shared segment has another layout; run the same version of hvdlite on all ranks");
   }
   return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
 }
