@@ -11,8 +11,8 @@
 // (device_backend.h, engine/completion.h). While work is under way the runner looks for errors by
 // poll(). The death of a peer arrives on the control plane, and makes the engine call abort().
 //
-// Threads: any thread may call mark(), ordinal_of(), pool(), allocate_gradient_memory() and a pool;
-// everything else is for the runner.
+// Threads: any thread may call mark(), ordinal_of(), pool() and allocate_gradient_memory(), and use
+// a pool; everything else is for the runner.
 #pragma once
 
 #include <deque>
@@ -49,8 +49,8 @@ class GpuPlane {
   ~GpuPlane();
 
   // Marks the point that `stream` of GPU `ordinal` has come to, at which a tensor of process set
-  // `set` is ready. kInvalidArgument when there is no driver or no such device, when the set uses
-  // another device on this rank, or when the stream is being captured.
+  // `set` is ready. kInvalidArgument when there is no driver or no such device, when the process
+  // set uses another device on this rank, or when the stream is being captured.
   Result<CudaEventPtr> mark(std::uint32_t set, int ordinal, CudaStream stream);
 
   // The GPU that has the memory at `pointer`; for null, the GPU whose context is current in this

@@ -102,8 +102,8 @@ class NcclBackend : public DeviceBackend {
   const bool fused_;
   std::vector<CopySegment> segments_;
   DeviceAdasum adasum_;
-  FiniteWord
-      nonfinite_;  // the word that the next or current allreduce sets; null: it does not look
+  // The word that the next or current allreduce sets; null when it does not look.
+  FiniteWord nonfinite_;
 };
 
 }  // namespace hvdlite

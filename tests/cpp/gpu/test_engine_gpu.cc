@@ -100,7 +100,7 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
       return sum;
     };
     for (int round = 0; round < 4; ++round) {
-      // Rank `first` joins first, then the next one; in round 0 nobody has used NCCL before.
+      // Rank `first` joins first, then the next one; in round 0 no rank has used NCCL before.
       const int first = round % 3;
       const int second = (first + 1) % 3;
       if (rank != first) CHECK_EQ(sum_of("of two", 3), static_cast<float>(6 - (first + 1)));
@@ -138,7 +138,7 @@ TEST(engine_gpu_a_removed_process_set_lets_go_of_its_communicator_and_device) {
       CHECK_OK(run(engine, adding));
       const auto set = static_cast<std::uint32_t>(adding->completion->first_dimensions.at(0));
       if (rank != 1) {
-        Framework& by = i == 1 ? other : gpu;  // a new set may have another device
+        Framework& by = i == 1 ? other : gpu;  // a new process set may have another device
         const OnDevice tensor = by.tensor({3.0F});
         const EntryPtr entry = by.entry("in the set", tensor, 1);
         entry->request.process_set = set;

@@ -214,7 +214,7 @@ TEST(engine_reopens_a_process_set_whose_removal_failed) {
   });
 }
 
-// Rank 0 decides for all sets, also while it waits in a collective for a slow rank.
+// Rank 0 decides for all process sets, also while it waits in a collective for a slow rank.
 TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
   std::atomic<bool> others_are_done{false};
   for (const Hosts& hosts : {Hosts{0, 0, 0, 0}, Hosts{0, 1, 1, 0}}) {
