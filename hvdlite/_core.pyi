@@ -57,8 +57,8 @@ class Tensor:
         """Number of the GPU whose memory it is; -1 for host memory."""
 
 @final
-class Slot:
-    """Memory on a GPU that stays from step to step; see `Engine.allocate_slot`.
+class GradientMemory:
+    """Memory on a GPU that stays from step to step; see `Engine.allocate_gradient_memory`.
 
     The last reference to it must go when no work that uses the memory will be submitted any more;
     then it blocks (GIL released) until the device has ended all that was.
@@ -66,7 +66,7 @@ class Slot:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory as bytes, for frameworks that make a tensor of it and hold the slot."""
+        """The memory as bytes, for frameworks that make a tensor of it and hold this object."""
 
 @final
 class Handle:
@@ -271,7 +271,7 @@ class Engine:
         It is an error while some rank has joined.
         """
 
-    def allocate_slot(self, gpu: int, bytes: int) -> Slot:
+    def allocate_gradient_memory(self, gpu: int, bytes: int) -> GradientMemory:
         """Allocate memory on a GPU in which outputs of collectives are to lie.
 
         Where the outputs of a batch lie there one behind the other, each at the next multiple of 16

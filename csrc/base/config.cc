@@ -51,7 +51,7 @@ std::optional<IntegerRange> range_of(const std::string& field) {
   return std::nullopt;
 }
 
-// Whether the value is one that the knob takes.
+// True when the knob takes this value.
 template <typename T>
 bool fits(const std::string& field, const T& value) {
   if constexpr (std::is_same_v<T, std::int64_t>) {
@@ -61,7 +61,7 @@ bool fits(const std::string& field, const T& value) {
   return true;
 }
 
-// "a whole number from 0 to 1", for the error.
+// The values that a knob takes, for the error: "a whole number from 0 to 1".
 template <typename T>
 std::string what_it_takes(const std::string& field) {
   if constexpr (std::is_same_v<T, double>) return "a number of at least 0, or inf";

@@ -1,7 +1,8 @@
-// THE table of knobs, and the only file of the core that reads the environment. Each knob is one
-// row: field, name, type, default, unit and one line of help. HVDLITE_<NAME> sets it; Horovod's
-// name, where there is one, is a fallback. Python reads the same rows through `_core.knobs()`, so
-// that docs/knobs.md and hvdlite-run's flags cannot drift from them.
+// The table of all knobs. config.cc is the only file of the core that reads the environment. Each
+// knob is one row: field, name, type, default, unit and one line of help. HVDLITE_<NAME> sets a
+// knob; Horovod's name, where there is one, is a fallback. Python reads the same rows through
+// `_core.knobs()`, so that docs/knobs.md and hvdlite-run's flags always match them. A Config is a
+// plain value.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 #include "base/status.h"
 
 // X(type, field, default, unit, horovod_name, help)
-// Of a type of double are times; what they mean when they are 0 or huge is said in deadline.h. Help
-// is one sentence without a full stop.
+// Every knob of type double is a time; deadline.h says what 0 and huge values mean. The help is one
+// sentence without a full stop.
 #define HVDLITE_KNOBS(X)                                                                           \
   X(std::int64_t, fusion_threshold, 64 << 20, "bytes", "HOROVOD_FUSION_THRESHOLD",                 \
     "Largest batch of small tensors that travels as one all-reduce")                               \
@@ -25,14 +26,15 @@
   X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
     "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
-    "Fail when a peer makes no progress for this long inside a collective that has begun; "        \
-    "0 means never")                                                                               \
+    "Fail when a peer makes no progress for this long inside a collective that all ranks have "    \
+    "submitted; 0 means never")                                                                    \
   X(double, peer_timeout, 60.0, "seconds", "",                                                     \
-    "Fail when a rank of another host has not answered for this long, be it idle; 0 means never")  \
+    "Fail when a rank of another host has not answered for this long, even an idle one; 0 means "  \
+    "never")                                                                                       \
   X(double, shutdown_timeout, 2.0, "seconds", "",                                                  \
-    "How long shutdown waits for what is still in flight; 0 means that it never gives up")         \
+    "Longest time that shutdown waits for collectives in flight; 0 means that it never gives up")  \
   X(std::int64_t, spin_us, -1, "microseconds", "",                                                 \
-    "How long a wait spins before it sleeps; -1 chooses by cores and local ranks")                 \
+    "Time that a wait spins before it sleeps; -1 chooses by cores and local ranks")                \
   X(std::int64_t, shm_chunk, 256 << 10, "bytes", "",                                               \
     "Chunk of the shared-memory pipeline; staging of one chunk should stay in the cache")          \
   X(std::int64_t, shm_small, 16 << 10, "bytes", "",                                                \
@@ -54,23 +56,24 @@
   X(std::int64_t, timeline_mark_cycles, 0, "", "HOROVOD_TIMELINE_MARK_CYCLES",                     \
     "1 also marks the beginning of each of the engine's rounds in the timeline")                   \
   X(std::string, nccl_library, "", "path", "",                                                     \
-    "libnccl.so.2 to use where the framework has loaded none; empty looks in wheels and the "      \
-    "system")                                                                                      \
+    "libnccl.so.2 to use where the framework has loaded none; when empty, hvdlite looks in "       \
+    "wheels and in the system")                                                                    \
   X(std::string, cuda_library, "", "path", "",                                                     \
-    "libcuda.so.1 to use; empty leaves it to the system's loader")                                 \
+    "libcuda.so.1 to use; empty leaves the choice to the system's loader")                         \
   X(std::int64_t, require_nccl, 0, "", "",                                                         \
     "1 makes GPU tensors fail where NCCL cannot be used, instead of passing through the host")     \
   X(std::int64_t, tensorflow_gpu, 1, "", "",                                                       \
-    "0 has TensorFlow copy tensors of GPUs to the host, instead of sending them from there")       \
+    "0 makes TensorFlow copy tensors of GPUs to the host, instead of sending them from the GPU")   \
   X(std::int64_t, average_over_joined, 0, "", "",                                                  \
-    "1 divides an average by all ranks while some have joined, as Horovod does; 0 by those that "  \
-    "still give")                                                                                  \
+    "1 divides an average by all ranks while some have joined, as Horovod does; 0 divides by the " \
+    "ranks that have not joined")                                                                  \
   X(std::int64_t, check_finite, 0, "", "",                                                         \
-    "1 has each rank warn when it gives infinities or NaN to an all-reduce, naming the tensors")   \
+    "1 makes each rank warn, naming the tensors, when it gives infinities or NaN to an "           \
+    "all-reduce")                                                                                  \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 
-// R(field, least, most): what every knob that is an integer takes from the environment.
+// R(field, least, most): the range of values that each integer knob takes from the environment.
 #define HVDLITE_INTEGER_RANGES(R)                                                                  \
   R(fusion_threshold, 0, std::int64_t{1} << 40)                                                    \
   R(cache_capacity, 0, 1 << 24)                                                                    \
@@ -100,10 +103,10 @@ struct Config {
   HVDLITE_KNOBS(HVDLITE_FIELD)
 #undef HVDLITE_FIELD
 
-  // What every rank must have alike, because ranks plan the same batches and chunks from it: rows
-  // of variable and value.
+  // The knobs that every rank must have alike, because ranks plan the same batches and chunks from
+  // them: rows of variable and value.
   std::vector<std::pair<std::string, std::string>> agreed() const;
-  // Reads the environment. kInvalidArgument names the variable, its text and what it takes.
+  // Reads the environment. kInvalidArgument names the variable, its text and the values it takes.
   static Result<Config> from_environment();
 };
 

@@ -1,5 +1,6 @@
-// A number that one thread counts up and any thread reads. A thread that sees an operation ended
-// also sees it counted.
+// A number that one thread counts up and any thread reads, without a lock. The engine counts an
+// operation before it publishes the operation's end; so a thread that sees the end also sees the
+// count.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,7 @@ class Counter {
 
   std::uint64_t get() const { return value_.load(std::memory_order_relaxed); }
 
-  // Only the thread that counts.
+  // The operators below are for the counting thread only.
   Counter& operator=(std::uint64_t value) {
     value_.store(value, std::memory_order_relaxed);
     return *this;

@@ -1,4 +1,5 @@
-// A point in monotonic time after which a wait gives up. Wall clocks are never used.
+// A point in monotonic time after which a wait gives up. Wall clocks are never used. Plain values:
+// any thread.
 #pragma once
 
 #include <chrono>
@@ -11,26 +12,26 @@ using Patience = std::chrono::nanoseconds;
 
 inline constexpr Patience kForever = std::chrono::seconds(1'000'000'000);
 
-// Any number of seconds, infinity too, as a delay; negative ones are none.
+// Turns any number of seconds, also infinity, into a delay. A negative number gives no delay.
 inline Patience delay_of(double seconds) {
   if (seconds <= 0) return Patience::zero();
   if (!(seconds < 1e9)) return kForever;
   return std::chrono::duration_cast<Patience>(std::chrono::duration<double>(seconds));
 }
-// What a knob that is a time means: 0 is never, for all of them alike.
+// Turns the value of a knob that is a time into a patience. For all such knobs 0 means never.
 inline Patience patience_of(double seconds) { return seconds == 0 ? kForever : delay_of(seconds); }
 
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Never, if that is some thirty years or more.
+  // A delay of some thirty years or more gives never().
   static Deadline after(std::chrono::nanoseconds delay) {
     return delay >= kForever ? never() : Deadline(Clock::now() + delay);
   }
-  // Has passed already, if `seconds` is 0 or less.
+  // The deadline has passed already if `seconds` is 0 or less.
   static Deadline after_seconds(double seconds) { return after(delay_of(seconds)); }
-  // What a knob says, see patience_of().
+  // The deadline that a knob sets, see patience_of().
   static Deadline after_knob(double seconds) { return after(patience_of(seconds)); }
   // For idle sleeps only: work that others depend on always has a real deadline.
   static Deadline never() { return Deadline(Clock::time_point::max()); }

@@ -24,7 +24,7 @@ enum class DataType : std::uint8_t {
   kUint64 = 12,
   kComplex64 = 13,  // a real part, then an imaginary one; without minima and maxima
   kComplex128 = 14,
-  // From here on copied only.
+  // All types from here on are copied only.
   kFloat8E4m3fn = 15,
   kFloat8E5m2 = 16,
   kFloat8E4m3fnuz = 17,
@@ -33,7 +33,7 @@ enum class DataType : std::uint8_t {
   kFloat8E8m0fnu = 20,
   kComplex32 = 21,
 };
-// Numbers are never given anew: they travel, and other builds of the core know them.
+// A number is never used again for another type: numbers travel, and other builds know them.
 inline constexpr int kDataTypeCount = 22;
 
 // Where a tensor's memory is.
@@ -49,7 +49,8 @@ enum class ReduceOp : std::uint8_t {
   kProduct = 5,
 };
 
-// The element type of tensors in memory, and of what travels: another one, where it is narrower.
+// The element type that tensors have in memory, and the type that travels: the same one, or a
+// narrower one that the data plane casts to.
 struct ElementTypes {
   DataType memory;
   DataType wire;
@@ -66,7 +67,7 @@ constexpr std::size_t size_of(DataType dtype) {
   return kSizes[static_cast<int>(dtype)];
 }
 
-// As frameworks call it: "float32", "bool"...; "average", "sum"...
+// The name that frameworks use: "float32", "bool"...; "average", "sum"...
 constexpr std::string_view name_of(DataType dtype) {
   constexpr std::string_view kNames[kDataTypeCount] = {
       "uint8",          "int8",        "int16",           "int32",           "int64",
@@ -102,14 +103,14 @@ constexpr bool is_floating(DataType dtype) {
 constexpr bool is_complex(DataType dtype) {
   return dtype == DataType::kComplex64 || dtype == DataType::kComplex128;
 }
-// Whether elements can be added, and scaled; otherwise they are bytes that are copied.
+// True for types whose elements can be added and scaled. Elements of other types are only copied.
 constexpr bool computes(DataType dtype) {
   return dtype != DataType::kBool && dtype <= DataType::kComplex128;
 }
 constexpr bool is_integer(DataType dtype) {
   return computes(dtype) && !is_floating(dtype) && !is_complex(dtype);
 }
-// The type of a complex number's two parts; another type's own.
+// The type of a complex number's two parts; for any other type, that type itself.
 constexpr DataType component_of(DataType dtype) {
   if (dtype == DataType::kComplex64) return DataType::kFloat32;
   return dtype == DataType::kComplex128 ? DataType::kFloat64 : dtype;

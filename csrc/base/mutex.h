@@ -42,7 +42,8 @@ class HVDLITE_ANNOTATE(scoped_lockable) MutexLock {
   Mutex& mutex_;
 };
 
-// A condition variable over Mutex. Flags are written under the mutex that the waiter holds.
+// A condition variable over Mutex. The thread that notifies first changes the awaited flag, under
+// the mutex that the waiter holds.
 class Condition {
  public:
   void notify_one() { condition_.notify_one(); }
@@ -52,8 +53,8 @@ class Condition {
     condition_.wait(lock);
     lock.release();
   }
-  // False when `when` passed. May wake early, as conditions do: a day is the longest wait, because
-  // the library's arithmetic overflows at the end of time.
+  // False when `when` has passed. The wait may end early, as with any condition variable: at the
+  // latest after a day, because the library's arithmetic overflows near the end of time.
   bool wait_until(Mutex& mutex, std::chrono::steady_clock::time_point when)
       HVDLITE_REQUIRES(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);

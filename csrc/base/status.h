@@ -13,12 +13,12 @@ namespace hvdlite {
 enum class StatusCode : std::uint8_t {
   kOk = 0,
   kInvalidArgument,  // a caller's mistake, here or on failed_rank; the engine stays usable
-  kMismatch,         // ranks disagree about a tensor; the engine stays usable
+  kMismatch,         // ranks submitted different things under one name; the engine stays usable
   kDuplicateName,    // the name is already in flight on this rank; the engine stays usable
   kOutOfMemory,      // no memory for this operation; the engine stays usable
   kRankFailed,       // a peer died, left, or raised; sticky
   kTimeout,          // a deadline passed; sticky
-  kStalled,          // some rank never submitted a tensor within stall_shutdown; sticky
+  kStalled,          // some rank did not submit a tensor within stall_shutdown; sticky
   kShutdown,         // this rank has shut down, or the operation was in flight when it did
   kForked,           // called in a child of fork()
   kInternal,         // a bug of ours, or a failing system call; sticky
@@ -32,7 +32,7 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
-  // For the user: says rank, tensor and reason, and what to do where we know.
+  // A text for the user: it names rank, tensor and reason, and says what to do where we know.
   const std::string& message() const { return message_; }
   // The rank that caused the error, or -1.
   int failed_rank() const { return failed_rank_; }
@@ -49,7 +49,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or why there is none.
+// A value, or the Status that says why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -65,7 +65,7 @@ class [[nodiscard]] Result {
   std::variant<T, Status> state_;
 };
 
-// Status of a failed system call: "<what>: <strerror(error)>".
+// The kInternal Status of a failed system call: "<what>: <strerror(error)>".
 Status system_error(const std::string& what, int error);
 
 }  // namespace hvdlite

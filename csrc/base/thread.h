@@ -1,4 +1,4 @@
-// A named thread that is always joined.
+// A thread with a name, owned by this object. The destructor waits for the end of `body`.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// The knobs that may change while a world runs (engine/autotune.h). Ranks plan the same batches,
-// chunks and paths from them, so all ranks change them between the same two rounds.
+// The knobs that may change while a world runs (engine/autotune/autotune.h). Ranks plan batches,
+// chunks and paths from them, so all ranks change them between the same two rounds. Plain values.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ inline constexpr std::array<Tunable, 4> kTunables = {
      {"shm_small", &Tunables::shm_small},
      {"tcp_chunk", &Tunables::tcp_chunk}}};
 
-// What the knobs say, with which every world begins.
+// The values of the knobs, with which every world begins.
 inline Tunables tunables_of(const Config& config) {
   return {config.fusion_threshold, config.shm_chunk, config.shm_small, config.tcp_chunk};
 }

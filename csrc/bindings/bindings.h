@@ -1,4 +1,5 @@
-// One function per file of this folder, each adding its part to the module `_core`.
+// The functions that add the parts of the Python module `_core`, one for each file of this folder.
+// All of them need the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,7 +12,7 @@ void register_tables(pybind11::module_& module);  // dtypes, ops, knobs, measure
 void register_gpu(pybind11::module_& module);     // what GPUs could be used
 void register_engine(pybind11::module_& module);  // Tensor, Handle, Engine
 
-// Raises the class of hvdlite.errors for this code, with `failed_rank` set. Needs the GIL.
+// Raises the class of hvdlite.errors that belongs to the status's code, with `failed_rank` set.
 [[noreturn]] void raise_status(const Status& status);
 inline void raise_if_error(const Status& status) {
   if (!status.ok()) raise_status(status);

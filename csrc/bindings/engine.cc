@@ -8,8 +8,8 @@
 
 #include "backend/self_backend.h"
 #include "base/log.h"
+#include "bindings/gradient_memory.h"
 #include "bindings/handle.h"
-#include "bindings/slot.h"
 #include "bindings/unlocked.h"
 #include "engine/entry_builder.h"
 #include "host/host_backend.h"
@@ -207,14 +207,15 @@ void abort(const HolderPtr& self, const std::string& reason) {
   engine.abort(reason);
 }
 
-std::unique_ptr<SlotObject> allocate_slot(const HolderPtr& self, int gpu, std::size_t bytes) {
+std::unique_ptr<GradientMemoryObject> allocate_gradient_memory(const HolderPtr& self, int gpu,
+                                                               std::size_t bytes) {
   Engine& engine = self->engine();
-  Result<DeviceSlots::Holder> slot = [&] {
+  Result<GradientMemory::Holder> memory = [&] {
     const Unlocked unlocked;
-    return engine.allocate_slot(gpu, bytes);
+    return engine.allocate_gradient_memory(gpu, bytes);
   }();
-  raise_if_error(slot.status());
-  return std::make_unique<SlotObject>(std::move(slot.value()));
+  raise_if_error(memory.status());
+  return std::make_unique<GradientMemoryObject>(std::move(memory.value()));
 }
 
 }  // namespace
@@ -226,7 +227,7 @@ void register_engine(py::module_& module) {
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
-  register_slot(module);
+  register_gradient_memory(module);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;
@@ -252,7 +253,7 @@ void register_engine(py::module_& module) {
       .def("join", &join, blocking)
       .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
       .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
-      .def("allocate_slot", &allocate_slot, py::arg("gpu"), py::arg("bytes"))
+      .def("allocate_gradient_memory", &allocate_gradient_memory, py::arg("gpu"), py::arg("bytes"))
       .def("abort", &abort, py::arg("reason"))
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)

@@ -14,21 +14,21 @@ namespace py = pybind11;
 namespace hvdlite {
 namespace {
 
-// Between two looks for Ctrl-C while a thread waits with the GIL released.
+// The time between two looks for Ctrl-C while a thread waits with the GIL released.
 constexpr auto kSignalSlice = std::chrono::milliseconds(100);
 constexpr double kLongestSeconds = 1e9;
-// Between two looks at a device for whose work a thread waits.
+// The time between two looks at a device for whose work a thread waits.
 constexpr auto kDeviceInterval = std::chrono::microseconds(50);
 
-// Bytes that were received, as a Python buffer that owns them.
+// A Python buffer that owns bytes that were received.
 struct OutputBuffer {
   Completion::Output output;
 };
 
 }  // namespace
 
-// The way from the engine's thread, which never takes the GIL, to release_orphans(): Python's main
-// thread makes the call between two steps of the program.
+// The way from the engine's thread, which never takes the GIL, to release_orphans(): a pending
+// call, which Python's main thread runs between two steps of the program.
 struct ReleaseCall {
   std::weak_ptr<EngineHolder> holder;
   std::atomic<bool> due{false};
@@ -44,7 +44,7 @@ int release_now(void* argument) {
   return 0;
 }
 
-// Any thread. Where Python's list of calls is full, the next submission does it.
+// Any thread. If Python's list of pending calls is full, the next submission releases the orphans.
 void release_soon(const std::shared_ptr<ReleaseCall>& call) {
   if (Py_IsInitialized() == 0 || call->due.exchange(true)) return;
   auto argument = std::make_unique<std::shared_ptr<ReleaseCall>>(call);
@@ -70,7 +70,7 @@ void EngineHolder::adopt(EntryPtr entry, py::object keep) {
 }
 
 void EngineHolder::release_orphans() {
-  // Released last: what they run may drop handles in turn.
+  // Released last, because the code that a release runs may drop handles too.
   std::vector<std::pair<EntryPtr, py::object>> released;
   const auto ended = std::stable_partition(
       orphans_.begin(), orphans_.end(),
@@ -89,7 +89,8 @@ void HandleObject::raise_timeout() const {
 }
 
 void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream) {
-  // 0 looks once, as everywhere in Python; what no clock can count to is never, as None is.
+  // A timeout of 0 looks once, as everywhere in Python; one that no clock can count means never, as
+  // None does.
   const bool ends = timeout && *timeout < kLongestSeconds;
   const Deadline deadline = ends ? Deadline::after_seconds(*timeout) : Deadline::never();
   if (!done()) wait_until_done(deadline);
@@ -97,7 +98,8 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
     wait_for_device(stream, deadline);
   }
   if (entry_->completion->status().ok() || released()) keep_ = py::none();
-  // Ctrl-C at all ranks: one that it ended is the reason here, too, but not what the user did.
+  // Ctrl-C goes to all ranks. A rank that it ended first may be the error here; but the user's own
+  // Ctrl-C is what this process must raise.
   if (!entry_->completion->status().ok() && PyErr_CheckSignals() != 0) {
     throw py::error_already_set();
   }
@@ -116,8 +118,8 @@ void HandleObject::wait_until_done(const Deadline& deadline) {
   }
 }
 
-// Lets the stream wait, or without one this thread. Once the world has ended the device may have
-// been stopped half-way.
+// Makes the stream wait for the device, or this thread if there is no stream. Once the world has
+// ended, the device may have stopped half-way.
 void HandleObject::wait_for_device(std::optional<std::uintptr_t> stream, const Deadline& deadline) {
   const CudaEvent& end = *entry_->completion->on_device;
   if (stream) {
@@ -150,7 +152,7 @@ py::object HandleObject::take_output(std::size_t index) {
   return py::memoryview(py::cast(std::move(buffer)));
 }
 
-// On the stream that wait() was told: it waits for the result already.
+// Copies on the stream that wait() was given, because that stream waits for the result already.
 void HandleObject::copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream) {
   if (!output(index).device.valid()) {
     raise_status(Status(StatusCode::kInvalidArgument, "this output is not on a GPU, or was taken"));

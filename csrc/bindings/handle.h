@@ -1,6 +1,7 @@
-// What Python holds of an engine: the engine itself, and a handle for each submitted collective.
+// The objects of an engine that Python holds: the engine itself, and a handle for each submitted
+// collective.
 //
-// Thread: any that holds the GIL; it is released while a thread waits. Errors are raised as the
+// Thread: any that holds the GIL; a call that waits releases the GIL. Errors are raised as the
 // classes of hvdlite.errors.
 #pragma once
 
@@ -27,9 +28,9 @@ inline CudaStream stream_of(std::uintptr_t handle) {
 class EngineHolder;
 struct ReleaseCall;
 
-// One submitted collective. `keep` must outlive the operation, and may be released under the GIL
-// only: a handle that is dropped early leaves it with the holder, which lets Python's main thread
-// release it once the operation has ended.
+// One submitted collective. `keep` must outlive the operation, and may only be released under the
+// GIL. So a handle that is dropped early leaves `keep` with the EngineHolder, and Python's main
+// thread releases it once the operation has ended.
 class HandleObject {
  public:
   HandleObject(std::shared_ptr<EngineHolder> holder, EntryPtr entry, pybind11::object keep,
@@ -67,14 +68,14 @@ class HandleObject {
   bool blocking_;
 };
 
-// Owns the engine and the objects of operations whose handles were dropped. Under the GIL.
+// Owns the engine, and the `keep` objects of handles that were dropped early, the *orphans*.
 class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
  public:
   explicit EngineHolder(std::unique_ptr<Engine> engine)
       : engine_(std::move(engine)), core_table_(make_core_table(*engine_)) {}
   ~EngineHolder() {
     if (forked()) {
-      // Its threads live in the parent only; joining them here would hang.
+      // The engine's threads live in the parent only; joining them here would hang.
       (void)engine_.release();
       for (auto& orphan : orphans_) (void)orphan.second.release();
       return;
@@ -83,7 +84,7 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
     engine_.reset();
   }
 
-  // Raises in a forked child, where neither threads nor peers exist.
+  // Raises ForkedError in a child of fork(), which has neither the engine's threads nor peers.
   Engine& engine() const {
     raise_if_error(check_not_forked());
     return *engine_;
@@ -91,8 +92,8 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
   std::uintptr_t core_table() const {
     return reinterpret_cast<std::uintptr_t>(&core_table_);  // NOLINT: an address for Python
   }
-  // Keeps the object until its operation has ended, or that has been seen: on the host by itself,
-  // of GPU tensors, whose end is an event, at the next submission at the latest.
+  // Keeps the object until its operation has ended. With tensors of the host the end releases the
+  // object; with GPU tensors, whose end is an event, the next submission does so at the latest.
   void adopt(EntryPtr entry, pybind11::object keep);
   void release_orphans();
 

@@ -36,7 +36,7 @@ const char* class_of(StatusCode code) {
 }  // namespace
 
 void raise_status(const Status& status) {
-  // It runs Python, during which other threads get the GIL, and the interpreter may end.
+  // This runs Python code. Other threads may get the GIL meanwhile, and the interpreter may end.
   parked_at_the_end([&status] {
     const py::object type = py::module_::import("hvdlite.errors").attr(class_of(status.code()));
     const py::object error = type(status.message());

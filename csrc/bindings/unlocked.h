@@ -1,4 +1,4 @@
-// The GIL, let go while a thread waits.
+// Releases Python's lock (the GIL) while a thread of Python waits.
 #pragma once
 
 #include <Python.h>
@@ -9,15 +9,15 @@
 
 namespace hvdlite {
 
-// Never returns. Of no cost: the process is about to end.
+// Never returns. The thread uses no processor time, and the process is about to end.
 [[noreturn]] inline void park() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
 
-// Runs what needs the GIL, or asks for it. CPython up to 3.13 ends a daemon thread that asks for
-// the GIL once the interpreter has begun to end, by pthread_exit: that unwinds the stack, past
-// destructors of Python objects that need the GIL, and past functions that let nothing through,
-// which abort the process. Such a thread stays here instead, as it does in later Pythons.
+// Runs work that asks for the GIL. CPython up to 3.13 ends a daemon thread that asks for the GIL
+// once the interpreter has begun to end, by pthread_exit. That unwinds the stack: through
+// destructors of Python objects, which need the GIL, and through noexcept functions, which abort
+// the process. Such a thread stays in here instead, as it does in later Pythons.
 template <typename Work>
 void parked_at_the_end(Work&& work) {
   try {
@@ -27,7 +27,7 @@ void parked_at_the_end(Work&& work) {
   }
 }
 
-// Releases the GIL as long as it lives; the thread holds it before and after.
+// Releases the GIL as long as this object lives; the thread holds the GIL before and after.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

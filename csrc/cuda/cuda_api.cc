@@ -32,7 +32,7 @@ Status start(CudaApi& api) {
                      " or newer is needed; update the driver");
   }
   if (api.device_count(&api.devices) != kCudaSuccess || api.devices < 1) {
-    return no_driver("the NVIDIA driver works, but shows no device (CUDA_VISIBLE_DEVICES?)");
+    return no_driver("the NVIDIA driver works, but shows no device; check CUDA_VISIBLE_DEVICES");
   }
   return Status();
 }

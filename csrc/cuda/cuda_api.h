@@ -1,8 +1,9 @@
-// The part of NVIDIA's driver interface that the core uses, found at run time in libcuda.so.1: the
-// build needs no CUDA, and a machine without a driver only lacks this table.
+// The part of NVIDIA's driver interface that the core uses: a table of symbols that are found at
+// run time in libcuda.so.1 (os/dylib.h). The build needs no CUDA, and a machine without a driver
+// only lacks this table.
 //
 // The declarations are ours; values and layouts are the stable binary interface of the driver. A
-// table is immutable once loaded: any thread may call through it.
+// table is immutable once loaded, and any thread may call through it.
 #pragma once
 
 #include <cstddef>
@@ -99,17 +100,18 @@ struct CudaApi {
 #undef HVDLITE_CUDA_FIELD
 
   std::string path;  // of the library
-  int version = 0;   // of CUDA as the driver speaks it: 12040 is 12.4
-  int devices = 0;   // that this process may use; at least 1
+  int version = 0;   // the CUDA version of the driver: 12040 is 12.4
+  int devices = 0;   // the number that this process may use, at least 1
   Dylib library;     // keeps the functions alive
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   std::string describe(int error) const;
-  // OK, or `what` and the error: kOutOfMemory for that, kInternal for anything else.
+  // OK, or a status with `what` and the error: kOutOfMemory when memory is what lacks, kInternal
+  // for any other error.
   Status check(int error, const std::string& what) const;
 
-  // Loads `library` ("" is libcuda.so.1) and starts the driver. kInvalidArgument says why there is
-  // no GPU to use: no driver, too old a driver, no device.
+  // Loads `library` ("" means libcuda.so.1) and starts the driver. kInvalidArgument says why this
+  // process can use no GPU: there is no driver, the driver is too old, or there is no device.
   static Result<std::shared_ptr<const CudaApi>> load(const std::string& library);
 };
 

@@ -50,7 +50,8 @@ Status CudaDevice::start() {
   const Current current(*this);
   int least = 0;
   int greatest = 0;
-  // Communication goes before computation where both want the device's processors.
+  // The highest priority: communication goes before computation when both want the device's
+  // processors.
   (void)api_->priority_range(&least, &greatest);
   return check(api_->stream_create(&stream_, kCudaStreamNonBlocking, greatest), "making a stream");
 }
@@ -111,7 +112,7 @@ Result<DeviceMemory> CudaDevice::allocate(std::size_t bytes) {
 }
 
 Status CudaDevice::check(int error, const std::string& what) const {
-  // A string is only made where something went wrong.
+  // The text is made only after an error.
   return error == kCudaSuccess ? Status() : api_->check(error, describe() + ": " + what);
 }
 

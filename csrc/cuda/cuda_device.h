@@ -1,9 +1,10 @@
 // One GPU as the core uses it: its primary context (which the framework uses too), events, memory,
-// and one stream of our own on which all communication of this device runs in one order.
+// and one *communication stream*, on which all communication of this device runs in one order.
 //
-// The stream does not synchronise with the default stream; everything that it has to wait for, and
-// everything that waits for it, does so by events. Any thread, except where it says runner. A
-// thread's current context is left as it was.
+// The communication stream does not synchronise with the default stream. It waits for other
+// streams, and they wait for it, by events only. A device lives as long as its events and memory,
+// which share its ownership. Any thread, except where a function says runner. A call leaves the
+// thread's current context as it was. Errors are the driver's, with this device's name.
 #pragma once
 
 #include <array>
@@ -20,10 +21,11 @@ namespace hvdlite {
 
 class CudaDevice;
 
-// A point in the work of a stream. Goes back to its device's stock when nobody holds it.
+// A point in the work of a stream. When its last holder lets go of it, the driver's event goes back
+// to the device's stock.
 class CudaEvent {
  public:
-  enum class Use : std::uint8_t { kOrder, kTime };  // those that tell time cost the device more
+  enum class Use : std::uint8_t { kOrder, kTime };  // an event that measures time costs more
   CudaEvent(std::shared_ptr<CudaDevice> device, CudaEventHandle handle, Use use)
       : device_(std::move(device)), handle_(handle), use_(use) {}
   ~CudaEvent();
@@ -32,10 +34,10 @@ class CudaEvent {
 
   CudaDevice& device() const { return *device_; }
   CudaEventHandle handle() const { return handle_; }
-  // False until the device has come to this point; an error of the device counts as reached.
+  // False until the device has come to this point. After an error of the device it is true.
   bool reached() const;
-  // The device's time between two points that are reached, of events that tell time. Near, about a
-  // microsecond exact; the driver tells it as a float.
+  // The device's time between two points that are reached; both events are of Use::kTime. The
+  // result is exact to about a microsecond over short times: the driver gives a float.
   Result<std::int64_t> nanoseconds_after(const CudaEvent& earlier) const;
 
  private:
@@ -45,7 +47,7 @@ class CudaEvent {
 };
 using CudaEventPtr = std::shared_ptr<CudaEvent>;
 
-// Owner of device memory, however it was allocated.
+// Owner of device memory, with the function that frees it.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -75,13 +77,13 @@ class DeviceMemory {
 
 class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
  public:
-  // kInvalidArgument when there is no such device, otherwise the driver's error.
+  // Opens the GPU of this number. kInvalidArgument when there is no such device.
   static Result<std::shared_ptr<CudaDevice>> open(std::shared_ptr<const CudaApi> api, int ordinal);
   ~CudaDevice();
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  // Makes the context current in this thread for as long as it lives.
+  // Makes the context current in this thread for as long as this object lives.
   class Current {
    public:
     explicit Current(const CudaDevice& device);
@@ -101,16 +103,16 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   unsigned processors() const { return processors_; }
   // "GPU 1", for messages.
   std::string describe() const;
-  // The communication stream; work is given to it by the runner only.
+  // The communication stream. Only the runner gives it work.
   CudaStream stream() const { return stream_; }
 
   // Marks the point that `stream` of this device has come to.
   Result<CudaEventPtr> record(CudaStream stream, CudaEvent::Use use = CudaEvent::Use::kOrder);
-  // Lets later work of `stream` (of any device) wait for the event. Does not wait itself.
+  // Makes later work of `stream` (of any device) wait for the event. The caller does not wait.
   Status wait(CudaStream stream, const CudaEvent& event) const;
-  // Blocks until everything that any stream was given so far has ended, well or not.
+  // Blocks until all work that any stream was given so far has ended, with or without an error.
   void settle() const;
-  // kOutOfMemory names the size.
+  // Allocates device memory. kOutOfMemory names the size.
   Result<DeviceMemory> allocate(std::size_t bytes);
   // OK, or the driver's error with `what` and this device.
   Status check(int error, const std::string& what) const;
@@ -124,7 +126,7 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
 
   const std::shared_ptr<const CudaApi> api_;
   const int ordinal_;
-  int device_ = 0;  // the driver's name for it
+  int device_ = 0;  // the driver's handle of this device
   CudaUuid uuid_{};
   unsigned processors_ = 1;
   CudaContext context_ = nullptr;

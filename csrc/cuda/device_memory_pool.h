@@ -1,6 +1,7 @@
-// Device memory for results whose size nobody knew before: taken by the runner, given back by
-// whoever has copied it out, and used again, because freeing memory stops the whole device.
-// Any thread, except take().
+// Device memory for results of unknown size. The runner takes memory for a result; the thread that
+// has copied the result out gives the memory back. The pool then uses it again, because freeing
+// memory stops the whole device. Any thread, except take(). The workspace of a device and the
+// results share the pool.
 #pragma once
 
 #include <list>
@@ -14,9 +15,10 @@ class DeviceMemoryPool {
  public:
   explicit DeviceMemoryPool(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
 
-  // At least `bytes`, ready for work on the communication stream. Runner only.
+  // Gives memory of at least `bytes`, ready for work on the communication stream. Runner only.
+  // kOutOfMemory names the size.
   Result<DeviceMemory> take(std::size_t bytes);
-  // `after`: the last use.
+  // Takes memory back; `after` is the point after its last use.
   void give_back(DeviceMemory memory, CudaEventPtr after);
 
  private:

@@ -8,7 +8,7 @@ namespace hvdlite {
 namespace {
 
 constexpr TraceTime kRenewAfter = 1'000'000'000;
-// Names of rows are literals.
+// The trace takes names of rows as literals only.
 constexpr const char* kRows[] = {"GPU 0",  "GPU 1",  "GPU 2",  "GPU 3",  "GPU 4",          "GPU 5",
                                  "GPU 6",  "GPU 7",  "GPU 8",  "GPU 9",  "GPU 10",         "GPU 11",
                                  "GPU 12", "GPU 13", "GPU 14", "GPU 15", "GPU 16 and more"};

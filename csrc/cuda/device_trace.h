@@ -1,11 +1,12 @@
-// How long batches take on a GPU, for the timeline.
+// Measures the time that batches take on a GPU, for the timeline.
 //
-// While the trace is on, two events enclose what a batch gives to the device's communication
-// stream. Once the device has come past the second, their distances from a *reference* make a span:
-// the reference is an event whose time on the host is known, because it was recorded on a stream
-// that never has anything else to do. It is renewed every second: clocks drift apart, and the
-// driver tells distances as a float. Nobody waits for the device, and while the trace is off there
-// are no such events. Errors of the driver drop a span. Thread: the runner.
+// While the trace is on, two events enclose the work that a batch gives to the device's
+// communication stream. Once the device has passed the second event, the distances of both from a
+// *reference* make a span. The reference is an event whose time on the host is known, because it
+// was recorded on a stream that never has other work. It is renewed every second, because clocks
+// drift apart and the driver gives distances as a float. No thread waits for the device, and while
+// the trace is off there are no such events. An error of the driver drops a span. The engine's
+// Timeline owns this object. Runner only.
 #pragma once
 
 #include <deque>
@@ -25,12 +26,12 @@ class DeviceTrace {
   DeviceTrace(const DeviceTrace&) = delete;
   DeviceTrace& operator=(const DeviceTrace&) = delete;
 
-  // What the device's communication stream is given until end() is one span.
+  // The work that the device's communication stream is given between begin() and end() is one span.
   void begin(CudaDevice& device);
   void end(std::string name, std::uint64_t bytes);
-  // Some spans are not written yet.
+  // True while some spans are not written yet.
   bool waits() const { return !spans_.empty(); }
-  // Writes those whose end the device has come past.
+  // Writes the spans whose end the device has passed.
   void write();
 
  private:
@@ -51,7 +52,7 @@ class DeviceTrace {
     std::uint64_t bytes;
   };
 
-  // nullptr where the driver fails.
+  // The latest reference, or a new one; nullptr when the driver fails.
   std::shared_ptr<const Reference> reference_of(CudaDevice& device);
   void write(const Span& span);
 

@@ -1,6 +1,7 @@
-// Words that kernels write and the host reads without a copy: whether something infinite or NaN was
-// moved (kernel_args.h). They lie in pinned memory of the host, which the device sees at the same
-// address. A word is used again when nobody holds it. Runner only; outlived by its words.
+// Words by which kernels tell the host, without a copy, that they have moved an infinity or a NaN
+// (kernel_args.h). The words lie in pinned memory of the host, which the device sees at the same
+// address. A word is used again when its last holder has let go of it. Words may outlive this
+// object. Runner only.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ class FiniteWords {
   explicit FiniteWords(std::shared_ptr<CudaDevice> device)
       : stock_(std::make_shared<Stock>(std::move(device))) {}
 
-  // A word that is 0. Held until the device has ended what writes to it.
+  // Gives a word that is 0. The caller holds it until the device has ended the work that writes to
+  // it, and reads it then (engine/finite_check.h).
   Result<FiniteWord> take();
 
  private:

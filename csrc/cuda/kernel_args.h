@@ -1,11 +1,11 @@
-// The GPU kernels of pack.cu as their launcher sees them: names, parameters, launch shape, and what
-// they compute. Includes nothing, because the compiler that reads it for pack.cu has no headers.
+// The GPU kernels of pack.cu as their launcher sees them: names, parameters, launch shape and
+// results. This file includes nothing, because the compiler of pack.cu has no headers.
 //
-// A kernel moves *segments*: `count` elements from `source` to `target`, each times `scale`.
-// Packing a batch has tensors as sources and places in a fusion slot as targets; unpacking is the
-// reverse; scaling in place has both the same. A segment is cut into *tiles* of kTileElements; the
-// blocks take tiles in turn, so that many small tensors and few large ones both keep the device
-// busy.
+// A kernel moves *segments*: `count` elements from `source` to `target`, each times `scale`. To
+// pack a batch, sources are tensors and targets are places in a fusion buffer; to unpack, the
+// reverse; to scale in place, both are the same. A segment is cut into *tiles* of kTileElements,
+// and each block takes every n-th tile, so that many small tensors and few large ones both keep the
+// device busy.
 //
 // One kernel serves one pair of types, one launch up to kMaxSegments segments:
 //  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` and `nonfinite`
@@ -93,8 +93,8 @@ constexpr unsigned launch_blocks(const CopyArgs& args, unsigned processors) {
 
 }  // namespace hvdlite
 
-// Expands to one call for each kernel: COPY(bytes of an element), CAST(source, target),
-// WIDTH(source, target).
+// All kernels, for code that makes a table of them: COPY(bytes of an element), CAST(source,
+// target), WIDTH(source, target).
 // clang-format off: one row for each type.
 #define HVDLITE_KERNELS(COPY, CAST, WIDTH)                                                         \
   COPY(1) COPY(2) COPY(4) COPY(8)                                                                  \

@@ -1,4 +1,4 @@
-// The kernels of one PTX text, loaded on a device. Runner only.
+// The kernels of one PTX text, loaded on a device and unloaded by the destructor. Runner only.
 #pragma once
 
 #include <map>
@@ -20,7 +20,8 @@ class KernelModule {
   KernelModule& operator=(const KernelModule&) = delete;
 
   CudaDevice& device() const { return *device_; }
-  // Gives a kernel to the device's communication stream. `argument` is its one parameter.
+  // Launches a kernel on the device's communication stream. `argument` is the kernel's one
+  // parameter.
   Status launch(const std::string& name, unsigned blocks, void* argument);
 
  private:
@@ -29,7 +30,7 @@ class KernelModule {
 
   const std::shared_ptr<CudaDevice> device_;
   CudaModule module_ = nullptr;
-  std::map<std::string, CudaFunction> kernels_;  // by name, as far as used
+  std::map<std::string, CudaFunction> kernels_;  // by name; filled at the first use of each
 };
 
 }  // namespace hvdlite

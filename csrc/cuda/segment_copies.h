@@ -1,5 +1,6 @@
-// Moves the tensors of a batch to and from a fusion buffer on the device, scaled and cast on the
-// way: one kernel launch for all of them (up to a table's length), see kernel_args.h. Runner only.
+// Moves the tensors of a batch to and from a fusion buffer on the device, and scales and casts them
+// on the way. One kernel launch moves all of them, up to the length of a table (kernel_args.h).
+// Runner only.
 #pragma once
 
 #include <memory>

@@ -29,8 +29,8 @@ Status BatchRun::open() {
     const Entry& entry = entry_of(ref);
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      const Result<DeviceBackend*> plane = parts_.gpus.open(
-          members_.group, entry.gpu->ordinal, patience(), !first().absent.empty());
+      const Result<DeviceBackend*> plane =
+          parts_.gpus.open(members_.group, entry.gpu->ordinal, patience(), !first().absent.empty());
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }

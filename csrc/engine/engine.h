@@ -42,10 +42,10 @@ class Engine {
   // The GPU whose memory `address` is; where it is null, the one whose context is current in this
   // thread.
   Result<int> gpu_of(const void* address) { return parts_.gpus.ordinal_of(address); }
-  // Memory on a GPU that gradients stay in, see gpu/device_slots.h. Errors as of GpuPlane::mark(),
-  // and kOutOfMemory.
-  Result<DeviceSlots::Holder> allocate_slot(int gpu, std::size_t bytes) {
-    return parts_.gpus.allocate_slot(gpu, bytes);
+  // Allocates gradient memory on a GPU, see gpu/gradient_memory.h. Errors are those of
+  // GpuPlane::mark(), and kOutOfMemory.
+  Result<GradientMemory::Holder> allocate_gradient_memory(int gpu, std::size_t bytes) {
+    return parts_.gpus.allocate_gradient_memory(gpu, bytes);
   }
 
   // The members of a process set, null where there is no set of this id. Sets are added and removed

@@ -1,11 +1,11 @@
-// A data plane for memory of a GPU. The calls of Backend take addresses on the device, and return
-// when the work has been given to the device's communication stream, not when it is done; what is
-// on that stream runs in the order of the calls.
+// A data plane for memory of a GPU. The calls of Backend take addresses on the device. They return
+// when the work has been given to the device's communication stream, not when it is done; the
+// stream runs work in the order of the calls.
 //
-// So: after_events(), then one or more collectives, then record(). An error of the device that
-// comes later is seen by poll(). Implementations: nccl_backend; self_device_backend (groups of one
-// rank); staged_backend (no NCCL: through the host, where calls do wait).
-// In an allreduce an input of nullptr stands for zeros. Thread: the runner.
+// A caller calls after_events(), then one or more collectives, then record(). poll() returns an
+// error of the device that comes later. Implementations: nccl_backend; self_device_backend (groups
+// of one rank); staged_backend (no NCCL: through the host, where calls do wait). In an allreduce an
+// input of nullptr stands for zeros. GpuPlane owns the data planes; only the runner calls them.
 #pragma once
 
 #include <span>
@@ -19,28 +19,29 @@ namespace hvdlite {
 class DeviceBackend : public Backend {
  public:
   virtual CudaDevice& device() const = 0;
-  // What is called next reads and overwrites memory only after these points.
+  // Makes the collectives that are called next read and overwrite memory only after these points.
   Status after_events(std::span<const CudaEventPtr> producers) {
     for (const CudaEventPtr& event : producers) {
       HVDLITE_RETURN_IF_ERROR(device().wait(device().stream(), *event));
     }
     return Status();
   }
-  // The point after everything that was called so far.
+  // Marks the point after all work that was given to the stream so far.
   Result<CudaEventPtr> record() { return device().record(device().stream()); }
-  // This memory is about to be freed; no work is under way.
+  // Drops all knowledge of memory that is about to be freed. No work is under way.
   virtual void forget_memory(CudaPointer /*address*/) {}
-  // The next allreduce, of floating-point tensors, sets the word where something that this rank
-  // gives is infinite or NaN, once scaled and cast; to be read when that allreduce has ended. A
-  // group of one rank does not look.
+  // Makes the next allreduce, of floating-point tensors, set the word that this returns if this
+  // rank gives an infinity or a NaN (after scaling and casting). The kernels that pack do that. The
+  // word may be read when the event behind that allreduce has passed. A group of one rank does not
+  // look, and gets null.
   virtual Result<FiniteWord> look_for_nonfinite() { return FiniteWord(); }
-  // An error that came after a call had returned; looked at while work is under way.
+  // Returns an error that came after a call had returned. The runner asks while work is under way.
   virtual Status poll() { return Status(); }
-  // Ends whatever is under way on the device, with results that nobody may use, and lets go of the
-  // peers. Nothing is called afterwards.
+  // Ends the work that is under way on the device, and lets go of the peers. The results of that
+  // work must not be used, and no function is called afterwards.
   virtual void abort() {}
-  // Lets go of the peers in good order, which they do as well, or aborts at the deadline. What was
-  // called has ended before.
+  // Lets go of the peers in good order, together with the peers, or aborts at the deadline. All
+  // work has ended before.
   virtual void close(Deadline) {}
 };
 

@@ -1,6 +1,6 @@
-// Element types and factors that a GPU's kernels and NCCL do not know: complex numbers are reduced
-// as twice as many floats, and the rest goes through the host. Pure; every member of a group comes
-// to the same decision.
+// Decides which reductions run on a device: GPU kernels and NCCL do not know all element types and
+// factors. Complex numbers are reduced as twice as many floats, and the rest goes through the host.
+// Pure functions, which give the same result on every member of a group.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace hvdlite {
 
-// Whether a reduction runs on the device.
+// True when a reduction runs on the device, false when it goes through the host.
 inline bool runs_on_device(const Group& group, DataType dtype, ReduceOp op,
                            std::span<const Piece> pieces) {
   if (is_complex(dtype)) return op == ReduceOp::kSum || op == ReduceOp::kAverage;
@@ -25,15 +25,15 @@ inline bool runs_on_device(const Group& group, DataType dtype, ReduceOp op,
   return dtype != DataType::kUint16 && std::none_of(pieces.begin(), pieces.end(), scaled);
 }
 
-// Pieces of complex numbers as those of their parts.
+// Turns pieces of complex numbers into pieces of their real and imaginary parts.
 inline std::vector<Piece> parts_of_complex(std::span<const Piece> pieces) {
   std::vector<Piece> parts(pieces.begin(), pieces.end());
   for (Piece& piece : parts) piece.count *= 2;
   return parts;
 }
 
-// Averages by group.divisor() of floats as NCCL makes its own, which divide by the number of ranks:
-// as sums of scaled values.
+// Turns an average by group.divisor() into a sum of scaled values, because NCCL's own average
+// divides by the number of ranks. Floats only.
 inline std::vector<Piece> shares(const Group& group, std::span<const Piece> pieces) {
   std::vector<Piece> shares(pieces.begin(), pieces.end());
   for (Piece& piece : shares) piece.prescale /= group.divisor();

@@ -12,7 +12,7 @@ Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<c
   HVDLITE_RETURN_IF_ERROR(copies.status());
   workspace->copies = std::move(copies.value());
   workspace->pool = std::make_shared<DeviceMemoryPool>(workspace->device);
-  workspace->slots = std::make_shared<DeviceSlots>(workspace->device);
+  workspace->gradients = std::make_shared<GradientMemory>(workspace->device);
   workspace->finite = std::make_unique<FiniteWords>(workspace->device);
   return workspace;
 }

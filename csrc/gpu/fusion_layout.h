@@ -1,9 +1,9 @@
-// Where the tensors of a batch lie in a fusion buffer, or in a slot: pure arithmetic, the same on
-// every rank.
+// The layout of a batch's tensors in a fusion buffer, or in gradient memory: pure arithmetic, the
+// same on every rank.
 //
-// Every tensor begins at a multiple of 16 bytes, so that copies move 16 bytes at a time; what lies
-// between is reduced like the rest and means nothing. What does not fit into the buffer continues
-// in another *round*, which uses the buffer anew.
+// Every tensor begins at a multiple of 16 bytes, so that copies move 16 bytes at a time. The bytes
+// between tensors are reduced like the rest, and have no meaning. Tensors that do not fit into the
+// buffer continue in another *round*, which uses the buffer again.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr std::uint64_t aligned(std::uint64_t value, std::uint64_t unit = kFusio
 
 struct FusedPart {
   std::size_t piece = 0;     // index
-  std::uint64_t begin = 0;   // of the piece's elements, the first one here
+  std::uint64_t begin = 0;   // the first of the piece's elements that is here
   std::uint64_t count = 0;   // elements
   std::uint64_t offset = 0;  // in the buffer, bytes
 };
@@ -34,7 +34,8 @@ struct FusedRound {
   std::uint64_t bytes = 0;  // of the buffer that are used; whole elements
 };
 
-// `element_bytes` in the buffer (at most 8); `capacity` is at least 16.
+// Lays out the pieces. `element_bytes` is the size of an element in the buffer, at most 8;
+// `capacity` is the size of the buffer in bytes, at least 16.
 inline std::vector<FusedRound> lay_out(std::span<const Piece> pieces, std::size_t element_bytes,
                                        std::uint64_t capacity) {
   std::vector<FusedRound> rounds(1);

@@ -76,8 +76,8 @@ Result<CudaEventPtr> GpuPlane::mark(std::uint32_t set, int ordinal, CudaStream s
   }
   if (capturing != 0) {
     return Status(StatusCode::kInvalidArgument,
-                  "a CUDA graph is being captured; ranks agree on each collective anew, so run "
-                  "hvdlite's outside of the graph");
+                  "a CUDA graph is being captured; ranks negotiate each collective anew, so run "
+                  "hvdlite's collectives outside of the graph");
   }
   return device.record(stream);
 }
@@ -104,24 +104,24 @@ std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
   return found.ok() ? found.value()->pool : nullptr;
 }
 
-Result<DeviceSlots::Holder> GpuPlane::allocate_slot(int ordinal, std::size_t bytes) {
+Result<GradientMemory::Holder> GpuPlane::allocate_gradient_memory(int ordinal, std::size_t bytes) {
   const Result<DeviceWorkspace*> found = workspace(ordinal);
   HVDLITE_RETURN_IF_ERROR(found.status());
   std::shared_ptr<const NcclApi> by;
   if (fabric_ != nullptr) {
     if (Result<std::shared_ptr<const NcclApi>> loaded = nccl(); loaded.ok()) by = loaded.value();
   }
-  return found.value()->slots->allocate(by, bytes);
+  return found.value()->gradients->allocate(by, bytes);
 }
 
-void GpuPlane::free_slots() {
+void GpuPlane::free_gradient_memory() {
   if (busy()) return;
   std::vector<DeviceMemory> ended;
   {
     MutexLock lock(mutex_);
     for (const auto& [ordinal, workspace] : workspaces_) {
-      if (!workspace->slots->any_ended()) continue;
-      for (DeviceMemory& memory : workspace->slots->take_ended()) {
+      if (!workspace->gradients->any_ended()) continue;
+      for (DeviceMemory& memory : workspace->gradients->take_ended()) {
         ended.push_back(std::move(memory));
       }
     }
@@ -133,7 +133,7 @@ void GpuPlane::free_slots() {
 
 Result<DeviceBackend*> GpuPlane::open(const Group& group, int ordinal, Patience patience,
                                       bool part) {
-  free_slots();
+  free_gradient_memory();
   const Planes::key_type key{group.id, group.ranks};
   if (const auto at = planes_.find(key); at != planes_.end()) return at->second.backend.get();
   const Result<DeviceWorkspace*> found = workspace(ordinal);
@@ -156,7 +156,7 @@ Status GpuPlane::poll() {
     under_way_.pop_front();
   }
   if (under_way_.empty()) {
-    free_slots();
+    free_gradient_memory();
     return Status();
   }
   for (const auto& [key, plane] : planes_) HVDLITE_RETURN_IF_ERROR(plane.backend->poll());

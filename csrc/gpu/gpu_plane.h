@@ -1,12 +1,18 @@
-// Everything that one engine has of GPUs: the libraries, the devices that tensors came from, and a
-// data plane for each process set, made when a set's first GPU tensor arrives. A process without
+// Everything of GPUs that one engine owns: the libraries, the devices that tensors came from, and a
+// data plane for each process set, made when the set's first GPU tensor arrives. A process without
 // GPU tensors loads and pays nothing.
 //
-// A process set has one device on each rank; plane_setup.h says how its members come to a data
-// plane. NCCL needs every rank of a communicator; so while members have joined, the others have one
-// of their own, until all have joined.
+// A process set has one device on each rank; plane_setup.h says how its members agree on a data
+// plane: NCCL, or the way through the host. NCCL needs every rank of a communicator; so while some
+// members have joined, the others have a data plane of their own, until all have joined.
 //
-// Threads: mark(), ordinal_of(), slots and the pools from any; everything else is the runner's.
+// A batch is done when the device has been given all of it: the producer of an entry's tensors, the
+// one communication stream per device and the consumer of the results wait for each other by events
+// (device_backend.h, engine/completion.h). While work is under way the runner looks for errors by
+// poll(). The death of a peer arrives on the control plane, and makes the engine call abort().
+//
+// Threads: any thread may call mark(), ordinal_of(), pool() and allocate_gradient_memory(), and use
+// a pool; everything else is for the runner.
 #pragma once
 
 #include <deque>
@@ -25,52 +31,56 @@
 
 namespace hvdlite {
 
-// How to get at the libraries; called when they are needed first, from any thread.
+// Functions that load the libraries. GpuPlane calls each when it needs the library first, from any
+// thread.
 struct GpuLibraries {
   std::function<Result<std::shared_ptr<const CudaApi>>()> cuda;
   std::function<Result<std::shared_ptr<const NcclApi>>()> nccl;
 
-  // Where the config says, or where they usually are; `nccl_folders` are those of nvidia-nccl
+  // Looks where the config says, or in the usual places; `nccl_folders` are those of nvidia-nccl
   // wheels.
   static GpuLibraries search(const Config& config, std::vector<std::string> nccl_folders);
 };
 
 class GpuPlane {
  public:
-  // `host` and `fabric` are borrowed; the latter is null in a world of one.
+  // `host` and `fabric` are borrowed; `fabric` is null in a world of one.
   GpuPlane(Backend& host, Fabric* fabric, Config config, GpuLibraries libraries);
   ~GpuPlane();
 
-  // The point that `stream` of GPU `ordinal` has come to, where a tensor of process set `set` is
-  // ready. kInvalidArgument: no driver, no such device, another one than the set's on this rank, or
-  // a stream that is being captured.
+  // Marks the point that `stream` of GPU `ordinal` has come to, at which a tensor of process set
+  // `set` is ready. kInvalidArgument when there is no driver or no such device, when the process
+  // set uses another device on this rank, or when the stream is being captured.
   Result<CudaEventPtr> mark(std::uint32_t set, int ordinal, CudaStream stream);
 
-  // The GPU whose memory `pointer` is; of null, the one whose context is current in this thread.
+  // The GPU that has the memory at `pointer`; for null, the GPU whose context is current in this
+  // thread.
   Result<int> ordinal_of(const void* pointer);
-  // The data plane of a group; `ordinal` is the one that mark() was told. Every member calls it at
-  // the same place in its order of collectives. A status that is not sticky is the same on every
-  // member. `part`: members of the process set that have joined are not in the group.
+  // The data plane of a group, on the GPU `ordinal` that mark() was given. Every member calls this
+  // at the same place in its order of collectives. A status that is not sticky is the same on every
+  // member. `part` says that some members of the process set have joined and are not in the group.
   Result<DeviceBackend*> open(const Group& group, int ordinal, Patience patience,
                               bool part = false);
-  // Ends the data plane of a process set that is about to go, once its work has ended. Every member
-  // calls it at the same place.
+  // Ends the data plane of a process set that is about to go, once the plane's work has ended.
+  // Every member calls this at the same place.
   void forget(const Group& group);
-  // The same for all that were opened as a part. Every rank calls it when all have joined.
+  // Does the same for all data planes that were opened as a part. Every rank calls this when all
+  // ranks have joined.
   void forget_parts();
-  // Memory for a result. Of a device that mark() has seen.
+  // Memory for a result, on a device that mark() has seen.
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
-  // Memory that gradients stay in, see device_slots.h.
-  Result<DeviceSlots::Holder> allocate_slot(int ordinal, std::size_t bytes);
+  // Allocates gradient memory, see gradient_memory.h.
+  Result<GradientMemory::Holder> allocate_gradient_memory(int ordinal, std::size_t bytes);
 
-  // Looks after work that ends at `end`; poll() calls `then` when it has, but not after abort().
+  // Notes work that ends at `end`. poll() calls `then` once the work has ended, but not after
+  // abort().
   void track(CudaEventPtr end, std::function<void()> then = {});
   bool busy() const { return !under_way_.empty(); }
-  // An error of work under way, or of a device that has made no progress for collective_timeout.
+  // Returns an error of work under way; kTimeout when work was under way for collective_timeout.
   Status poll();
-  // Ends all data planes: at once, with whatever is under way, or in good order within the
-  // deadline.
+  // Both end all data planes: abort() at once, with the work under way; close() in good order, or
+  // like abort() at the deadline.
   void abort();
   void close(Deadline deadline);
 
@@ -84,16 +94,17 @@ class GpuPlane {
     std::unique_ptr<DeviceBackend> backend;
     bool part = false;
   };
-  // By group id and ranks: everywhere in the same order.
+  // By group id and ranks, so that every rank goes through them in the same order.
   using Planes = std::map<std::pair<int, std::vector<int>>, Plane>;
 
   Status load_cuda() HVDLITE_REQUIRES(mutex_);
   Result<std::shared_ptr<const NcclApi>> nccl();
   Result<DeviceWorkspace*> workspace(int ordinal);
-  // Ends those that `ends` chooses.
+  // Ends the data planes that `ends` chooses.
   void end_planes(const std::function<bool(const Planes::value_type&)>& ends);
-  // Frees the slots that have ended, if no work is under way: freeing memory waits for the device.
-  void free_slots();
+  // Frees the gradient memory that has ended, if no work is under way: freeing memory waits for the
+  // device.
+  void free_gradient_memory();
   // Waits until no work is under way.
   void settle(Deadline deadline);
 
@@ -109,7 +120,7 @@ class GpuPlane {
   Mutex nccl_mutex_;
   std::shared_ptr<const NcclApi> nccl_ HVDLITE_GUARDED_BY(nccl_mutex_);
 
-  // Of the runner.
+  // Only the runner uses the fields below.
   DeviceAgreement agreement_;
   Planes planes_;
   std::deque<UnderWay> under_way_;

@@ -1,4 +1,5 @@
-// What GPUs could be used here, and why not: rows for `hvdlite-run --doctor`. Any thread.
+// A report on the GPUs that this process can use, or the reason why it can use none: rows for
+// `hvdlite-run --doctor`. Any thread.
 #pragma once
 
 #include <span>
@@ -11,7 +12,8 @@ namespace hvdlite {
 // Whether a library can be used here.
 struct Viability {
   bool ok = true;
-  std::string reason;  // why it cannot be; where it can, what was found: file, version, features
+  // Why the library cannot be used; where it can, the file, version and features that were found.
+  std::string reason;
 };
 
 struct GpuReport {
@@ -19,7 +21,7 @@ struct GpuReport {
   Viability nccl;
 };
 
-// Loads both libraries; `nccl_folders` as for GpuPlane.
+// Loads both libraries; `nccl_folders` are those of nvidia-nccl wheels.
 GpuReport examine_gpus(const Config& config, std::span<const std::string> nccl_folders);
 
 }  // namespace hvdlite

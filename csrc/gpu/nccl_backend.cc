@@ -18,7 +18,7 @@ NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceW
       size_(communicator_->size()),
       fused_(fused) {
   if (!fused_) return;
-  // Without it NCCL copies through buffers of its own: slower, not wrong.
+  // Without a registration NCCL copies through buffers of its own, which is only slower.
   (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());
 }
 

@@ -1,13 +1,14 @@
 // The data plane of GPUs: NCCL, between the members of one process set, each with one device.
 //
-// An all-reduce of one tensor runs where the tensor lies. Several are packed into the device's
-// fusion buffer, reduced there and unpacked: one kernel launch each way, which scales as well.
-// Where their outputs lie in a slot as they would in the fusion buffer, the slot takes its place:
-// nothing is unpacked, and inputs that are outputs are not packed either. Members need not agree on
-// that. Where some member has no memory for that buffer, every tensor is reduced where it lies, in
-// one group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
-// pre-multiplied sum. int16, which NCCL lacks, travels as int32. What neither NCCL nor the kernels
-// know, Adasum among it, is reduced through the host (staged_backend.h).
+// An all-reduce of one tensor runs where the tensor lies. Several tensors are packed into the
+// device's fusion buffer, reduced there and unpacked: one kernel launch each way, which scales too.
+// If the outputs lie in gradient memory as they would in the fusion buffer, then the gradient
+// memory takes the buffer's place: nothing is unpacked, and inputs that are outputs are not packed.
+// Each member decides this for itself. If some member has no memory for the fusion buffer, every
+// tensor is reduced where it lies, all in one group call of NCCL. Averages are NCCL's own; float32
+// and float64 tensors that need no packing are scaled by a pre-multiplied sum. int16, which NCCL
+// lacks, travels as int32. What neither NCCL nor the kernels know, such as Adasum, is reduced
+// through the host (staged_backend.h). Runner only.
 #pragma once
 
 #include <memory>
@@ -22,8 +23,9 @@ namespace hvdlite {
 
 class NcclBackend : public DeviceBackend {
  public:
-  // Serves the group that `communicator` joined; `workspace` and `host`, which serves the barrier
-  // and what goes through the host, are borrowed. `fused`: every member has a fusion buffer.
+  // Serves the group that `communicator` connects. `workspace` and `host` are borrowed; `host`
+  // serves the barrier and what goes through the host. `fused` says that every member has a fusion
+  // buffer.
   NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
               Backend& host, bool fused);
   ~NcclBackend() override;
@@ -52,24 +54,27 @@ class NcclBackend : public DeviceBackend {
     bool own_op;  // to be destroyed
   };
 
-  // As Backend::allreduce, with types and ops that NCCL knows.
+  // As Backend::allreduce, for the types and ops that NCCL knows.
   Status reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces, Patience patience);
   Status reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       Patience patience);
   Status reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       const FusedRound& round, Patience patience);
-  // Where in a slot the round's outputs lie as laid out; 0: they do not.
-  CudaPointer slot_of(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round);
+  // The address in gradient memory at which the round's outputs lie as laid out; 0 when they do
+  // not.
+  CudaPointer gradient_memory_of(ElementTypes types, std::span<const Piece> pieces,
+                                 const FusedRound& round);
   Status pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
               CudaPointer buffer);
   Status unpack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
                 CudaPointer buffer);
-  // A single piece: in its slot, if it is in one and needs no op of its own.
+  // Reduces a single piece, in gradient memory if it lies there and needs no op of its own.
   Status reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience);
   Status reduce_in_place(DataType dtype, ReduceOp op, std::span<const Piece> pieces,
                          Patience patience);
-  // Brings the factor on the input to where NCCL takes it from: into the op, or into the output.
-  // Where the kernels are to look at the input, it goes through the output in any case.
+  // Applies the factor of the input: through a scaled op of NCCL, or by a kernel that writes the
+  // scaled input to the output. If the kernels must look for NaN, they write the input to the
+  // output in any case.
   Result<Direct> prepare(DataType dtype, ReduceOp op, const Piece& piece);
   Status scale_outputs(DataType dtype, std::span<const Piece> pieces);
   Status scatter(DataType dtype, ReduceOp op, const void* input, void* output,
@@ -85,7 +90,8 @@ class NcclBackend : public DeviceBackend {
   const int size_;
   const bool fused_;
   std::vector<CopySegment> segments_;
-  FiniteWord nonfinite_;  // of the next allreduce, or the current one, where it is to look
+  // The word that the next or current allreduce sets; null when it does not look.
+  FiniteWord nonfinite_;
 };
 
 }  // namespace hvdlite

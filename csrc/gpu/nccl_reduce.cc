@@ -1,4 +1,4 @@
-// NcclBackend's reductions.
+// The reductions of NcclBackend.
 #include <algorithm>
 #include <numeric>
 
@@ -27,7 +27,7 @@ int nccl_op(ReduceOp op) {
   return 0;
 }
 
-// What NCCL reduces: it lacks 16-bit integers.
+// The types with which NCCL reduces. NCCL lacks 16-bit integers, so int16 travels as int32.
 ElementTypes widened(ElementTypes types) {
   return types.wire == DataType::kInt16 ? ElementTypes(types.memory, DataType::kInt32) : types;
 }
@@ -75,8 +75,8 @@ Status NcclBackend::reduce_fused(ElementTypes types, ReduceOp op, std::span<cons
 
 Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                                  const FusedRound& round, Patience patience) {
-  const CudaPointer slot = slot_of(types, pieces, round);
-  const CudaPointer buffer = slot != 0 ? slot : workspace_.fusion.address();
+  const CudaPointer area = gradient_memory_of(types, pieces, round);
+  const CudaPointer buffer = area != 0 ? area : workspace_.fusion.address();
   HVDLITE_RETURN_IF_ERROR(pack(types, pieces, round, buffer));
   HVDLITE_RETURN_IF_ERROR(communicator_->enqueue(kAllreduce, patience, [&] {
     return nccl().allreduce(pointer(buffer), pointer(buffer), round.bytes / size_of(types.wire),
@@ -86,27 +86,28 @@ Status NcclBackend::reduce_round(ElementTypes types, ReduceOp op, std::span<cons
 }
 
 Status NcclBackend::reduce_one(DataType dtype, ReduceOp op, const Piece& piece, Patience patience) {
-  // Other members may have no slot: all call the same op once.
+  // Other members may have no gradient memory, so all members call the same op once.
   const FusedRound whole{{{0, 0, piece.count, 0}}, piece.count * size_of(dtype)};
-  if (piece.prescale != 1.0 || piece.own_scale || slot_of(dtype, {&piece, 1}, whole) == 0) {
+  if (piece.prescale != 1.0 || piece.own_scale ||
+      gradient_memory_of(dtype, {&piece, 1}, whole) == 0) {
     return reduce_in_place(dtype, op, {&piece, 1}, patience);
   }
   return reduce_round(dtype, op, {&piece, 1}, whole, patience);
 }
 
-CudaPointer NcclBackend::slot_of(ElementTypes types, std::span<const Piece> pieces,
-                                 const FusedRound& round) {
+CudaPointer NcclBackend::gradient_memory_of(ElementTypes types, std::span<const Piece> pieces,
+                                            const FusedRound& round) {
   const auto output_of = [&](const FusedPart& part) {
     return address(pieces[part.piece].output) + part.begin * size_of(types.memory);
   };
   const CudaPointer begin = output_of(round.parts.front());
   if (types.cast() || begin % kFusionAlign != 0) return 0;
-  const DeviceSlots::Slot slot = workspace_.slots->find(begin);
-  if (begin + round.bytes > slot.address + slot.bytes) return 0;
+  const GradientMemory::Area area = workspace_.gradients->find(begin);
+  if (begin + round.bytes > area.address + area.bytes) return 0;
   const bool as_laid_out =
       std::all_of(round.parts.begin(), round.parts.end(),
                   [&](const FusedPart& part) { return output_of(part) == begin + part.offset; });
-  return as_laid_out && communicator_->know_memory(slot.address, slot.bytes) ? begin : 0;
+  return as_laid_out && communicator_->know_memory(area.address, area.bytes) ? begin : 0;
 }
 
 Status NcclBackend::pack(ElementTypes types, std::span<const Piece> pieces, const FusedRound& round,
@@ -183,7 +184,7 @@ Result<NcclBackend::Direct> NcclBackend::prepare(DataType dtype, ReduceOp op, co
         device().api().fill(address(piece.output), 0, piece.count * size_of(dtype), stream()),
         "filling memory"));
   }
-  // Every member chooses the same op, whatever its own factor is.
+  // Every member chooses the same op, even if its own factor is 1.
   const bool scaled = piece.prescale != 1.0 || piece.own_scale;
   const bool linear = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   // NCCL would round the factor to 16 bits.

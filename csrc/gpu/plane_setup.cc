@@ -11,7 +11,7 @@
 namespace hvdlite {
 namespace {
 
-// The fusion threshold, and some for what lies between tensors.
+// The fusion threshold, and some more for the gaps between tensors.
 std::size_t fusion_bytes(const Config& config) {
   constexpr std::int64_t kLeast = 4096;
   const auto threshold = static_cast<std::size_t>(std::max(config.fusion_threshold, kLeast));
@@ -27,7 +27,7 @@ std::span<std::byte> bytes_of(T& value) {
 
 }  // namespace
 
-// Plain bytes, because it travels.
+// A plain struct, because its bytes travel.
 struct DeviceAgreement::Candidate {
   std::int32_t rank = -1;
   std::int32_t nccl = 0;   // version; 0: cannot be used
@@ -67,7 +67,8 @@ DeviceAgreement::Candidate DeviceAgreement::present(DeviceWorkspace& workspace) 
   own.fused = reserved.ok() ? 1 : 0;
   if (!reserved.ok()) {
     log(LogLevel::kWarning, own.rank,
-        "no fusion buffer on the GPU, so that tensors travel one by one: " + reserved.message() +
+        "there is no fusion buffer on the GPU, so tensors travel one by one: " +
+            reserved.message() +
             "; lower HVDLITE_FUSION_THRESHOLD or the memory that the framework takes");
   }
   return own;
@@ -98,7 +99,7 @@ Status DeviceAgreement::one_nccl(const std::vector<Candidate>& members) {
   return Status();
 }
 
-// What to add to an error of NCCL when two members share a GPU, which is the likely reason.
+// The text to add to an error of NCCL when two members share a GPU, which is the likely reason.
 std::string DeviceAgreement::one_gpu_for_two(const std::vector<Candidate>& members) {
   for (const Candidate& member : members) {
     for (const Candidate& other : members) {
@@ -130,16 +131,16 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
     return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
                    api->error_string(start.result) + "; run with NCCL_DEBUG=INFO");
   }
-  Result<std::unique_ptr<NcclCommunicator>> joined =
-      NcclCommunicator::join(api, workspace.device, {group, *fabric_}, start.id, patience);
-  if (!joined.ok()) {
-    const Status why = joined.status();
+  Result<std::unique_ptr<NcclCommunicator>> connected =
+      NcclCommunicator::connect(api, workspace.device, {group, *fabric_}, start.id, patience);
+  if (!connected.ok()) {
+    const Status why = connected.status();
     return Status(why.code(), why.message() + one_gpu_for_two(members), why.failed_rank());
   }
   const bool fused = std::all_of(members.begin(), members.end(),
                                  [](const Candidate& member) { return member.fused != 0; });
   return std::unique_ptr<DeviceBackend>(
-      std::make_unique<NcclBackend>(std::move(joined.value()), workspace, host_, fused));
+      std::make_unique<NcclBackend>(std::move(connected.value()), workspace, host_, fused));
 }
 
 Status DeviceAgreement::fall_back(const Group& group, const std::vector<Candidate>& members) {

@@ -1,8 +1,10 @@
-// How the members of a process set come to a data plane for their GPU tensors: they tell each
-// other, over the host's data plane, what they have. It is NCCL if all of them have it, and
-// otherwise the way through the host, with one warning. Nobody outside of the set takes part.
+// The way in which the members of a process set agree on a data plane for their GPU tensors. Over
+// the host's data plane, each tells the others which libraries and which device it has. If all can
+// use NCCL they use it; otherwise their tensors pass through the host, with one warning. Ranks
+// outside of the process set take no part. While some members have joined, those that are left
+// agree anew.
 //
-// Threads: the runner only.
+// Owned by GpuPlane. Runner only.
 #pragma once
 
 #include <functional>
@@ -21,18 +23,18 @@ class DeviceAgreement {
  public:
   using Nccl = std::function<Result<std::shared_ptr<const NcclApi>>()>;
 
-  // All are borrowed; `fabric` is null in a world of one. `nccl` loads the library when it is first
-  // asked.
+  // All references are borrowed; `fabric` is null in a world of one. `nccl` loads the library at
+  // its first call.
   DeviceAgreement(Backend& host, Fabric* fabric, const Config& config, Nccl nccl)
       : host_(host), fabric_(fabric), config_(config), nccl_(std::move(nccl)) {}
 
-  // The data plane of a group, on this rank's device. Every member calls it at the same place in
-  // its order of collectives. A status that is not sticky is the same on every member.
+  // Makes the data plane of a group, on this rank's device. Every member calls this at the same
+  // place in its order of collectives. A status that is not sticky is the same on every member.
   Result<std::unique_ptr<DeviceBackend>> make(const Group& group, DeviceWorkspace& workspace,
                                               Patience patience);
 
  private:
-  struct Candidate;  // what members tell each other
+  struct Candidate;  // the message that members exchange
 
   Candidate present(DeviceWorkspace& workspace);
   Result<std::vector<Candidate>> exchange(const Group& group, const Candidate& own,
@@ -48,7 +50,7 @@ class DeviceAgreement {
   Fabric* const fabric_;
   const Config& config_;
   const Nccl nccl_;
-  bool warned_ = false;  // that GPU tensors pass through the host
+  bool warned_ = false;  // true once this rank has warned that GPU tensors pass through the host
 };
 
 }  // namespace hvdlite

@@ -13,7 +13,7 @@ namespace hvdlite {
 Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
   if (is_complex(types.memory)) {
-    // Whatever the op is: there is nobody to reduce with.
+    // The same for every op, because there is no other rank to reduce with.
     return allreduce({group, component_of(types.memory), op, parts_of_complex(pieces)}, patience);
   }
   if (op == ReduceOp::kAverage && group.average_over > 0 && is_floating(types.memory)) {
@@ -41,7 +41,7 @@ Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
   return workspace_.copies->enqueue(types.memory, types.memory, segments);
 }
 
-// Rounds as more ranks would.
+// Casts to the wire type and back, so that the result is rounded as with more ranks.
 Status SelfDeviceBackend::cast_and_back(ElementTypes types, std::span<const Piece> pieces) {
   const auto rounds =
       lay_out(pieces, size_of(types.wire), std::numeric_limits<std::uint64_t>::max());

@@ -1,4 +1,5 @@
-// The data plane of a group of one rank on a GPU: copies and scales on the device. Needs no NCCL.
+// The data plane of a group of one rank on a GPU. It copies and scales on the device, and needs no
+// NCCL. Runner only.
 #pragma once
 
 #include "gpu/device_backend.h"

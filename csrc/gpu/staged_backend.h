@@ -1,6 +1,6 @@
 // The data plane of GPU tensors where some member has no NCCL, and of reductions that a device does
-// not know (Adasum, and those of device_types.h): to the host, through the host's data plane, and
-// back. Correct and slow: its calls wait for the device.
+// not know (Adasum, and those of device_types.h). Tensors go to the host, through the host's data
+// plane, and back. That is correct and slow: its calls wait for the device. Runner only.
 #pragma once
 
 #include <utility>
@@ -26,14 +26,14 @@ class StagedBackend : public DeviceBackend {
   Result<FiniteWord> look_for_nonfinite() override {
     return nonfinite_ = std::make_shared<std::uint32_t>(0);
   }
-  // Another way to ask for it: the next allreduce sets this word; null: it does not look.
+  // Makes the next allreduce set this word, like look_for_nonfinite(); with null it does not look.
   void look_in(FiniteWord word) { nonfinite_ = std::move(word); }
   Status barrier(const Group& group, Patience patience) override {
     return host_.barrier(group, patience);
   }
 
  private:
-  // Copies and waits. A null source is zeros.
+  // Both copy and wait. A null source stands for zeros.
   Status fetch(const void* from, std::span<std::byte> to, Patience patience);
   Status store(std::span<const std::byte> from, void* to, Patience patience);
   // Waits for the communication stream.
@@ -44,7 +44,7 @@ class StagedBackend : public DeviceBackend {
   const int rank_;                // of this process in the world
   std::vector<std::byte> input_;  // on the host
   std::vector<std::byte> output_;
-  FiniteWord nonfinite_;  // of the next allreduce, where it is to look
+  FiniteWord nonfinite_;  // the word that the next allreduce sets; null: it does not look
 };
 
 }  // namespace hvdlite

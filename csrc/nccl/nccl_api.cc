@@ -91,7 +91,7 @@ Result<std::shared_ptr<const NcclApi>> NcclApi::take(Dylib library, std::string 
   api->path = api->library.path();
   const char* missing = bind(*api);
   if (api->get_version == nullptr || api->get_version(&api->version) != NcclResult::kSuccess) {
-    return no_nccl(api->path + " is no NCCL: it does not tell its version");
+    return no_nccl(api->path + " is not NCCL: it does not give its version");
   }
   if (api->version < kOldestNccl || missing != nullptr) {
     return no_nccl(api->path + " (" + api->origin + ") is NCCL " + nccl_version_text(api->version) +

@@ -1,8 +1,9 @@
-// The part of NCCL that the core uses, found at run time in libnccl.so.2: 2.18 to 2.32, and what
-// newer versions add is used where it is there.
+// The part of NCCL that the core uses, versions 2.18 to 2.32: a table of symbols that are found at
+// run time in libnccl.so.2 (os/dylib.h). Functions that newer versions add are used if the library
+// has them.
 //
 // The declarations are ours; values and layouts are NCCL's stable binary interface. A table is
-// immutable once loaded. Threads: one at a time per communicator.
+// immutable once loaded. Threads: any, one at a time per communicator.
 #pragma once
 
 #include <memory>
@@ -47,7 +48,7 @@ struct NcclConfig {
 };
 inline constexpr int kNcclScalarHostImmediate = 1;
 inline constexpr int kOldestNccl = 21800;
-inline constexpr int kNewestNccl = 23299;  // newer ones are tried, with a word in the doctor
+inline constexpr int kNewestNccl = 23299;  // a newer one is used too, and the doctor says so
 
 // X(field, symbol, arguments): every function returns an ncclResult_t. A stream is a cudaStream_t,
 // which is the driver's CUstream.
@@ -85,7 +86,7 @@ inline constexpr int kNewestNccl = 23299;  // newer ones are tried, with a word 
   X(recv, "ncclRecv",                                                                              \
     (void* output, std::size_t count, int dtype, int peer, NcclComm comm, CudaStream stream))
 
-// Y(field, symbol, arguments): null where the library lacks it.
+// Y(field, symbol, arguments): the field is null when the library lacks the function.
 #define HVDLITE_NCCL_OPTIONAL_SYMBOLS(Y)                                                           \
   Y(memory_allocate, "ncclMemAlloc", (void** memory, std::size_t bytes))                           \
   Y(memory_free, "ncclMemFree", (void* memory))                                                    \
@@ -102,7 +103,7 @@ struct NcclApi {
   const char* (*last_error)(NcclComm comm) = nullptr;
 
   std::string path;    // of the library
-  std::string origin;  // how it was found: "loaded by the framework already"...
+  std::string origin;  // the place where it was found: "loaded already by the framework"...
   int version = 0;     // 22809 is 2.28.9
   Dylib library;       // keeps the functions alive
 
@@ -110,22 +111,23 @@ struct NcclApi {
     return memory_allocate != nullptr && memory_free != nullptr && comm_register != nullptr &&
            comm_deregister != nullptr;
   }
-  // What this version brings beyond the least that is needed, for people.
+  // The features of this version beyond those that the core needs, as texts for people.
   std::vector<std::string> features() const;
 
-  // Looks for libnccl.so.2: a copy that is loaded already, `library` if not "", each of `folders`
-  // (of the nvidia-nccl wheels), the system. kInvalidArgument says what was tried, and why the
-  // first one that exists cannot be used.
+  // Looks for libnccl.so.2 in this order: a copy that is loaded already, `library` if not "", each
+  // of `folders` (of the nvidia-nccl wheels), the system. The first place that has the library
+  // decides. kInvalidArgument says why there is none, or why that one cannot be used.
   static Result<std::shared_ptr<const NcclApi>> load(const std::string& library,
                                                      std::span<const std::string> folders);
-  // Takes this library, or says why not; `origin` is for people.
+  // Makes the table of this library; `origin` is for people. kInvalidArgument says why it cannot be
+  // used.
   static Result<std::shared_ptr<const NcclApi>> take(Dylib library, std::string origin);
 };
 
 // "2.28.9" of 22809.
 std::string nccl_version_text(int version);
-// NCCL's number of an element type; -1 where NCCL cannot reduce it (16-bit integers, complex
-// numbers, what is copied only).
+// NCCL's number of an element type; -1 when NCCL cannot reduce it (16-bit integers, complex
+// numbers, types that are copied only).
 int nccl_dtype(DataType dtype);
 
 }  // namespace hvdlite

@@ -8,9 +8,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Between two looks at what NCCL does in threads of its own, which ring no bell.
+// The time between two looks at NCCL, whose own threads ring no bell.
 constexpr auto kPollInterval = 500us;
-// NCCL may see that a peer is gone before the fabric does.
+// The time to wait for the fabric's word on a lost peer: NCCL may see the loss first.
 constexpr auto kGoodbyeTime = 500ms;
 
 bool is_success(NcclResult result) { return result == NcclResult::kSuccess; }
@@ -20,18 +20,16 @@ bool is_accepted(NcclResult result) {
 
 }  // namespace
 
-Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::join(std::shared_ptr<const NcclApi> api,
-                                                                 std::shared_ptr<CudaDevice> device,
-                                                                 Place place,
-                                                                 const NcclUniqueId& id,
-                                                                 Patience patience) {
+Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::connect(
+    std::shared_ptr<const NcclApi> api, std::shared_ptr<CudaDevice> device, Membership membership,
+    const NcclUniqueId& id, Patience patience) {
   std::unique_ptr<NcclCommunicator> made(
-      new NcclCommunicator(std::move(api), std::move(device), place));
+      new NcclCommunicator(std::move(api), std::move(device), membership));
   const CudaDevice::Current current(*made->device_);
   NcclConfig config;
   const NcclResult result =
-      made->api_->comm_init(&made->comm_, static_cast<int>(place.group.ranks.size()), id,
-                            place.group.index_of(place.fabric.topology.rank), &config);
+      made->api_->comm_init(&made->comm_, static_cast<int>(membership.group.ranks.size()), id,
+                            membership.group.index_of(membership.fabric.topology.rank), &config);
   HVDLITE_RETURN_IF_ERROR(made->await(result, "starting NCCL", patience));
   return made;
 }
@@ -68,8 +66,8 @@ Status NcclCommunicator::await(NcclResult result, const char* operation, Patienc
   const Deadline deadline = Deadline::after(patience);
   Status status;
   do {
-    status =
-        place_.fabric.waiter->wait(ready, failed, deadline.earlier(Deadline::after(kPollInterval)));
+    status = membership_.fabric.waiter->wait(ready, failed,
+                                             deadline.earlier(Deadline::after(kPollInterval)));
   } while (status.code() == StatusCode::kTimeout && !deadline.passed());
   if (status.code() == StatusCode::kTimeout) {
     return Status(StatusCode::kTimeout, "NCCL made no progress in " + std::string(operation) +
@@ -81,11 +79,12 @@ Status NcclCommunicator::await(NcclResult result, const char* operation, Patienc
 }
 
 Status NcclCommunicator::failure(NcclResult result, const std::string& operation) {
-  // Such an error is most often the end of a peer. Then that is the cause, and has a name.
+  // Such an error is most often the end of a peer. Then the lost rank is the cause to name.
   if (result == NcclResult::kRemoteError || result == NcclResult::kSystemError) {
     Status lost;
     const auto found = [&] { return !(lost = lost_member(operation)).ok(); };
-    (void)place_.fabric.waiter->wait(found, [] { return Status(); }, Deadline::after(kGoodbyeTime));
+    (void)membership_.fabric.waiter->wait(
+        found, [] { return Status(); }, Deadline::after(kGoodbyeTime));
     if (!lost.ok()) return lost;
   }
   const char* last = api_->last_error(comm_);
@@ -93,16 +92,17 @@ Status NcclCommunicator::failure(NcclResult result, const std::string& operation
   std::replace(words.begin(), words.end(), '\n', ' ');
   return Status(StatusCode::kInternal,
                 "NCCL " + nccl_version_text(api_->version) + " failed in " + operation +
-                    " on rank " + std::to_string(place_.fabric.topology.rank) + ", " +
+                    " on rank " + std::to_string(membership_.fabric.topology.rank) + ", " +
                     device_->describe() + ": " + api_->error_string(result) +
                     (words.empty() ? "" : " (" + words + ")") +
                     "; run with NCCL_DEBUG=INFO for what led to it",
-                place_.fabric.topology.rank);
+                membership_.fabric.topology.rank);
 }
 
 Status NcclCommunicator::lost_member(const std::string& operation) const {
-  for (const int rank : place_.group.ranks) {
-    if (rank == place_.fabric.topology.rank || !place_.fabric.waiter->lost(rank)) continue;
+  for (const int rank : membership_.group.ranks) {
+    if (rank == membership_.fabric.topology.rank || !membership_.fabric.waiter->lost(rank))
+      continue;
     return Status(StatusCode::kRankFailed,
                   "rank " + std::to_string(rank) + " was lost during " + operation, rank);
   }

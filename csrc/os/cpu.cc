@@ -19,7 +19,8 @@ std::string file_text(const std::string& path) {
   return text.str();
 }
 
-// Processors that a quota of microseconds in each period is worth; nothing where there is none.
+// The number of processors that a quota of microseconds in each period gives; nothing without a
+// quota.
 std::optional<double> cores_of_quota(std::istream& quota_and_period) {
   double quota = 0;
   double period = 0;
@@ -27,7 +28,8 @@ std::optional<double> cores_of_quota(std::istream& quota_and_period) {
   return quota / period;
 }
 
-// Of one cgroup: version 2 has both numbers in one file, "max" for no quota; version 1 has -1.
+// The quota of one cgroup. Version 2 has both numbers in one file, with "max" for no quota; version
+// 1 has two files, with -1.
 std::optional<double> quota_in(const std::string& folder) {
   std::istringstream both(file_text(folder + "/cpu.max"));
   if (const auto cores = cores_of_quota(both)) return cores;
@@ -36,8 +38,8 @@ std::optional<double> quota_in(const std::string& folder) {
   return cores_of_quota(two);
 }
 
-// The strictest_quota of a cgroup and those above it. In a container the path may be one of the
-// host's: then only the last step, to the mount itself, finds anything.
+// The strictest quota of a cgroup and of those above it. In a container the path may be one of the
+// host's: then only the last step, to the mount itself, finds a file.
 std::optional<double> strictest_quota(const std::string& mount, std::string path) {
   std::optional<double> least;
   while (true) {
@@ -49,7 +51,7 @@ std::optional<double> strictest_quota(const std::string& mount, std::string path
   }
 }
 
-// Whether the list of controllers of a line of version 1 has the processor among them.
+// True when the list of controllers in a line of version 1 names the processor.
 bool names_processor(const std::string& controllers) {
   std::istringstream names(controllers);
   std::string name;

@@ -8,8 +8,8 @@
 namespace hvdlite {
 namespace {
 
-// The loader has a lock of its own, which ThreadSanitizer does not see; what one thread loads
-// another may ask about.
+// Our own lock around the loader's, which ThreadSanitizer does not see: one thread may ask about a
+// library that another thread loads.
 Mutex loading;
 
 }  // namespace

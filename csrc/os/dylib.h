@@ -1,4 +1,4 @@
-// Owner of one shared library that was opened at run time.
+// Owner of one handle to a shared library that was opened at run time. Any thread, one at a time.
 #pragma once
 
 #include <string>
@@ -20,11 +20,11 @@ class Dylib {
   Dylib& operator=(const Dylib&) = delete;
   ~Dylib();
 
-  // The copy that this process has loaded already, by name or path, whoever loaded it and from
-  // wherever; not valid() when there is none.
+  // Finds the copy of a library, by name or path, that any part of this process has loaded already,
+  // from any folder. The result is not valid() when there is none.
   static Dylib find_loaded(const std::string& name);
-  // `name` is a path, or a file that the system's loader looks for. kInvalidArgument carries the
-  // loader's message.
+  // Opens a library. `name` is a path, or a file that the system's loader looks for.
+  // kInvalidArgument carries the loader's message.
   static Result<Dylib> open(const std::string& name);
 
   bool valid() const { return handle_ != nullptr; }

@@ -12,17 +12,17 @@ namespace {
 constexpr std::size_t kRegistered = 4096;
 
 // Process-wide because fork() is: the child's handler has nothing else to go by, and may call only
-// what is async-signal-safe. A slot holds a descriptor + 1; 0 is free.
+// what is async-signal-safe. A cell holds a descriptor + 1; 0 is free.
 std::array<std::atomic<int>, kRegistered> g_registered{};
-std::atomic<pid_t> g_forking{0};      // who called fork() last
+std::atomic<pid_t> g_forking{0};      // the process that called fork() last
 std::atomic<pid_t> g_forked_from{0};  // in a child: its parent
 
 void remember_parent() { g_forking.store(::getpid()); }
 
 void close_in_child() {
   g_forked_from.store(g_forking.load());
-  for (std::atomic<int>& slot : g_registered) {
-    if (const int fd = slot.exchange(0); fd > 0) ::close(fd - 1);
+  for (std::atomic<int>& cell : g_registered) {
+    if (const int fd = cell.exchange(0); fd > 0) ::close(fd - 1);
   }
 }
 
@@ -42,16 +42,16 @@ void Fd::reset() {
 
 void close_in_forked_child(int fd) {
   install_once();
-  for (std::atomic<int>& slot : g_registered) {
+  for (std::atomic<int>& cell : g_registered) {
     int free = 0;
-    if (slot.compare_exchange_strong(free, fd + 1)) return;
+    if (cell.compare_exchange_strong(free, fd + 1)) return;
   }
 }
 
 void forget_in_forked_child(int fd) {
-  for (std::atomic<int>& slot : g_registered) {
+  for (std::atomic<int>& cell : g_registered) {
     int held = fd + 1;
-    if (slot.compare_exchange_strong(held, 0)) return;
+    if (cell.compare_exchange_strong(held, 0)) return;
   }
 }
 

@@ -1,4 +1,4 @@
-// Owner of one file descriptor.
+// Owner of one file descriptor, which the destructor closes. One thread at a time.
 #pragma once
 
 #include <utility>
@@ -32,11 +32,13 @@ class Fd {
   int fd_ = -1;
 };
 
-// Descriptors that belong to this process alone: a child of fork() closes its copies at once, so
-// that peers see the parent's death although the child lives on (a forked DataLoader worker).
+// Descriptors that belong to this process alone. A child of fork() closes its copies of them at
+// once, so that peers see the death of the parent although the child lives on (a forked DataLoader
+// worker). Any thread.
 void close_in_forked_child(int fd);
-void forget_in_forked_child(int fd);  // before closing it here
-// kForked in a child of fork(), whose engines are the parent's: none of their threads lives here.
+void forget_in_forked_child(int fd);  // call this before this process closes the descriptor
+// kForked in a child of fork(). The engines there belong to the parent, and their threads live in
+// the parent only.
 Status check_not_forked();
 inline bool forked() { return !check_not_forked().ok(); }
 

@@ -1,4 +1,5 @@
-// Owner of a memory mapping: a shared memfd, or private anonymous memory.
+// Owner of a memory mapping of a shared memfd or of private anonymous memory, which the destructor
+// unmaps. Sizes are in bytes. Errors are kInternal and name the system call.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +31,13 @@ class Mapping {
   std::uint64_t bytes_ = 0;
 };
 
-// An anonymous file of that size, close-on-exec, sealed against shrinking. Nothing of it stays
-// behind when the processes end, and a small /dev/shm does not limit it.
+// Makes an anonymous file of that size, close-on-exec and sealed against shrinking. The file goes
+// with the last process that has it, and the size of /dev/shm does not limit it.
 Result<Fd> create_memfd(std::uint64_t bytes);
-// kInternal unless nobody can shrink it any more, under those who have it mapped.
+// kInternal unless the file is sealed: a process that can shrink it makes those that have it mapped
+// fault.
 Status check_sealed(const Fd& memfd);
-// Size of a file: kInternal when it cannot be read.
+// The size of a file.
 Result<std::uint64_t> file_bytes(const Fd& fd);
 
 }  // namespace hvdlite

@@ -9,7 +9,7 @@ namespace {
 struct Attachment {
   Mutex mutex;
   Condition idle;
-  int calls HVDLITE_GUARDED_BY(mutex) = 0;  // of submit() under way: the core stays for them
+  int calls HVDLITE_GUARDED_BY(mutex) = 0;  // submit() calls under way; the core stays for them
   const HvdliteCore* core HVDLITE_GUARDED_BY(mutex) = nullptr;
   World world HVDLITE_GUARDED_BY(mutex) = {};
 
@@ -32,7 +32,7 @@ Attachment& attachment() {
 }  // namespace
 
 void submit(const HvdliteCall& call) {
-  // Not under the lock: in a world of one `done` runs in here, and may submit in turn.
+  // Without the lock, because in a world of one `done` runs in here, and may submit again.
   const HvdliteCore* core = attachment().enter();
   if (core != nullptr) {
     core->submit(core->engine, &call);

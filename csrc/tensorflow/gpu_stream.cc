@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 
 namespace hvdlite::tensorflow {
-// Eigen::StreamInterface: stream() is the first virtual function after the destructor. Not in an
-// anonymous namespace, where the compiler would know that no class derives from it.
+// Eigen::StreamInterface: stream() is the first virtual function after the destructor. This class
+// is not in an anonymous namespace, where the compiler would know that no class derives from it.
 class StreamInterface {
  public:
   virtual ~StreamInterface() = default;
@@ -36,7 +36,7 @@ FindDevice find_device() {
 
 bool can_tell_streams() { return find_device() != nullptr; }
 
-// The object's own class is another one, of the same shape.
+// The object's own class is another one with the same shape.
 [[gnu::no_sanitize("vptr")]] void* stream_of(TF_OpKernelContext* context) {
   return find_device()(context).stream->stream();
 }

@@ -79,7 +79,7 @@ void compute_on_gpu(void* node, TF_OpKernelContext* context, TF_AsyncOpKernelDon
                                   stream_of(context)));
 }
 
-// What a query asks for, and about which process set.
+// The number that a query asks for, and the process set that it asks about.
 struct Query {
   std::size_t index = 0;
   std::int32_t process_set = 0;
@@ -100,11 +100,12 @@ void* create_query(TF_OpKernelConstruction* construction) {
 
 void destroy_query(void* query) { delete static_cast<Query*>(query); }
 
-// Why a query has no answer, if so.
+// The reason why a query has no answer, or nullptr.
 const char* refuse_query(const World& now, const Query& query, HvdlitePlace* place) {
   if (now.size == 0) return "hvdlite has not been initialized; call hvd.init() first";
   if (!find_process_set(static_cast<std::uint32_t>(query.process_set), place)) {
-    return "a function asks about a process set that was removed, or is of an earlier world";
+    return "a function asks about a process set that was removed, or that belongs to an earlier "
+           "world";
   }
   return nullptr;
 }
@@ -129,7 +130,7 @@ void compute_query(void* of_node, TF_OpKernelContext* context) {
   *static_cast<std::int32_t*>(TF_TensorData(value.get())) = answers[query.index];
 }
 
-// Arguments that are read and written on the host, whatever device the tensors are on.
+// Arguments that are read and written on the host even when the tensors are on a GPU.
 using HostArguments = std::vector<const char*>;
 
 struct AsyncOp {
@@ -140,7 +141,8 @@ struct AsyncOp {
 
 void register_async(const AsyncOp& op, const char* device,
                     void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*)) {
-  // For every type that the operation takes: a constraint to 8-bit floats could not be said here.
+  // One kernel for every type that the operation takes: the C API has no constraint to 8-bit
+  // floats.
   const OwnedStatus status = new_status();
   TF_KernelBuilder* kernel =
       TF_NewAsyncKernelBuilder(op.name, device, op.create, compute, &destroy_node);

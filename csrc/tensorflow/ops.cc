@@ -1,9 +1,10 @@
-// The operations as TensorFlow sees them: names, inputs, attributes and shapes. Registered when
-// tf.load_op_library opens this file.
+// The operations as TensorFlow sees them: names, inputs, attributes and shapes. They are registered
+// when tf.load_op_library opens this file.
 //
-// Never marked stateful: a stateful op is serialised inside tf.function, and hangs where several
-// must be under way together (TF_OpDefinitionBuilderSetIsStateful ignores its bool, so it must not
-// be called at all). `terms` is an input so that constant folding never sees an op without inputs.
+// The operations are not marked stateful: tf.function runs stateful operations one at a time, and
+// would hang where several must be under way together (TF_OpDefinitionBuilderSetIsStateful ignores
+// its bool, so it must not be called at all). Constant folding could compute a stateless operation
+// without inputs; so every operation has an input, `terms` (hvdlite/tensorflow/graph/names.py).
 #include <memory>
 #include <string>
 
@@ -21,8 +22,8 @@ Shape new_shape() { return {TF_NewShapeHandle(), &TF_DeleteShapeHandle}; }
 constexpr const char* kReducible =
     "{uint8, int8, int16, int32, int64, uint16, uint32, uint64, half, bfloat16, float, double, "
     "complex64, complex128}";
-// Not by name: older releases do not know all that the core copies, and refuse an operation of a
-// type that they do not know. The core refuses what it does not know.
+// The list names no types: older releases do not know all types that the core copies, and refuse an
+// operation that names a type that they do not know. The core refuses types that it does not know.
 constexpr const char* kAny = "type";
 
 // Every output has the shape of its input; the last input is `terms`.
@@ -53,14 +54,15 @@ void any_rows(TF_ShapeInferenceContext* context, int index, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, index, output.get(), status);
 }
 
-// As many rows as the run will bring, in every output of a list; further outputs are unknown.
+// Every output of a list has a number of rows that only the run brings; further outputs are
+// unknown.
 void received_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
   const auto tensors = static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - 1;
   for (int i = 0; i < tensors && TF_GetCode(status) == TF_OK; ++i) any_rows(context, i, status);
 }
 
-// The rows, and [?].
+// The shapes of an alltoall: the rows, and [?] for the received splits.
 void alltoall_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Shape vector(TF_ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(-1)),
                      &TF_DeleteShapeHandle);

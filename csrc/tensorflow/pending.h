@@ -1,11 +1,11 @@
 // One operation of TensorFlow between its start and its end.
 //
-// Made on a thread of TensorFlow's executor, ended by finish() on whichever thread the core calls
-// from; exactly one of the two touches it at a time. It owns the tensors, the copy of TensorFlow's
-// callback, and itself.
+// A thread of TensorFlow's executor makes a Pending, and finish() ends it on the thread from which
+// the core calls; only one of the two threads touches it at a time. A Pending owns its tensors, its
+// copy of TensorFlow's callback, and, from the submission to finish(), itself.
 //
-// On a GPU the kernel's stream goes on behind the result when finish() calls back: TensorFlow hands
-// memory that was let go to later work of that same stream.
+// On a GPU, work that the kernel's stream gets after finish() runs behind the result: TensorFlow
+// gives memory that was let go to later work of that same stream.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ struct Node {
   std::string name;                // on the wire
   std::vector<std::string> names;  // by tensor, for messages
   std::int32_t op = 0;
-  std::int32_t wire = -1;  // what an allreduce casts to on the way; -1: nothing
+  std::int32_t wire = -1;  // the dtype that an allreduce casts to on the way; -1: it does not cast
   std::int32_t root = 0;
   std::int32_t process_set = 0;
 };
@@ -36,14 +36,14 @@ struct TensorDeleter {
 };
 using OwnedTensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
 
-// -1 for a type that the core does not know.
+// The core's number of a type; -1 when the core does not know the type.
 int core_dtype(TF_DataType dtype);
 
 class Pending {
  public:
-  // `done` is what TensorFlow gave to compute: the address of a std::function on its stack (all
-  // versions to 2.21 do so), hence copied. It is libstdc++'s in every wheel.
-  // `stream`: of a kernel on a GPU.
+  // `done` is the callback that TensorFlow gave to compute: the address of a std::function on
+  // TensorFlow's stack (in all versions up to 2.21), so it is copied. Every wheel uses libstdc++'s
+  // std::function. `stream` is the CUstream of a kernel on a GPU.
   Pending(const Node& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done,
           DeviceType device, void* stream)
       : node_(node),
@@ -52,7 +52,7 @@ class Pending {
         stream_(stream),
         done_(*reinterpret_cast<const std::function<void()>*>(done)) {}
 
-  // Each takes over `self`, and ends it at once where it fails.
+  // Each takes over `self` and submits the entry. On an error it ends `self` at once.
   static void allreduce(std::unique_ptr<Pending> self);
   static void broadcast(std::unique_ptr<Pending> self);
   static void allgather(std::unique_ptr<Pending> self);

@@ -1,6 +1,6 @@
-// A core that only echoes, for the self-test at first use: it ends every call from another thread,
-// after the kernel has returned, which is what a TensorFlow that changed its callbacks would not
-// survive. One call at a time.
+// A core that only echoes, for the self-test at first use. It ends every call from another thread,
+// after the kernel has returned: a TensorFlow that has changed its callbacks would not survive
+// this. One call at a time.
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -26,7 +26,7 @@ void echo(const HvdliteCall& call) {
 void submit_to_echo(void* /*engine*/, const HvdliteCall* call) {
   for (std::int32_t i = 0; i < call->count; ++i) {
     const HvdliteTensor& tensor = call->tensors[i];
-    // One float64: nothing else is sent in the self-test.
+    // One float64: the self-test sends nothing else.
     if (tensor.output != tensor.input) {
       *static_cast<double*>(tensor.output) = *static_cast<const double*>(tensor.input);
     }
@@ -48,7 +48,7 @@ constexpr HvdliteCore kEcho = {kCoreTableVersion, nullptr, &submit_to_echo, &fin
 
 extern "C" {
 
-// To be attached for the self-test.
+// The core that Python attaches for the self-test.
 __attribute__((visibility("default"))) const hvdlite::HvdliteCore* hvdlite_tensorflow_echo() {
   return &hvdlite::tensorflow::kEcho;
 }

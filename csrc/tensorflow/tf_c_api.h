@@ -1,6 +1,6 @@
-// The part of TensorFlow's C API that this library calls, declared by hand: nothing of TensorFlow
-// is needed to build it, and one binary serves 2.16 to 2.21. All of it is exported by
-// libtensorflow_framework.so.2, for which the build links an empty stub of that name.
+// The part of TensorFlow's C API that this library calls, declared by hand: the build needs nothing
+// of TensorFlow, and one binary serves 2.16 to 2.21. libtensorflow_framework.so.2 exports all of
+// these functions; the build links an empty stub of that name.
 //
 // Meaning and ownership are those of TensorFlow's own c/ops.h, c/kernels.h and c/tf_tensor.h.
 #pragma once

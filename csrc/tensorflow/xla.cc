@@ -1,13 +1,12 @@
-// One grouped allreduce as an XLA custom call on CPU: what a function compiled with
-// jit_compile=True uses instead of the asynchronous operations.
+// One grouped allreduce as an XLA custom call on CPU. A function compiled with jit_compile=True
+// uses it instead of the asynchronous operations.
 //
-// Threads: run_call() runs on a thread of XLA and blocks it until the core says that the request
-// has ended, which the core's own deadlines bound. XLA runs what does not depend on each other in
-// any order (2.21 does), and ranks that wait in different calls would wait for ever: so each call
-// also takes a number and gives one, its turn, and depends by it on the call before.
-// XLA is reached through functions of libtensorflow_cc.so.2 that are looked up when Python
-// registers the call; their mangled names hold nothing of abseil's version, and are in 2.16
-// to 2.21.
+// Threads: run_call() runs on a thread of XLA and blocks it until the core has ended the entry; the
+// core's own deadlines bound that wait. XLA (2.21) runs calls that do not depend on each other in
+// any order, and ranks that wait in different calls would wait for ever. So each call takes a
+// number, its *turn*, and gives one to the next call, which thereby depends on it.
+// The functions of XLA are looked up in libtensorflow_cc.so.2 when Python registers the call. Their
+// mangled names do not depend on abseil's version, and are in 2.16 to 2.21.
 #include <dlfcn.h>
 
 #include <bit>
@@ -29,10 +28,10 @@ namespace {
 
 constexpr const char* kTarget = "hvdlite_allreduce";
 
-// What the custom call's description says; see _describe() in hvdlite/tensorflow/graph/xla.py:
+// The custom call's description, as _describe() in hvdlite/tensorflow/graph/xla.py writes it:
 //   op;process set;prescale;postscale;name;dtype,wire dtype,name,dim,dim...;...
-// Numbers in decimal, scales as the 16 hexadecimal digits of their bits (no locale reads those
-// differently), names with %XX for all but letters, digits and "_.-~".
+// Numbers are decimal, scales the 16 hexadecimal digits of their bits (which are the same in every
+// locale), and names have %XX for all but letters, digits and "_.-~".
 struct Description {
   std::int32_t op = 0;
   std::uint32_t process_set = 0;
@@ -59,7 +58,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return parts;
 }
 
-// The whole text, and nothing else, is the number.
+// Parses a number; false unless it is the whole text.
 template <typename T>
 bool number(std::string_view text, T& value, int base = 10) {
   const char* end = text.data() + text.size();
@@ -114,8 +113,8 @@ bool parse(std::string_view text, Description& description) {
   return true;
 }
 
-// XLA's status of a custom call: nothing, or why it failed. The function that sets it is not
-// exported; register_xla() checks with the one that reads it that this is what it is.
+// XLA's status of a custom call: nothing, or the reason of its failure. The function that sets it
+// is not exported. register_xla() checks this layout by the function that reads the status.
 using CallStatus = std::optional<std::string>;
 using ReadStatus = std::optional<std::string_view> (*)(const CallStatus*);
 
@@ -125,7 +124,7 @@ bool reads_as_written(ReadStatus read) {
   return read(&failed) == std::string_view(*failed) && read(&fine) == std::nullopt;
 }
 
-// Where the caller waits, and what it waits for.
+// The place where the caller waits, and the result that it waits for.
 struct Ending {
   Mutex mutex;
   Condition changed;
@@ -174,13 +173,13 @@ CallStatus allreduce(const Description& description, const void* const* inputs,
   return ending.wait();
 }
 
-// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. `outputs` would be the buffer
-// itself if there were one result alone; there never is, since the turn is one.
+// XLA's convention API_VERSION_STATUS_RETURNING_UNIFIED on CPU. With a single result `outputs`
+// would be its buffer; here there are at least two results, because the turn is one.
 void run_call(void* outputs, const void** inputs, const char* opaque, std::size_t length,
               CallStatus* status) {
   Description description;
   if (!parse(std::string_view(opaque, length), description)) {
-    *status = "hvdlite: a custom call that this version did not make";
+    *status = "hvdlite: another version of hvdlite made this custom call";
     return;
   }
   const auto results = static_cast<void**>(outputs);
@@ -199,7 +198,7 @@ bool refuse(const std::string& why, char* error, std::size_t size) {
 
 extern "C" {
 
-// Makes the custom call known to XLA, once. False: it cannot be, and `error` says why.
+// Registers the custom call with XLA, once. False when XLA cannot take it; `error` says why.
 __attribute__((visibility("default"))) bool hvdlite_tensorflow_register_xla(char* error,
                                                                             std::size_t size) {
   namespace tf = hvdlite::tensorflow;

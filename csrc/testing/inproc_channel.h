@@ -1,4 +1,5 @@
-// A channel between two ranks that are threads of one process: two rings in plain memory.
+// A channel between two ranks that are threads of one process: two rings in plain memory. Threads
+// and errors are those of transport/channel.h.
 #pragma once
 
 #include <atomic>
@@ -10,7 +11,7 @@
 
 namespace hvdlite {
 
-// What both ends share.
+// The memory and flags that both ends share and own together.
 struct InprocLink {
   explicit InprocLink(std::size_t capacity);
   std::vector<std::byte> memory;  // of both rings, aligned by hand

@@ -10,7 +10,8 @@
 namespace hvdlite {
 namespace {
 
-// What bells point into: it lives as long as any fabric of the world, which may ring any rank.
+// The memory that bells point into. It lives as long as any fabric of the world, because each
+// fabric may ring any rank.
 struct WorldMemory {
   std::vector<std::shared_ptr<Segment>> segments;  // by rank
   std::vector<Fd> bells;                           // by rank: its eventfd
@@ -30,7 +31,7 @@ Status add_rank(WorldMemory& memory, const Topology& topology, const Config& con
 Status fill(Fabric& fabric, const std::shared_ptr<WorldMemory>& memory, const Config& config) {
   const Topology& topology = fabric.topology;
   for (int peer = 0; peer < topology.size; ++peer) {
-    // It shares ownership of all memory, not only of this segment.
+    // The pointer shares ownership of all memory, not only of this segment.
     const std::shared_ptr<Segment> segment(memory, memory->segments[peer].get());
     if (peer == topology.rank) fabric.own_segment = segment;
     if (topology.same_host(peer)) fabric.segments[peer] = segment;

@@ -21,7 +21,7 @@ constexpr int kFirstLaneThread = 100;  // threads below are rows
 
 int thread_of(std::size_t lane) { return kFirstLaneThread + static_cast<int>(lane); }
 
-// A JSON string. Names are UTF-8 already; what is not is the reader's to replace.
+// Appends a JSON string. Names are UTF-8 already; a viewer replaces bytes that are not.
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
   for (const char c : text) {
@@ -72,7 +72,7 @@ void EventFile::finish() {
   lines_ += "\"events\":" + std::to_string(written_) +
             ",\"dropped\":" + std::to_string(dropped_ - dropped_before_) + "}";
   end_line();
-  // The last line has no comma after it, so that the whole is strict JSON.
+  // The last line has no comma after it, so that the whole file is strict JSON.
   lines_.resize(lines_.size() - 2);
   lines_ += "\n]\n";
   flush();
@@ -274,7 +274,8 @@ void EventFile::flush() {
     if (count > 0) left.remove_prefix(static_cast<std::size_t>(count));
     if (count > 0 || (count < 0 && errno == EINTR)) continue;
     log(LogLevel::kWarning, process_ - 1,
-        system_error("the timeline ends here, its file cannot be written", errno).message());
+        system_error("the timeline ends here, because its file cannot be written", errno)
+            .message());
     file_.reset();
   }
   lines_.clear();

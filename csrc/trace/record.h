@@ -1,4 +1,5 @@
-// One event on its way from the thread that saw it to the thread that writes it down.
+// One event on its way from the thread that saw it to the thread that writes it to the file. A
+// plain value.
 #pragma once
 
 #include <chrono>
@@ -14,7 +15,7 @@ inline TraceTime trace_now() {
       .count();
 }
 
-// Tasks of one group share lanes.
+// The tasks of one group share lanes.
 enum class TaskGroup : std::uint8_t { kTensors = 0, kNegotiations = 1 };
 inline constexpr std::size_t kTaskGroups = 2;
 

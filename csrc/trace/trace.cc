@@ -5,8 +5,9 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::size_t kSlots = std::size_t{1} << 17;  // 8 MiB
-// How much a killed process can lose; a full ring would need six million records a second.
+constexpr std::size_t kCells = std::size_t{1} << 17;  // 8 MiB
+// The time whose events a killed process can lose. To fill the ring within that time takes six
+// million records a second.
 constexpr auto kWriteInterval = std::chrono::milliseconds(20);
 constexpr std::size_t kLongestWhy = 300;
 
@@ -18,8 +19,8 @@ Status Trace::start(Fd file, int rank, bool rounds) {
     return Status(StatusCode::kInvalidArgument,
                   "a timeline is being written already; call stop_timeline() first");
   }
-  if (ring_ == nullptr) ring_ = std::make_unique<TraceRing>(kSlots);
-  TraceRecord leftover;  // of a thread that was in the middle of an event when the last one ended
+  if (ring_ == nullptr) ring_ = std::make_unique<TraceRing>(kCells);
+  TraceRecord leftover;  // of a thread that was amid an event when the last timeline ended
   std::string text;
   while (ring_->pop(leftover, text)) continue;
   {

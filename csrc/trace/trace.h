@@ -1,16 +1,18 @@
-// Where the time of this rank goes: events from any thread, written to a file in the background.
+// The timeline of one rank: any thread tells events, and a thread of its own writes them to a file.
+// The engine tells them at the few sites that engine/timeline.h names, and data planes add the
+// parts of a batch. The engine owns its Trace; data planes borrow it.
 //
 // Words: a *task* is something that is under way beside others, such as a tensor. It is opened,
 // goes through *phases* one after the other, may get *marks*, and is closed; the file shows it on
-// the first free lane of its group. A *row* has a name, and holds spans that nest: what one thread
-// or one device does. Labels and names of rows are string literals; other text is copied.
+// the first free lane of its group. A *row* has a name, and holds spans that nest: the work of one
+// thread or one device. Labels and names of rows are string literals; other text is copied.
 //
-// Cost: while off, a call is one relaxed load. While on, it is one clock read and a push into a
-// ring that was allocated before (ring.h): no lock, no allocation, no system call. What does not
-// fit into the ring is dropped, and the file says how much.
-// Threads: events from any thread; start() and stop() from any thread, one after the other.
-// Errors: a file that cannot be written any more ends the writing with a logged warning, and
-// nothing else.
+// Cost: while the trace is off, a call is one relaxed load. While it is on, a call is one clock
+// read and a push into a ring that was allocated before (ring.h): no lock, no allocation, no system
+// call. An event that does not fit into the ring is dropped, and the file says how many were.
+// Threads: any thread tells events, and any thread calls start() and stop().
+// Errors: when the file cannot be written any more, the writing ends with a logged warning. Nothing
+// else changes.
 #pragma once
 
 #include <atomic>
@@ -32,34 +34,34 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Begins to write events of the Trace Event format, one a line, to `file`, of which the opening
-  // bracket and whatever describes the process are written already. `rank` numbers the processes
-  // in it. `rounds`: whether round() is drawn. kInvalidArgument when already on.
+  // Begins to write events of the Trace Event format, one a line, to `file`. The caller has written
+  // the opening bracket and the description of the process before. `rank` numbers the processes in
+  // the file. With `rounds`, round() is drawn. kInvalidArgument when the trace is on already.
   Status start(Fd file, int rank, bool rounds);
-  // Writes what is left, and the closing bracket. Does nothing when off.
+  // Writes the events that are left and the closing bracket. Does nothing when the trace is off.
   void stop();
   bool on() const { return ring_in_use_.load(std::memory_order_relaxed) != nullptr; }
 
-  // Tasks. `id` names one among those of its group that are open now; events of others are ignored.
-  // `since` may lie in the past; `kind` and `bytes` describe it. Behind a NUL, `name` may go on
-  // with the names of its parts.
+  // Tasks. `id` names one of the tasks of its group that are open now; an event with any other id
+  // is ignored. `since` may lie in the past; `kind` and `bytes` describe the task. `name` may hold,
+  // behind a NUL, the names of the task's parts.
   void open(TaskGroup group, std::uint64_t id, std::string_view name, TraceTime since,
             const char* kind, std::uint64_t bytes = 0);
   void phase(TaskGroup group, std::uint64_t id, const char* label, TraceTime since,
              std::int64_t number = -1);
   void mark(TaskGroup group, std::uint64_t id, const char* label, std::int64_t number = -1);
-  // `why`: the error that it ended with, or "".
+  // `why` is the error that the task ended with, or "".
   void close(TaskGroup group, std::uint64_t id, std::string_view why = {});
 
-  // Rows. What begins on a row ends on it, last begun first.
+  // Rows. The spans of a row end in the reverse order of their beginnings.
   void begin(const char* row, std::string_view name, std::int64_t number = -1,
              std::uint64_t bytes = 0);
   void end(const char* row);
-  // A span that was measured elsewhere and lies in the past, on the clock of trace_now(). The spans
-  // of one row nest: a device's row may be given its spans by any thread, in any order.
+  // A span that was measured elsewhere and lies in the past, on the clock of trace_now(). Any
+  // thread may add spans to the row of a device, in any order.
   void span(const char* row, std::string_view name, TraceTime begin, TraceTime end,
             std::uint64_t bytes = 0);
-  // The beginning of a round; drawn where start() asked for it.
+  // The beginning of a round; drawn when start() was told so.
   void round(const char* row, std::int64_t responses);
 
  private:
@@ -69,7 +71,7 @@ class Trace {
   std::atomic<TraceRing*> ring_in_use_{nullptr};  // null: off
   std::atomic<bool> rounds_{false};
 
-  Mutex session_mutex_;  // held over start() and stop()
+  Mutex session_mutex_;  // start() and stop() hold it, so that they run one after the other
   std::unique_ptr<TraceRing> ring_ HVDLITE_GUARDED_BY(session_mutex_);  // made once, kept
   std::unique_ptr<Thread> thread_ HVDLITE_GUARDED_BY(session_mutex_);
 

@@ -1,9 +1,10 @@
 // A ring of bytes between one writer and one reader, over memory that both can see: shared between
-// processes, or plain memory between threads. Neither side ever waits here.
+// processes, or plain memory between threads. Neither side ever waits in these calls.
 //
 // Words: `head` counts the bytes ever written, `tail` those ever read; both only grow. The counters
-// are sequentially consistent because sleepers depend on them (waiter.h). A peer that breaks them
-// (head - tail beyond the capacity) makes the ring invalid: nothing outside it is ever touched.
+// are sequentially consistent because sleepers depend on them (waiter.h).
+// Errors: kInternal when the peer has broken the counters (head - tail is beyond the capacity). The
+// ring never touches memory outside its own.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,8 @@ namespace hvdlite {
 
 class ByteRing {
  public:
-  // Bytes of memory that a ring of this capacity takes; the memory starts zeroed, 64-byte aligned.
+  // The bytes of memory that a ring of this capacity takes. The memory must begin at a multiple of
+  // 64 bytes, and be zeroed.
   static constexpr std::size_t footprint(std::size_t capacity) {
     return sizeof(Counters) + capacity;
   }
@@ -27,9 +29,10 @@ class ByteRing {
         data_(memory + sizeof(Counters)),
         capacity_(capacity) {}
 
-  // Writer only. How many bytes fitted.
+  // Writer only. Returns the number of bytes that fitted.
   Result<std::size_t> write(std::span<const std::byte> bytes);
-  // Reader only. How many bytes there were; `was_full` says that the writer may wait for room.
+  // Reader only. Returns the number of bytes that it read; `was_full` is set when the writer may be
+  // waiting for room.
   Result<std::size_t> read(std::span<std::byte> bytes, bool& was_full);
 
  private:

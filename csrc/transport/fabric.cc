@@ -13,7 +13,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-// A spin is worth two orders of magnitude where a core is free, and nothing where none is.
+// A spin makes a wait two orders of magnitude faster where a core is free, and helps nothing
+// otherwise.
 microseconds spin_time(const Config& config, int local_size) {
   if (config.spin_us >= 0) return microseconds(config.spin_us);
   const int cores = available_cores();

@@ -1,8 +1,10 @@
-// Everything that connects one rank to its peers, assembled once and owned by its engine.
+// Everything that connects one rank to its peers: segments, bells, channels and the waiter. The
+// fabric owns them all, and the engine owns the fabric.
 //
-// A world of processes gets it from file descriptors that Python connected and authenticated
-// (connect_fabric); tests get N of them for N threads of one process (testing/inproc_world.h).
-// Thread: construct and destroy on one thread; in between the engine's runner uses it.
+// A rank in a process of its own makes its fabric from file descriptors that Python has connected
+// and authenticated (connect_fabric); tests make N fabrics for N threads of one process
+// (testing/inproc_world.h). Thread: one thread constructs and destroys a fabric; in between only
+// the engine's runner uses it.
 #pragma once
 
 #include <chrono>
@@ -19,7 +21,7 @@
 
 namespace hvdlite {
 
-// What Python hands over for one peer. Descriptors that do not apply are invalid (-1).
+// The descriptors that Python hands over for one peer. Those that do not apply are invalid (-1).
 struct PeerLink {
   int rank = -1;
   Fd control;  // connected socket: Unix for a peer of this host, else TCP
@@ -29,30 +31,32 @@ struct PeerLink {
 };
 
 struct Fabric {
-  // Has no link yet; whoever makes it fills in the fields below, then calls open() and attach().
+  // Makes a fabric without links. Its maker fills in the fields below, then calls open() and
+  // attach().
   explicit Fabric(Topology topology);
 
   Topology topology;
   std::shared_ptr<Segment> own_segment;
   std::vector<std::shared_ptr<Segment>> segments;  // by rank; null on other hosts
-  std::vector<Bell> bells;                         // by rank; rings nobody on other hosts
+  std::vector<Bell> bells;                         // by rank; rings do nothing for other hosts
   std::vector<Fd> bell_fds;                        // owners behind `bells`
   std::vector<std::unique_ptr<Channel>> control;   // by rank; null for self
   std::vector<std::unique_ptr<Channel>> data;      // by rank; null for self and this host
-  std::unique_ptr<Waiter> waiter;                  // destroyed first: channels borrow it no more
+  std::unique_ptr<Waiter> waiter;                  // last, so destroyed first
 
-  // Makes the waiter of `own_segment`, which sleeps on this eventfd.
+  // Makes the waiter, which sleeps on this eventfd and shows that in `own_segment`.
   Status open(Fd own_bell, const Config& config);
   // Lets the waiter see all channels.
   Status attach();
   // Rings every member of `group` on this host.
   void ring_local(const Group& group) const;
-  // Closes all channels, so that every peer sees this rank go. Idempotent.
+  // Closes all channels, so that every peer sees that this rank has gone. Idempotent.
   void close();
 };
 
-// `own_segment` is the memfd that segment.h sized for this rank's local size. kInternal on a system
-// call's failure, kInvalidArgument when the links do not fit the topology.
+// Makes the fabric of a rank in a process of its own. `own_segment` is the memfd that
+// Segment::create() made for this rank's local size. kInternal when a system call fails,
+// kInvalidArgument when the links do not fit the topology.
 Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, Fd own_segment, Fd own_bell,
                                                std::vector<PeerLink> links, const Config& config);
 

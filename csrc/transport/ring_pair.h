@@ -1,6 +1,7 @@
-// What the two channels over rings have in common: one end of a pair of rings, and the peer's bell.
-// Threads and errors are those of channel.h; `gone` says whether the peer has left, and is asked
-// before a ring is read: what a peer wrote before it went is then seen.
+// The part that the two channels over rings (shm_channel, inproc_channel) share: one end of a pair
+// of rings, and the peer's bell. Threads and errors are those of channel.h. The caller finds out
+// whether the peer has `gone` before the ring is read, so that this rank sees all that the peer
+// wrote before it went.
 #pragma once
 
 #include "transport/byte_ring.h"

@@ -52,7 +52,7 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   SegmentLayout layout;
   layout.local_size = static_cast<std::uint64_t>(local_size);
   layout.ring_bytes = kRingBytes;
-  // A page at least, whatever the chunks are.
+  // At least one page, even when all chunks are smaller.
   layout.slot_bytes = round_up(static_cast<std::uint64_t>(
       std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})));
   return layout;
@@ -79,8 +79,9 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
       layout.ring_bytes != kRingBytes || layout.slot_bytes > bytes.value() ||
       layout.total_bytes() != bytes.value()) {
-    return Status(StatusCode::kInternal,
-                  "a segment has another layout: do all ranks run the same hvdlite?");
+    return Status(
+        StatusCode::kInternal,
+        "a shared segment has another layout; run the same version of hvdlite on all ranks");
   }
   return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
 }

@@ -1,5 +1,6 @@
 // A channel between ranks of one host: two rings in shared memory, and the Unix socket that
-// bootstrap made between the two, which now only says whether the peer is still there.
+// bootstrap made between the two ranks. The socket only shows whether the peer is still there: the
+// kernel closes it when the peer dies without a goodbye. Threads and errors are those of channel.h.
 #pragma once
 
 #include "os/fd.h"

@@ -19,26 +19,27 @@ namespace hvdlite {
 namespace {
 
 constexpr int kProbes = 6;           // of an idle connection, within the patience
-constexpr double kLongestIdle = 60;  // seconds; firewalls forget connections that say nothing
+constexpr double kLongestIdle = 60;  // seconds; firewalls forget silent connections
 
 void set(int socket, int level, int name, int value) {
-  // Fails on a socket that is not TCP (tests), where it is not needed.
+  // This fails on a socket that is not TCP (in tests), which does not need it.
   ::setsockopt(socket, level, name, &value, sizeof value);
 }
 
 void set_patience(int socket, double seconds) {
-  // 0 would leave it to the system's own limit, of a quarter of an hour.
+  // 0 would mean the system's own limit, a quarter of an hour.
   const bool forever = !(seconds > 0 && seconds * 1000 < INT_MAX);
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
       forever ? INT_MAX : std::max(1, static_cast<int>(std::ceil(seconds * 1000))));
-  // With that timeout set, the kernel goes by it here, too, and not by the number of probes.
+  // With that timeout set, the kernel uses it for idle connections too, not the number of probes.
   const double interval = std::clamp(forever ? kLongestIdle : seconds / kProbes, 1.0, kLongestIdle);
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(interval));
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(interval));
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
-// The peer said nothing of it: a timeout, or what routers answered instead of it meanwhile.
+// True for errors that do not come from the peer itself: a timeout, or what routers answered in its
+// place.
 bool is_silence(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
          error == EHOSTDOWN || error == ENETDOWN;
@@ -92,7 +93,7 @@ Status TcpChannel::attach(Waiter& waiter) { return waiter.watch(socket_.get(), p
 
 void TcpChannel::close() {
   if (!socket_.valid()) return;
-  // Half: the peer still reads what is on its way, then sees the end.
+  // Closes one direction only: the peer still reads the data on its way, then sees the end.
   ::shutdown(socket_.get(), SHUT_WR);
   socket_.reset();
 }

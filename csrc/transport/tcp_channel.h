@@ -1,9 +1,11 @@
-// A channel over a connected stream socket, to a rank of another host.
+// A channel over a connected stream socket, to a rank of another host. Threads and errors are those
+// of channel.h.
 //
-// That host is taken for lost when it has been silent for `patience` seconds: it does not confirm
-// what was sent, or while nothing is on its way, does not answer the probes that the kernel sends
-// then; both, whether or not a rank does anything. A process that is stopped answers all the same,
-// until what is sent to it fills its buffers.
+// The channel takes the other host for lost when the host has been silent for `patience` seconds:
+// it has not confirmed what was sent, or, while nothing is on its way, has not answered the probes
+// that the kernel sends then. The kernels at both ends do this, so it does not matter whether a
+// rank is idle. The kernel of a stopped process answers too, until the data sent to it fills its
+// buffers.
 #pragma once
 
 #include "os/fd.h"
@@ -13,7 +15,7 @@ namespace hvdlite {
 
 class TcpChannel : public Channel {
  public:
-  // `patience` of 0 or of more than the kernel counts (24 days) is for ever.
+  // A `patience` of 0, or of more than the kernel can count (24 days), means for ever.
   TcpChannel(int peer, Fd socket, double patience);
   ~TcpChannel() override { close(); }
 
@@ -24,12 +26,13 @@ class TcpChannel : public Channel {
   void close() override;
 
  private:
-  // Of a system call that moved nothing: its error, or 0 at the end of the stream.
+  // The channel's error after a system call that moved nothing; `error` is 0 at the end of the
+  // stream.
   Status gone(int error);
   int peer_;
   Fd socket_;
   double patience_;
-  Status gone_;  // the system tells an error once; whoever comes later is told the same
+  Status gone_;  // kept, because the system reports an error once, and later calls return it too
 };
 
 }  // namespace hvdlite

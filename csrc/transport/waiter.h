@@ -4,9 +4,10 @@
 // socket, work that a thread of its own enqueues, the death of a peer. All of them end the same
 // sleep. The sleeper first spins on its condition (worth two orders of magnitude where a core is
 // free), then publishes `sleeping`, looks once more, and sleeps in epoll on its own eventfd (the
-// bell) and on the watched sockets. Whoever changes something that a rank may wait for rings that
-// rank's Bell afterwards: one load while the rank is awake, one write(2) when it sleeps. Local
-// peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap).
+// bell) and on the watched sockets. A thread that changes something that a rank may wait for rings
+// that rank's Bell afterwards: one load while the rank is awake, one write(2) when it sleeps. Local
+// peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap). There is no I/O
+// thread and no polling: an idle process uses no processor time.
 //
 // Order: the waker stores its change, then loads `sleeping`; the sleeper stores `sleeping`, then
 // loads the change. All four are seq_cst, so at least one of them sees the other.
@@ -26,16 +27,16 @@
 
 namespace hvdlite {
 
-// An eventfd for a new Waiter; invalid when the system has none left (errno says why).
+// Makes an eventfd for a new Waiter; it is invalid when the system has none left (errno says why).
 Fd make_bell();
 
-// Rings one rank's Waiter. A view: both members are owned by the Fabric that hands it out.
+// Rings one rank's Waiter. A view: the Fabric that hands it out owns the flag and the descriptor.
 class Bell {
  public:
   Bell() = default;
   Bell(std::atomic<std::uint32_t>* sleeping, int event_fd)
       : sleeping_(sleeping), event_fd_(event_fd) {}
-  // From any thread of any process that shares the flag; never blocks.
+  // Any thread of any process that shares the flag may call this; it never blocks.
   void ring() const {
     if (sleeping_ != nullptr && sleeping_->load(std::memory_order_seq_cst) != 0) write_event();
   }
@@ -46,20 +47,22 @@ class Bell {
   int event_fd_ = -1;
 };
 
+// One rank's sleep. Its Fabric owns it, and the engine's runner uses it, except where a function
+// says any thread.
 class Waiter {
  public:
-  // `sleeping` (borrowed) lies where the ringers can see it. `event_fd` is this rank's bell. `size`
-  // is the world's.
+  // `sleeping` (borrowed) lies in memory that all ringers can see. `event_fd` is this rank's bell,
+  // `spin` the time of a wait before it sleeps, `size` the world's. kInternal names a system call.
   static Result<std::unique_ptr<Waiter>> make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
                                               std::chrono::microseconds spin, int size);
 
-  // Watches a socket, edge-triggered: any event on it ends a sleep; its end of file or hang-up
-  // makes `rank` lost. Data is left for the socket's reader (a liveness socket never has any).
+  // Watches a socket, edge-triggered: any event on the socket ends a sleep, and its end of file or
+  // hang-up makes `rank` lost. Data stays for the socket's reader (a liveness socket has none).
   Status watch(int fd, int rank);
-  // True once a watched socket or flag of that rank said that it is gone. After `lost`, what
-  // the rank published before it went is visible: look at your condition once more.
+  // True once a watched socket or flag of that rank has shown that the rank is gone. All that the
+  // rank published before it went is then visible: look at your condition once more.
   bool lost(int rank) const;
-  // Ends this wait and every later one that is not ready at once, with kShutdown. Any thread.
+  // Ends this wait, and every later one that is not ready at once, with kShutdown. Any thread.
   void interrupt() {
     interrupted_.store(true);
     bell().ring();
@@ -69,14 +72,14 @@ class Waiter {
     flags_[rank] = std::move(gone);
   }
 
-  // What the runner does besides while it waits in a collective: called at the start of every wait
-  // and whenever it looks whether it is ready; null: nothing. Same thread as wait(); it must
-  // neither wait nor block.
+  // Sets the work that the runner also does while it waits in a collective; null: none. wait()
+  // calls it on its own thread, at its start and again and again while it spins and before it
+  // sleeps. `meanwhile` must neither wait nor block.
   void set_meanwhile(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
 
-  // Returns OK as soon as ready() holds. Otherwise, after each wake-up, the Status of failed() if
-  // that is not OK; kTimeout (message empty: the caller knows what was awaited) at the deadline.
-  // ready() is looked at before failed(). Thread: one waiter at a time.
+  // Returns OK as soon as ready() holds. After each wake-up it calls failed(), and returns that
+  // Status if it is not OK. At the deadline it returns kTimeout (with an empty message: the caller
+  // knows what it has awaited). ready() is asked before failed(). One thread at a time.
   template <typename Ready, typename Failed>
   Status wait(Ready&& ready, Failed&& failed, Deadline deadline) {
     if (meanwhile_) meanwhile_();
@@ -120,7 +123,7 @@ class Waiter {
   }
   static void pause();  // one spin-loop hint of the processor
   void announce_sleep();
-  Status wake_up(Status status);  // withdraws the announcement, hands `status` through
+  Status wake_up(Status status);  // withdraws the announcement and returns `status`
   Status sleep(Deadline deadline);
 
   void mark_lost(int rank);

@@ -1,6 +1,7 @@
 // Little-endian encoding of plain values. A Reader never reads past its bytes: the first value that
-// does not fit makes it bad() for good and every later value zero or empty, so that a decoder
-// checks once at its end. Lengths are compared with what is left before anything is allocated.
+// does not fit makes the Reader bad() for good, and every later value is zero or empty, so that a
+// decoder checks once, at its end. A Reader compares lengths with the bytes that are left before it
+// allocates. A Writer owns its bytes, a Reader borrows them. One thread at a time.
 #pragma once
 
 #include <bit>
@@ -26,7 +27,8 @@ class Writer {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
     append(&value, sizeof(T));
   }
-  // Length as u16, then the characters. Longer texts are cut: only messages can be that long.
+  // Writes the length as u16, then the characters. A text that is longer is cut: only messages for
+  // people can be that long.
   void put_text(std::string_view text) {
     text = text.substr(0, UINT16_MAX);
     put(static_cast<std::uint16_t>(text.size()));
@@ -61,7 +63,8 @@ class Reader {
     return from == nullptr ? std::string()
                            : std::string(reinterpret_cast<const char*>(from), length);
   }
-  // A count of items of at least `item_bytes` each: bad when they cannot fit into what is left.
+  // Reads a number of items that have at least `item_bytes` each. The Reader is bad() when so many
+  // cannot fit into the bytes that are left.
   std::uint32_t get_count(std::size_t item_bytes) {
     const auto count = get<std::uint32_t>();
     if (count * static_cast<std::uint64_t>(item_bytes) > bytes_.size() - at_) bad_ = true;

@@ -284,7 +284,7 @@ bool decode_submit(std::span<const std::byte> body, Submit& submit) {
 
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses) {
   Reader reader(body);
-  Response last;  // what it says of absent members goes on
+  Response last;  // the absent members that it names hold for the next responses too
   for (std::uint32_t left = reader.get_count(5); left > 0; --left) {
     Response response;
     response.absent = last.absent;

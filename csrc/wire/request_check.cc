@@ -1,4 +1,4 @@
-// What message.h says about requests of several ranks: where they differ, and what they give.
+// The functions of message.h that compare requests of several ranks, and check what they give.
 #include <algorithm>
 #include <sstream>
 
@@ -22,7 +22,7 @@ std::string text_of(const T& value) {
   return text.str();
 }
 
-// The first field that differs, in words.
+// The first field in which two requests differ, in words.
 struct Difference {
   std::string field, a, b;
 };

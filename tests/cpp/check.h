@@ -1,5 +1,5 @@
-// A small test registry: TEST(name) { CHECK(...); }. A failed check is reported, counted, and ends
-// nothing, so that threads of a test may use it.
+// A small test registry: TEST(name) { CHECK(...); }. A failed check is reported and counted. It
+// does not end the test, so that any thread of a test may use it.
 #pragma once
 
 #include <sstream>
@@ -38,7 +38,7 @@ inline void check_status(const Status& status, StatusCode code, const char* text
                      status.message());
 }
 
-// Whether `part` stands in `text`.
+// True when `text` contains `part`.
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

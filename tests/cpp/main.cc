@@ -1,4 +1,4 @@
-// Runs all tests, or those whose name contains the first argument. Each has a deadline.
+// Runs all tests, or those whose name contains the first argument. Each test has a deadline.
 #include <unistd.h>
 
 #include <atomic>

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # True of every pybind11 class, and no user's business.
 PYBIND11 = re.compile(
     r"is inconsistent, metaclass differs$"
-    r"|(Handle|Slot)\.__init__ is inconsistent, stub does not have \*args"
+    r"|(Handle|GradientMemory)\.__init__ is inconsistent, stub does not have \*args"
 )
 
 

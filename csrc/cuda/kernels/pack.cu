@@ -1,7 +1,6 @@
 // The kernels that cuda/kernel_args.h describes. tools/make_ptx.py compiles this file alone,
-// with NVRTC; the test double of the driver compiles the same text as C++ and runs it thread by
-// thread (tests/fakes/gpu/cuda/pack_bodies.cc), so that its index arithmetic is tested without a
-// device.
+// with NVRTC; the tests' fake driver compiles the same text as C++ and runs it thread by thread
+// (tests/fakes/gpu/cuda/pack_bodies.cc), so that its index arithmetic is tested without a device.
 #include "cuda/kernel_args.h"
 
 namespace hvdlite {

@@ -146,5 +146,5 @@ def _carve(wanted: Sequence[tuple[_Kind, int]]) -> Iterator[torch.Tensor]:
 def _make_slot(dtype: torch.dtype, device: torch.device, count: int) -> torch.Tensor:
     if device.type != "cuda" or count == 0:
         return torch.empty(count, dtype=dtype, device=device)
-    slot = basics.engine().allocate_slot(device.index, count * dtype.itemsize)
+    slot = basics.engine().allocate_gradient_memory(device.index, count * dtype.itemsize)
     return torch.as_tensor(slot, device=device).view(dtype)

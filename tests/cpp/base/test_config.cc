@@ -18,7 +18,7 @@ using namespace hvdlite::testing;
 
 namespace {
 
-// A variable of the environment, for as long as this lives.
+// Sets a variable of the environment for as long as this object lives.
 class Variable {
  public:
   Variable(std::string name, const std::string& value) : name_(std::move(name)) {
@@ -58,7 +58,7 @@ TEST(config_every_integer_has_a_range_and_its_default_lies_in_it) {
   }
 }
 
-TEST(config_every_time_takes_what_is_huge_and_refuses_what_is_no_time) {
+TEST(config_every_time_takes_huge_numbers_and_refuses_what_is_not_a_time) {
   for (const Knob& knob : knobs()) {
     if (knob.type != "float") continue;
     for (const char* fine : {"0", "inf", "1e10", "1e308", "2.5", "0.001"}) {
@@ -73,7 +73,7 @@ TEST(config_every_time_takes_what_is_huge_and_refuses_what_is_no_time) {
 }
 
 TEST(config_is_read_alike_in_every_locale) {
-  // Where no locale with a decimal comma is installed there is nothing to tell apart.
+  // Without an installed locale that has a decimal comma, this test cannot fail.
   const bool comma = std::setlocale(LC_NUMERIC, "de_DE.UTF-8") != nullptr;
   const Variable set("HVDLITE_STALL_WARNING", "2.5");
   const Result<Config> config = Config::from_environment();

@@ -1,4 +1,4 @@
-// How many processors a process may use: what quotas of cgroups leave of them.
+// The number of processors that quotas of cgroups leave to a process.
 #include <unistd.h>
 
 #include <filesystem>
@@ -20,7 +20,7 @@ struct File {
   std::string text;
 };
 
-// A folder as cgroups are mounted; gone with the test.
+// A folder that looks like mounted cgroups, and goes with the test.
 class Cgroups {
  public:
   explicit Cgroups(const std::vector<File>& files)
@@ -70,7 +70,7 @@ TEST(a_quota_of_version_one_is_found_in_the_folder_of_its_controllers) {
   CHECK_EQ(cgroups.cores(others), 0);
 }
 
-TEST(what_is_no_quota_changes_nothing) {
+TEST(what_is_not_a_quota_changes_nothing) {
   const Cgroups cgroups({{"cpu.max", "some text\n"}, {"zero/cpu.max", "0 0\n"}});
   CHECK_EQ(cgroups.cores("0::/\n"), 0);
   CHECK_EQ(cgroups.cores("0::/zero\n"), 0);

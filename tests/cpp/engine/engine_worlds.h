@@ -1,4 +1,4 @@
-// Worlds of whole engines, several to a process: each rank is an engine with a caller's thread.
+// Worlds of whole engines in one process: each rank is an engine with a thread that calls it.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,8 @@ namespace hvdlite::testing {
 
 using Hosts = std::vector<int>;
 
-// Waits for what another thread or a device does; says whether it was done in time.
+// Waits until `condition` holds, which another thread or a device makes true. False if it did not
+// in time.
 template <typename Condition>
 bool soon(const Condition& condition, std::chrono::milliseconds within = std::chrono::seconds(20)) {
   const auto late = std::chrono::steady_clock::now() + within;
@@ -75,7 +76,7 @@ inline EntryPtr allreduce_entry(const std::string& name, std::vector<float>& val
   return entry;
 }
 
-// Rows of `width` elements each; the result is the engine's own memory.
+// An entry with rows of `width` elements each. The engine allocates its result.
 inline EntryPtr rows_entry(Kind kind, const std::string& name, std::vector<float>& values,
                            std::int64_t width = 1) {
   EntryPtr entry = allreduce_entry(name, values);

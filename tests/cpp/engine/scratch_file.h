@@ -1,4 +1,4 @@
-// A file in memory that code under test writes and a test reads.
+// A file in memory that the code under test writes and the test reads.
 #pragma once
 
 #include <sys/mman.h>

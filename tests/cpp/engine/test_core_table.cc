@@ -1,4 +1,4 @@
-// The engine through its table of C functions, as a library calls it that is not linked with it.
+// The engine through its table of C functions, as a library that is not linked with it calls it.
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// What one call of `done` brought.
+// The result that one call of `done` brought.
 struct Ending {
   Mutex mutex;
   Condition changed;

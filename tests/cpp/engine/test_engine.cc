@@ -1,4 +1,4 @@
-// Whole engines.
+// Whole engines in every collective that gives each rank the same.
 #include <fcntl.h>
 
 #include <functional>
@@ -183,7 +183,8 @@ TEST(engine_runs_several_process_sets_at_once) {
         CHECK_EQ(values[set][9], static_cast<float>(members[set][0] + members[set][1]));
       }
     }
-    // Rank 0 decides for the set that it is not in, too: it stays until that one is done.
+    // Rank 0 also decides for the set of which it is not a member, and stays until that set is
+    // done.
     std::vector<float> end(1);
     CHECK_OK(run(engine, allreduce_entry("end", end)));
   });
@@ -278,7 +279,7 @@ TEST(engine_shutdown_with_operations_in_flight_ends_them_all) {
     std::vector<EntryPtr> entries;
     for (int i = 0; i < 200; ++i) {
       const auto entry = allreduce_entry("t" + std::to_string(i + 1000 * rank), values[i]);
-      // The other rank may have left already: then this one is refused at the call.
+      // If the other rank has left already, this rank gets the error at the call.
       if (engine.enqueue(entry, false).ok()) entries.push_back(entry);
     }
     engine.shutdown();

@@ -27,7 +27,7 @@ int join(Engine& engine) {
   return entry->completion->last_joined;
 }
 
-// How many steps a rank has in a round: another rank is the last one in each.
+// The number of steps that a rank has in a round. In each round another rank is the last to join.
 int steps_of(int rank, int size, int round) { return 3 * ((rank + round) % size) + 1; }
 
 std::vector<int> active_in(int step, int size, int round) {
@@ -86,7 +86,7 @@ TEST(engine_gives_the_last_rank_to_join) {
     for (int last = 0; last < 3; ++last) {
       if (rank == last) {
         std::vector<float> values(1, 1.0F);
-        // Ends when the others have joined, and not before.
+        // This ends when the others have joined, and not before.
         CHECK_OK(run(engine, allreduce_entry("alone", values)));
         CHECK_EQ(values[0], 1.0F);
       }

@@ -1,4 +1,4 @@
-// Whole engines, in the collectives whose results have other rows than what went in.
+// Whole engines in the collectives whose results have other rows than their inputs.
 #include <numeric>
 
 #include "backend/self_backend.h"

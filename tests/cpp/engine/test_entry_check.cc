@@ -1,4 +1,4 @@
-// What a rank refuses by itself.
+// The entries that a rank refuses before it asks the others.
 #include <string>
 #include <vector>
 
@@ -16,7 +16,7 @@ std::string refusal(const Entry& entry) {
   return check_entry(entry, sets.get(0), 0).message();
 }
 
-// Tensors of so many floats from these places of one memory, in place.
+// Tensors of so many floats that begin at these elements of one memory, reduced in place.
 Entry in_place(std::vector<float>& memory, const std::vector<std::pair<int, int>>& places,
                Kind kind = Kind::kAllreduce) {
   Entry entry;
@@ -62,7 +62,7 @@ TEST(entry_check_takes_memory_that_is_shared_without_harm) {
   std::vector<float> memory(100);
   std::vector<float> results(100);
   CHECK_EQ(refusal(in_place(memory, {{0, 10}, {10, 10}, {20, 80}})), std::string());
-  // Of no elements, wherever they lie.
+  // Tensors without elements may lie anywhere.
   CHECK_EQ(refusal(in_place(memory, {{0, 10}, {5, 0}, {5, 0}, {0, 0}})), std::string());
   // One input twice.
   Entry entry = in_place(memory, {{0, 10}, {0, 10}});

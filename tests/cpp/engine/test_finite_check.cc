@@ -20,7 +20,7 @@ constexpr DataType kFloats[] = {DataType::kFloat16, DataType::kBfloat16, DataTyp
 
 std::uint64_t found_by(Engine& engine) { return engine.counters().nonfinite.get(); }
 
-// Runs an all-reduce of the tensors, and another one behind which the device has ended the first.
+// Runs an all-reduce of the tensors, and a second one, at whose end the device has ended the first.
 void run_both(Engine& engine, Framework& gpu, const EntryPtr& entry) {
   CHECK_OK(gpu.run(engine, entry));
   for (const void* output : entry->outputs) (void)gpu.read(output, 1);
@@ -28,13 +28,14 @@ void run_both(Engine& engine, Framework& gpu, const EntryPtr& entry) {
   CHECK_OK(run(engine, allreduce_entry("behind", none)));
 }
 
-// What was found is read between collectives, at the latest after a few.
+// The engine reads the kernels' findings between collectives, at the latest after a few.
 void expect_found(Engine& engine, std::uint64_t expected) {
   soon([&] { return found_by(engine) >= expected; }, std::chrono::seconds(2));
   CHECK_EQ(found_by(engine), expected);
 }
 
-// Of rank 1: infinite at element 70; of the others finite. Counts what each finds.
+// Rank 1 gives an infinity at element 70, the others give finite numbers. Counts the findings of
+// each rank.
 void check_gpu_forms(Engine& engine, Framework& gpu, int rank) {
   std::uint64_t expected = 0;
   for (const std::size_t tensors : {1, 3}) {
@@ -84,7 +85,7 @@ TEST(finite_check_finds_the_first_element_of_every_type) {
       }
     }
   }
-  // What travels counts, scaled and cast.
+  // The values that travel count, after scaling and casting.
   const std::vector<float> large = {1.0F, 70000.0F};
   const ElementTypes narrow{DataType::kFloat32, DataType::kFloat16};
   CHECK_EQ(first_nonfinite(narrow, large.data(), 2, 1.0), std::size_t{1});
@@ -168,7 +169,7 @@ TEST(finite_check_on_a_gpu_blames_nobody_else_for_adasum) {
       const OnDevice tensor = gpu.tensor(values);
       run_both(engine, gpu, gpu.entry("adasum", tensor, 300, ReduceOp::kAdasum));
       CHECK(std::isnan(gpu.read(tensor.data(), 300)[7]));
-      // Whoever finds too much has found it by then.
+      // A rank that finds too much has found it by then.
       for (int i = 0; i < 20; ++i) {
         std::vector<float> none(1);
         CHECK_OK(run(engine, allreduce_entry("later", none)));

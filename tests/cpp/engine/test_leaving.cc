@@ -1,4 +1,5 @@
-// A rank leaves cleanly while others still want something: whoever it is, they are told.
+// A rank leaves cleanly while others still want something of it: they get an error, whichever rank
+// leaves.
 #include <algorithm>
 #include <string>
 #include <thread>
@@ -17,8 +18,8 @@ constexpr int kRanks = 3;
 const std::vector<Hosts> kHostsOfWorlds = {{0, 0, 0}, {0, 1, 2}, {0, 1, 1}};
 const std::vector<Kind> kKinds = {Kind::kAllreduce, Kind::kBarrier,       Kind::kBroadcast,
                                   Kind::kJoin,      Kind::kAddProcessSet, Kind::kAllgather};
-// When the others submit: so that the one that leaves is told first, or so that they have seen it
-// go and are idle.
+// The time at which the others submit: so that the leaving rank gets their requests first, or so
+// that they have seen it go and are idle.
 enum class When { kBefore, kAfter };
 const std::vector<When> kTimes = {When::kBefore, When::kAfter};
 constexpr auto kSeen = 10ms;
@@ -45,7 +46,7 @@ std::unique_ptr<Operation> make(Kind kind, std::uint32_t set = 0) {
   return operation;
 }
 
-// A world in which one rank leaves; the test's own thread is the caller of all ranks.
+// A world in which one rank leaves. The test's own thread calls the engines of all ranks.
 class Leaving {
  public:
   // Rank 0 stays for half of `shutdown_timeout`, in seconds, where there are process sets.
@@ -72,7 +73,7 @@ class Leaving {
   void submit(int rank, Kind kind, std::uint32_t set = 0) {
     operations_.emplace_back(rank, make(kind, set));
     Operation& operation = *operations_.back().second;
-    // Another rank may have told this one already.
+    // This rank may know it from another rank already.
     operation.refused = engines_[rank]->enqueue(operation.entry, false);
   }
   void leave(int rank) {
@@ -88,7 +89,7 @@ class Leaving {
   void check_clean() {
     for (const auto& engine : engines_) CHECK_STATUS(engine->status(), StatusCode::kShutdown);
   }
-  // Everything that is under way fails because `left` has gone.
+  // Checks that everything under way fails because `left` has gone.
   void check_told(int left, const std::vector<std::string>& parts, const std::string& where) {
     for (const auto& [rank, operation] : operations_) {
       const Status status = end_of(rank, *operation);
@@ -119,7 +120,7 @@ std::string text_of(const Hosts& hosts, int left, Kind kind, When when) {
          std::string(name_of(kind));
 }
 
-// `body(hosts, left, when, text)` for every combination.
+// Calls `body(hosts, left, when, text)` for every combination.
 template <typename Body>
 void for_every_leaver(Kind kind, Body&& body) {
   for (const Hosts& hosts : kHostsOfWorlds) {
@@ -131,7 +132,7 @@ void for_every_leaver(Kind kind, Body&& body) {
 
 }  // namespace
 
-TEST(leaving_in_any_order_is_no_error_where_nobody_wants_anything) {
+TEST(leaving_in_any_order_is_not_an_error_where_no_rank_wants_anything) {
   for (const Hosts& hosts : kHostsOfWorlds) {
     std::vector<int> order = {0, 1, 2};
     do {
@@ -142,7 +143,7 @@ TEST(leaving_in_any_order_is_no_error_where_nobody_wants_anything) {
   }
 }
 
-TEST(leaving_is_told_to_whoever_wants_something_of_the_world) {
+TEST(leaving_is_an_error_for_ranks_that_want_something_of_the_world) {
   for (const Kind kind : kKinds) {
     for_every_leaver(kind, [&](const Hosts& hosts, int left, When when, const std::string& text) {
       Leaving world(hosts);
@@ -160,7 +161,7 @@ TEST(leaving_is_told_to_whoever_wants_something_of_the_world) {
   }
 }
 
-TEST(leaving_is_told_to_the_other_member_of_a_process_set) {
+TEST(leaving_is_an_error_for_the_other_member_of_a_process_set) {
   for (const Kind kind : {Kind::kAllreduce, Kind::kBarrier, Kind::kBroadcast}) {
     for_every_leaver(kind, [&](const Hosts& hosts, int left, When when, const std::string& text) {
       Leaving world(hosts, kShortStay);

@@ -10,7 +10,7 @@ using namespace hvdlite;
 
 namespace {
 
-// What for_each said about one part of a piece.
+// The arguments with which for_each gave one part of a piece.
 struct Visit {
   std::size_t piece = 0;
   std::uint64_t skipped = 0;  // bytes of the piece before the part

@@ -66,15 +66,15 @@ TEST(trace_ring_gives_back_what_many_threads_pushed) {
 
 TEST(trace_ring_drops_and_counts_when_full) {
   TraceRing ring(8);
-  const std::string two_slots(100, 'x');
-  for (int i = 0; i < 2; ++i) CHECK(ring.push({}, two_slots));
-  CHECK(!ring.push({}, two_slots));  // six of eight slots are taken, and it needs three
+  const std::string two_cells(100, 'x');
+  for (int i = 0; i < 2; ++i) CHECK(ring.push({}, two_cells));
+  CHECK(!ring.push({}, two_cells));  // six of eight cells are taken, and it needs three
   CHECK(ring.push({}, ""));
   CHECK_EQ(ring.dropped(), 1U);
   TraceRecord record;
   std::string text;
   CHECK(ring.pop(record, text));
-  CHECK(ring.push({}, two_slots));
+  CHECK(ring.push({}, two_cells));
   CHECK_EQ(ring.dropped(), 1U);
 }
 
@@ -107,7 +107,7 @@ TEST(trace_file_says_what_was_dropped_and_ends_what_was_open) {
   events.take(ring);
   CHECK_EQ(count(file.text(), "\"2 events dropped\""), 1);
   CHECK_EQ(count(file.text(), "\"ph\":\"B\""), count(file.text(), "\"ph\":\"E\""));
-  ring.push(task(What::kPhase, 1, 40), "");  // of a task that is no more
+  ring.push(task(What::kPhase, 1, 40), "");  // the task has ended already
   events.take(ring);
   events.finish();
   CHECK_EQ(count(file.text(), "\"dropped\":2}}\n]\n"), 1);

@@ -25,7 +25,7 @@ std::vector<TuningAxis> axes() {
           {&Tunables::shm_small, 4 << 10, 4 * kMiB}};
 }
 
-// Falls off by `slope` per factor of four away from the best value.
+// The speed falls by `slope` for each factor of four away from the best value.
 double hill(std::int64_t value, std::int64_t best, double slope) {
   const double away =
       std::abs(std::log(static_cast<double>(value) / static_cast<double>(best))) / std::log(4.0);

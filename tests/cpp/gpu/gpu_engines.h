@@ -1,4 +1,4 @@
-// Worlds of whole engines whose tensors are on the doubles of GPUs.
+// Worlds of whole engines whose tensors are on fake GPUs.
 #pragma once
 
 #include "cpp/engine/engine_worlds.h"
@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 template <typename Hook, typename... Arguments>
 auto gpu_hook(const char* name, Arguments... arguments) {
-  return gpu_double<Hook>(kCuda, name)(arguments...);
+  return fake_function<Hook>(kCuda, name)(arguments...);
 }
 inline void hold(CudaStream stream, bool held) {
   CHECK(gpu_hook<decltype(fake_hold_stream)>("fake_hold_stream", stream, held));
@@ -22,7 +22,7 @@ inline FakeCounters gpu_counters() {
   return counters;
 }
 
-// What a framework has on its GPU: streams of its own, and tensors.
+// Stands for a framework on one GPU: it has streams of its own, and tensors.
 class Framework {
  public:
   explicit Framework(int ordinal)
@@ -68,7 +68,8 @@ class Framework {
     made->gpu = GpuSource{ordinal, producer, nullptr};
     return made;
   }
-  // Submits, waits until it is on the device, and lets the consumer wait for it.
+  // Submits the entry, waits until the device has been given it, and makes the consumer wait for
+  // it.
   Status run(Engine& engine, const EntryPtr& entry, CudaDevice* waiting = nullptr) {
     HVDLITE_RETURN_IF_ERROR(testing::run(engine, entry));
     CudaDevice& by = waiting == nullptr ? *device : *waiting;
@@ -85,7 +86,7 @@ struct GpuWorld {
   Hosts hosts = {0, 0};
   Config config = gpu_config();
   std::vector<GpuLibraries> libraries = {gpu_libraries()};  // by rank; the last one for the rest
-  bool share_device = false;                                // all use the first one
+  bool share_device = false;                                // all ranks use the first GPU
 
   // Runs body(rank, engine, framework) on a thread per rank; the engines shut down together.
   void run(const std::function<void(int, Engine&, Framework&)>& body) const {
@@ -113,7 +114,7 @@ inline bool contains(const Status& status, const std::string& text) {
   return false;
 }
 
-// An allreduce of host memory: the world is usable.
+// Checks by an allreduce of host memory that the world is usable.
 inline void check_usable(Engine& engine) {
   std::vector<float> values(3, 1.0F);
   CHECK_OK(run(engine, allreduce_entry("usable", values)));

@@ -1,5 +1,5 @@
-// Ranks as threads with one (double of a) GPU each, for the conformance suite and for tests of what
-// only GPUs have.
+// Ranks as threads with one fake GPU each, for the conformance suite and for tests of what only
+// GPUs have.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 #include "backend/self_backend.h"
 #include "check.h"
 #include "cpp/host/backend_worlds.h"
+#include "fake_gpu.h"
 #include "gpu/gpu_plane.h"
-#include "gpu_double.h"
 #include "hooks.h"
 #include "host/host_backend.h"
 #include "negotiation/process_set.h"
@@ -23,7 +23,7 @@ namespace hvdlite::testing {
 inline constexpr const char* kCuda = "libcuda.so.1";
 
 inline void set_gpu_option(const char* name, const char* value, int device = -1) {
-  gpu_double<decltype(fake_set_option)>(kCuda, "fake_set_option")(name, device, value);
+  fake_function<decltype(fake_set_option)>(kCuda, "fake_set_option")(name, device, value);
 }
 
 inline Config gpu_config() {
@@ -33,11 +33,11 @@ inline Config gpu_config() {
   return config;
 }
 
-// Of the doubles; a name of no file is a machine without NCCL.
+// The fake libraries. A name of no file stands for a machine without NCCL.
 inline GpuLibraries gpu_libraries(const std::string& nccl = "libnccl.so.2") {
-  return {[] { return CudaApi::load(gpu_double_folder() + "/" + kCuda); },
+  return {[] { return CudaApi::load(fake_gpu_folder() + "/" + kCuda); },
           [nccl]() -> Result<std::shared_ptr<const NcclApi>> {
-            Result<Dylib> library = Dylib::open(gpu_double_folder() + "/" + nccl);
+            Result<Dylib> library = Dylib::open(fake_gpu_folder() + "/" + nccl);
             HVDLITE_RETURN_IF_ERROR(library.status());
             return NcclApi::take(std::move(library.value()), "of the tests");
           }};
@@ -47,7 +47,7 @@ inline CudaPointer device_address(const void* pointer) {
   return reinterpret_cast<CudaPointer>(pointer);
 }
 
-// Memory on a device, filled and read through a stream of its own, as a framework would.
+// Device memory that a test fills and reads through a stream of its own, as a framework does.
 class OnDevice {
  public:
   OnDevice(CudaDevice& device, CudaStream stream, std::size_t bytes)
@@ -81,8 +81,9 @@ class OnDevice {
   DeviceMemory memory_;
 };
 
-// A data plane of GPUs as one of the host's: takes host memory, and waits for the result. The
-// tensors are written by one stream and read by another, which wait for each other by events alone.
+// Makes a data plane of GPUs look like one of the host: it takes host memory, and waits for the
+// result. One stream writes the tensors and another reads them; they wait for each other by events
+// alone.
 class ThroughDevice : public Backend {
  public:
   ThroughDevice(GpuPlane& plane, int ordinal) : plane_(plane), ordinal_(ordinal) {

@@ -1,4 +1,5 @@
-// The spans of a GPU in the timeline, on the doubles: when the device worked, not when it was told.
+// The spans of a GPU in the timeline, on fake GPUs: they show when the device worked, not when the
+// runner gave it the work.
 #include <cstdlib>
 #include <cstring>
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr TraceTime kMillisecond = 1'000'000;
 constexpr TraceTime kHeld = 300 * kMillisecond;
-// How late the double's threads may be on a busy machine.
+// How late the fake's threads may be on a busy machine.
 constexpr TraceTime kLate = 150 * kMillisecond;
 
 struct Measured {
@@ -21,7 +22,7 @@ struct Measured {
   TraceTime end;
 };
 
-// The one span of this name that was measured elsewhere; those of hosts begin and end.
+// The one complete span of this name; the spans of the host have a begin and an end event.
 bool find_span(const std::string& text, const std::string& name, Measured& found) {
   const auto field = [&](const char* key, std::size_t from) {
     return static_cast<TraceTime>(

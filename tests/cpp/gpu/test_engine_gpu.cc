@@ -1,4 +1,4 @@
-// Whole engines on the doubles of GPUs: planes, disagreement, faults.
+// Whole engines on fake GPUs: planes, mismatches, faults.
 #include <cmath>
 #include <latch>
 
@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A batch of GPU tensors, checked.
+// Reduces a batch of GPU tensors and checks the result.
 void check_sum(Engine& engine, Framework& gpu, std::size_t count = 1000) {
   const OnDevice tensor = gpu.tensor(std::vector<float>(count, 2.0F));
   CHECK_OK(gpu.run(engine, gpu.entry("sum", tensor, count)));
@@ -85,7 +85,7 @@ TEST(engine_gpu_packs_a_batch_with_one_launch_each_way_and_never_waits) {
     CHECK_OK(run(engine, entry));
     const FakeCounters after = gpu_counters();
     CHECK_OK(run(engine, allreduce_entry("together", none)));
-    // Of both ranks, who run together; at least of this one.
+    // The counts are those of both ranks, which run together, so at least those of this one.
     CHECK(after.kernel_launches - before.kernel_launches <= 4);
     CHECK(after.collective_launches - before.collective_launches <= 2);
     CHECK_EQ(after.host_syncs, before.host_syncs);
@@ -113,7 +113,7 @@ TEST(engine_gpu_weighted_average_ignores_what_a_rank_of_weight_zero_has) {
   });
 }
 
-TEST(engine_gpu_ranks_that_disagree_about_the_device_all_hear_it_and_go_on) {
+TEST(engine_gpu_mismatched_devices_are_an_error_on_every_rank_and_the_world_goes_on) {
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     const OnDevice tensor = gpu.tensor(std::vector<float>(4, 1.0F));
     std::vector<float> host(4);
@@ -142,7 +142,7 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
       return sum;
     };
     for (int round = 0; round < 4; ++round) {
-      // Rank `first` joins first, then the next one; in round 0 nobody has used NCCL before.
+      // Rank `first` joins first, then the next one; in round 0 no rank has used NCCL before.
       const int first = round % 3;
       const int second = (first + 1) % 3;
       if (rank != first) CHECK_EQ(sum_of("of two", 3), static_cast<float>(6 - (first + 1)));
@@ -250,7 +250,7 @@ TEST(engine_gpu_a_removed_process_set_lets_go_of_its_communicator_and_device) {
       CHECK_OK(run(engine, adding));
       const auto set = static_cast<std::uint32_t>(adding->completion->set_id);
       if (rank != 1) {
-        Framework& by = i == 1 ? other : gpu;  // a new set may have another device
+        Framework& by = i == 1 ? other : gpu;  // a new process set may have another device
         const OnDevice tensor = by.tensor({3.0F});
         const EntryPtr entry = by.entry("in the set", tensor, 1);
         entry->request.process_set = set;

@@ -16,7 +16,7 @@ bool under_thread_sanitizer() { return &__tsan_init != nullptr; }
 
 constexpr std::size_t kCount = 300;
 
-// The waits of rank 0, numbered; the one of number `skipped` is not made.
+// Numbers the waits of rank 0. The wait of number `skipped` is left out.
 std::atomic<int> waits{0};
 std::atomic<int> skipped{-1};
 std::atomic<int (*)(CudaStream, CudaEventHandle, unsigned)> real_wait{nullptr};
@@ -32,7 +32,7 @@ GpuLibraries counting_libraries() {
   libraries.cuda = []() -> Result<std::shared_ptr<const CudaApi>> {
     const auto loaded = gpu_libraries().cuda();
     HVDLITE_RETURN_IF_ERROR(loaded.status());
-    // A table of its own whose library, the double, stays loaded.
+    // A table of its own whose library, the fake, stays loaded.
     auto table = std::make_shared<CudaApi>();
 #define COPY_FIELD(field, symbol, arguments) table->field = loaded.value()->field;
     HVDLITE_CUDA_SYMBOLS(COPY_FIELD)
@@ -67,7 +67,8 @@ bool reduce_behind_a_held_producer(int rank, Engine& engine, Framework& gpu) {
                                             kCount * sizeof(float), gpu.consumer),
              0);
   }
-  // Time for whoever does not wait; where rank 0 does not, that ends by itself.
+  // Gives a stream that fails to wait the time to go wrong. If rank 0 has left out a wait, its
+  // consumer's stream ends by itself.
   const CudaEventPtr end = OnDevice::must(gpu.device->record(gpu.consumer));
   const bool ends = rank == 0 && skipped >= 0;
   soon([&] { return end->reached(); }, ends ? 10s : 50ms);
@@ -77,30 +78,32 @@ bool reduce_behind_a_held_producer(int rank, Engine& engine, Framework& gpu) {
   return result == std::vector<float>(kCount, 0.0F);
 }
 
-// A slot that its producer, an optimizer, still reads when new gradients are packed into it. False
-// when rank 0 finds the new ones.
-bool reduce_into_a_slot_that_is_read_late(int rank, Engine& engine, Framework& gpu) {
+// Gradient memory that its producer, an optimizer, still reads when new gradients are packed into
+// it. False when rank 0 reads the new ones.
+bool reduce_into_gradient_memory_that_is_read_late(int rank, Engine& engine, Framework& gpu) {
   constexpr std::size_t kBytes = kCount * sizeof(float);
-  const DeviceSlots::Holder slot = OnDevice::must(engine.allocate_slot(gpu.ordinal, 2 * kBytes));
+  const GradientMemory::Holder memory =
+      OnDevice::must(engine.allocate_gradient_memory(gpu.ordinal, 2 * kBytes));
   const OnDevice tensor = gpu.tensor(std::vector<float>(kCount, 5.0F));
-  const EntryPtr entry = gpu.entry("slot", tensor, kCount);
+  const EntryPtr entry = gpu.entry("gradients", tensor, kCount);
   entry->request.tensors.push_back(entry->request.tensors[0]);
   entry->inputs.push_back(tensor.data());
-  entry->outputs = {reinterpret_cast<void*>(slot->address),
-                    reinterpret_cast<void*>(slot->address + kBytes)};
+  entry->outputs = {reinterpret_cast<void*>(memory->address),
+                    reinterpret_cast<void*>(memory->address + kBytes)};
   const CudaDevice::Current current(*gpu.device);
   std::vector<float> values(kCount, 1.0F);
-  CHECK_EQ(gpu.device->api().copy_to_device(slot->address, values.data(), kBytes, gpu.producer), 0);
+  CHECK_EQ(gpu.device->api().copy_to_device(memory->address, values.data(), kBytes, gpu.producer),
+           0);
   CHECK_EQ(gpu.device->api().stream_synchronize(gpu.producer), 0);
   if (rank == 0) hold(gpu.producer, true);
-  CHECK_EQ(gpu.device->api().copy_to_host(values.data(), slot->address, kBytes, gpu.producer), 0);
+  CHECK_EQ(gpu.device->api().copy_to_host(values.data(), memory->address, kBytes, gpu.producer), 0);
   CHECK_OK(run(engine, entry));
   CHECK_OK(
       entry->completion->on_device->device().wait(gpu.consumer, *entry->completion->on_device));
   const OnDevice sum(*gpu.device, gpu.consumer, kBytes);
-  CHECK_EQ(gpu.device->api().copy(device_address(sum.data()), slot->address, kBytes, gpu.consumer),
-           0);
-  std::this_thread::sleep_for(50ms);  // for whoever does not wait
+  CHECK_EQ(
+      gpu.device->api().copy(device_address(sum.data()), memory->address, kBytes, gpu.consumer), 0);
+  std::this_thread::sleep_for(50ms);  // time for a stream that fails to wait
   if (rank == 0) hold(gpu.producer, false);
   CHECK_EQ(gpu.device->api().stream_synchronize(gpu.producer), 0);
   const std::vector<float> result = gpu.read(sum.data(), kCount);
@@ -145,7 +148,7 @@ bool gather_before_a_held_consumer(int rank, Engine& engine, Framework& gpu) {
 
 using Scenario = bool (*)(int rank, Engine& engine, Framework& gpu);
 
-// Whether rank 0 was right; `made` is how many waits it made.
+// True when rank 0 had the right result; `made` is the number of waits that it made.
 bool is_right(Scenario scenario, int skip, int& made) {
   GpuWorld world;
   world.libraries = {counting_libraries()};
@@ -187,11 +190,12 @@ TEST(gpu_waits_for_the_producer_and_the_consumer_for_us) {
   expect_every_wait_is_needed(&reduce_behind_a_held_producer, {0, 1});
 }
 
-TEST(gpu_waits_for_whoever_reads_a_slot_and_is_waited_for_by_who_reads_it_next) {
-  expect_every_wait_is_needed(&reduce_into_a_slot_that_is_read_late, {0, 1});
+TEST(gpu_waits_for_readers_of_gradient_memory_before_and_after_a_collective) {
+  expect_every_wait_is_needed(&reduce_into_gradient_memory_that_is_read_late, {0, 1});
 }
 
 TEST(gpu_waits_for_the_last_reader_of_a_result_before_its_memory_is_used_again) {
-  // Tensor, consumer, tensor again are waits 0, 1 and 2 or 3; the pool's comes with the result.
+  // The tensor's, the consumer's and the second tensor's waits are 0, 1 and 2 or 3; the pool's wait
+  // comes with the result.
   expect_every_wait_is_needed(&gather_before_a_held_consumer, {3});
 }

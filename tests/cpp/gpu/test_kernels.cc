@@ -1,5 +1,5 @@
-// The GPU kernels: the CUDA source, run by the double of the driver, against plain C++; and that
-// the PTX declares them all. No device: what PTX does on one is tests/gpu's to prove.
+// The GPU kernels: the fake driver runs the CUDA source, and plain C++ gives the expected result.
+// The PTX must declare all of them. tests/gpu shows what the PTX does on a device.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,7 +14,7 @@
 #include "cuda/cuda_abi.h"
 #include "cuda/kernel_args.h"
 #include "cuda/pack_ptx.h"
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "hooks.h"
 
 using namespace hvdlite;
@@ -22,7 +22,7 @@ using namespace hvdlite::testing;
 
 namespace {
 
-// The element types by the names that kernels bear.
+// The element types, by the names that kernels have for them.
 struct Names {
   using f16 = Float16;
   using bf16 = Bfloat16;
@@ -104,7 +104,7 @@ struct Gpu {
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
-  // Returns what waiting for the kernel says.
+  // Returns the status of the wait for the kernel.
   int launch(const std::string& name, const CopyArgs& args, unsigned blocks,
              unsigned threads) const {
     CUfunction function = nullptr;
@@ -127,12 +127,12 @@ struct DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
   void write(const std::vector<char>& from) const {
-    CHECK(gpu_double<bool(std::uint64_t, const void*, std::size_t)>("libcuda.so.1", "fake_write")(
-        address, from.data(), from.size()));
+    CHECK(fake_function<bool(std::uint64_t, const void*, std::size_t)>(
+        "libcuda.so.1", "fake_write")(address, from.data(), from.size()));
   }
   std::vector<char> read() const {
     std::vector<char> to(bytes);
-    CHECK(gpu_double<bool(std::uint64_t, void*, std::size_t)>("libcuda.so.1", "fake_read")(
+    CHECK(fake_function<bool(std::uint64_t, void*, std::size_t)>("libcuda.so.1", "fake_read")(
         address, to.data(), bytes));
     return to;
   }
@@ -148,7 +148,7 @@ T load(const std::vector<char>& bytes, std::size_t offset) {
   return value;
 }
 
-// Where one segment lies within the two buffers, in bytes.
+// The place of one segment within the two buffers, in bytes.
 struct Place {
   std::size_t source;
   std::size_t target;
@@ -174,7 +174,7 @@ std::vector<Place> make_places(std::size_t source_bytes, std::size_t target_byte
   return places;
 }
 
-// Random bits, so that every value of a type appears, infinite ones and NaN included; or tame ones.
+// Random bits, so that every value of a type appears, also infinities and NaN; or small numbers.
 template <typename Source>
 std::vector<char> make_input(std::size_t bytes, bool tame) {
   std::mt19937 random(7);
@@ -322,7 +322,7 @@ TEST(kernels_that_leave_their_memory_are_a_sticky_error) {
   CHECK(add(args, {buffer.address, buffer.address, 17, 1.0}));
   CHECK_EQ(gpu.launch("hvdlite_copy_4", args, 1, 32), CUDA_ERROR_ILLEGAL_ADDRESS);
   CHECK_EQ(cuda("cuStreamQuery", gpu.stream), CUDA_ERROR_ILLEGAL_ADDRESS);
-  gpu_double<void(int, int)>("libcuda.so.1", "fake_set_sticky_error")(0, 0);
+  fake_function<void(int, int)>("libcuda.so.1", "fake_set_sticky_error")(0, 0);
 }
 
 TEST(ptx_declares_the_kernels_of_the_header_and_their_parameter) {

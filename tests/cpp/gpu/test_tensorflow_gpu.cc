@@ -1,4 +1,4 @@
-// TensorFlow's kernels for GPUs, in the library that is shipped, on doubles of TensorFlow, the
+// TensorFlow's kernels for GPUs, in the library that is shipped, on fakes of TensorFlow, the
 // driver and NCCL: two ranks as threads, each with its own engine behind the one attached core.
 #include <dlfcn.h>
 
@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "capi/c_api.h"
-#include "fakes/tensorflow/double.h"
+#include "fakes/tensorflow/hooks.h"
 #include "gpu_engines.h"
 
 using namespace hvdlite;
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-thread_local Engine* t_engine = nullptr;  // of the rank that this thread is
+thread_local Engine* t_engine = nullptr;  // the engine of this thread's rank
 
 void submit_for_this_rank(void*, const HvdliteCall* call) {
   const HvdliteCore core = make_core_table(*t_engine);
@@ -166,12 +166,12 @@ std::vector<float> run_kernel(const std::string& op, int rank, Engine& engine, F
   Call call(op, op + std::to_string(late), gpu, ReduceOp::kSum);
   call.give(7.0F, count);
   if (rank == late) hold(gpu.producer, true);
-  if (rank == 1) call.set_zero(count);  // what is to be sent
+  if (rank == 1) call.set_zero(count);  // the tensor to send
   if (op == "HvdliteAlltoall") call.context.inputs.push_back(on_host(TF_INT64, std::move(splits)));
   call.add_terms();
   const std::int64_t syncs = host_syncs(gpu);
   call.run();
-  std::this_thread::sleep_for(50ms);  // for whoever does not wait
+  std::this_thread::sleep_for(50ms);  // time for a kernel that fails to wait
   CHECK_EQ(host_syncs(gpu), syncs);
   std::vector<float> none(1);
   CHECK_OK(run(engine, allreduce_entry("all were here", none)));

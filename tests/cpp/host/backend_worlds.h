@@ -46,8 +46,8 @@ inline void run_hosts(const Hosts& hosts, const Body& body) {
 
 using EveryBody = std::function<void(int size, int rank, Backend& backend, const Group& world)>;
 
-// Backends whose results do not depend on how tensors were batched: every shape of world that the
-// host backend treats differently.
+// Runs the body in every shape of world that the host backend treats differently, with backends
+// whose results do not depend on how tensors were batched.
 inline void for_every_host_world(const EveryBody& body) {
   SelfBackend self;
   const ProcessSets alone(1);
@@ -66,8 +66,7 @@ inline void for_every_host_world(const EveryBody& body) {
   }
 }
 
-// The data planes of GPUs, on the doubles: NCCL in several states, through the host, one rank
-// alone.
+// The data planes of GPUs, on fake GPUs: NCCL in several states, through the host, one rank alone.
 void for_every_gpu_world(const EveryBody& body);  // gpu_worlds.cc
 
 inline void for_every_world(const EveryBody& body) {
@@ -75,7 +74,7 @@ inline void for_every_world(const EveryBody& body) {
   for_every_gpu_world(body);
 }
 
-// Every type that computes.
+// Every type that has arithmetic.
 inline std::vector<DataType> reducible_types() {
   std::vector<DataType> types;
   for (int dtype = 0; dtype < kDataTypeCount; ++dtype) {
@@ -86,7 +85,8 @@ inline std::vector<DataType> reducible_types() {
 inline bool is_unsigned(DataType dtype) {
   return dtype == DataType::kUint8 || (dtype >= DataType::kUint16 && dtype <= DataType::kUint64);
 }
-// Of the values below, some of which are negative and wrap around where a type has no sign.
+// False for types and ops for which expected() does not hold: some of the values are negative, and
+// wrap around in a type without a sign.
 inline bool has_expected(DataType dtype, ReduceOp op) {
   return op == ReduceOp::kSum || !(is_unsigned(dtype) || is_complex(dtype));
 }

@@ -1,4 +1,4 @@
-// Adaptive summation as one would write it down, in float64.
+// Adaptive summation in float64, written down as the formula is.
 #pragma once
 
 #include <cstddef>

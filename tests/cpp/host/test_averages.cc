@@ -1,4 +1,5 @@
-// What an average divides by, and that it never leaves the range of its type on the way.
+// The divisor of an average, and its range: an average never leaves the range of its type on the
+// way.
 #include <cmath>
 #include <cstring>
 #include <vector>

@@ -153,7 +153,7 @@ TEST(backends_barrier_holds_everybody_back) {
   });
 }
 
-TEST(backends_interleave_process_sets_over_the_same_slots) {
+TEST(backends_interleave_process_sets_over_the_same_staging_buffers) {
   ProcessSets sets(3);
   sets.add(1, {0, 1});
   sets.add(2, {1, 2});

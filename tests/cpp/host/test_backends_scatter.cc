@@ -28,7 +28,7 @@ std::uint64_t sum(const std::vector<std::uint64_t>& counts, int members) {
   return std::accumulate(counts.begin(), counts.begin() + members, std::uint64_t{0});
 }
 
-// What `from` sends to `to`, in bytes; some pairs have nothing to say.
+// The number of bytes that `from` sends to `to`; some pairs send nothing.
 std::size_t part_bytes(int from, int to, std::size_t unit) {
   return unit * static_cast<std::size_t>((from * 5 + to * 3) % 4);
 }

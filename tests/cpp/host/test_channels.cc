@@ -1,4 +1,4 @@
-// One conformance suite for channels, over every kind; then what is each kind's own.
+// One conformance suite for channels of every kind, then tests of each kind alone.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -262,7 +262,7 @@ TEST(tcp_channel_that_is_taken_nothing_from_says_so_and_for_how_long) {
   const auto failed = [&] { return !channel.try_write(buffer).ok(); };
   CHECK_OK(pair->ends[0].waiter->wait(failed, never_fails, Deadline::after(20s)));
   CHECK(pair->ends[0].waiter->lost(1));
-  // What it had said before is still there; the reason is not lost on whoever asks later.
+  // The data that the peer had sent before is still there, and later calls give the same reason.
   CHECK_EQ(channel.try_read(buffer).value(), std::size_t{3});
   for (const auto& end : {channel.try_write(buffer), channel.try_read(buffer)}) {
     CHECK_STATUS(end.status(), StatusCode::kTimeout);

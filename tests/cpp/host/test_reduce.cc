@@ -178,7 +178,7 @@ TEST(reduce_variants_round_16_bit_floats_alike) {
 }
 
 TEST(reduce_accumulates_16_bit_floats_in_float32) {
-  // 2048 + 1 is no float16, but 2048 + 1 + 1 is.
+  // float16 does not have 2048 + 1, but it has 2048 + 1 + 1.
   const auto h = [](float value) { return to_float16(value).bits; };
   const auto sum = reduce_vectors<std::uint16_t>(DataType::kFloat16, ReduceOp::kSum,
                                                  {{h(2048)}, {h(1)}, {h(1)}});

@@ -1,4 +1,4 @@
-// All-reduce against a plain reference that says the order out loud: the same bits on every rank,
+// All-reduce against a plain reference that spells out the order: the same bits on every rank,
 // for every type, operation, shape of world, length, scale and place in memory.
 #include <algorithm>
 #include <cmath>

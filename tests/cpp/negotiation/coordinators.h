@@ -1,4 +1,4 @@
-// What tests of the coordinator start from.
+// Coordinators and requests for tests.
 #pragma once
 
 #include <string>

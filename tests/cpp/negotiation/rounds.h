@@ -1,4 +1,4 @@
-// Rounds as the coordinator would make them.
+// Rounds for tests, as the negotiator makes them.
 #pragma once
 
 #include <memory>

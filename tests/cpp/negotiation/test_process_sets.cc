@@ -32,7 +32,7 @@ Request removing(const std::vector<std::int64_t>& ranks, const std::string& name
   return change(Kind::kRemoveProcessSet, name, ranks);
 }
 
-// Every rank wants it: the one response.
+// Makes every rank submit the request, and returns the one response.
 Response decide(Coordinator& coordinator, int size, const Request& request) {
   for (int rank = 0; rank < size; ++rank) CHECK_OK(coordinator.submit(rank, request, kStart));
   const auto responses = coordinator.take_responses();
@@ -127,7 +127,7 @@ TEST(coordinator_fails_a_removal_where_a_member_waits_for_the_remover) {
       CHECK_STATUS(response.error, StatusCode::kMismatch);
       CHECK(says(response.error, "rank 0 removes process set [0, 1], but allreduce 'x' of rank 1"));
     }
-    for (int rank = 1; rank < 3; ++rank) {  // who comes later hears the same
+    for (int rank = 1; rank < 3; ++rank) {  // later ranks get the same error
       CHECK_OK(coordinator.submit(rank, removing({0, 1}), kStart));
       CHECK(says(coordinator.take_responses().at(0).error, "rank 0 removes process set [0, 1]"));
     }
@@ -213,7 +213,7 @@ TEST(engine_reopens_a_process_set_whose_removal_failed) {
   });
 }
 
-// Rank 0 decides for all sets, also while it waits in a collective for a slow rank.
+// Rank 0 decides for all process sets, also while it waits in a collective for a slow rank.
 TEST(engine_process_sets_do_not_wait_for_a_collective_of_others) {
   std::atomic<bool> others_are_done{false};
   for (const Hosts& hosts : {Hosts{0, 0, 0, 0}, Hosts{0, 1, 1, 0}}) {
@@ -304,7 +304,7 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   StallMonitor monitor(config, coordinator);
   CHECK_OK(coordinator.submit(0, adding({0, 1}), kStart));
   (void)monitor.check(kStart + 11s);
-  CHECK(coordinator.take_responses().empty());  // the others are late, no more
+  CHECK(coordinator.take_responses().empty());  // the others are only late
   CHECK_OK(coordinator.submit(2, allreduce_of("x", 4, 0), kStart + 12s));
   (void)monitor.check(kStart + 12s);
   const auto responses = coordinator.take_responses();

@@ -22,7 +22,7 @@ constexpr ElementTypes kCasts[] = {{DataType::kFloat32, DataType::kFloat16},
                                    {DataType::kFloat64, DataType::kBfloat16}};
 constexpr std::size_t kCounts[] = {5, 3000, 0, 1, 700};
 
-// No 16-bit number, so that every rounding shows.
+// A value that is not a 16-bit number, so that every rounding shows.
 double uneven(int rank, std::size_t i) {
   return std::sin(static_cast<double>(i + 1)) * (rank + 0.1) * 3;
 }
@@ -75,7 +75,7 @@ struct CastTensors {
   }
 };
 
-// The cast by hand, around an all-reduce of what is narrow.
+// The cast by hand, around an all-reduce of the narrow values.
 std::vector<Tensor> by_hand(Backend& backend, const Group& world, ElementTypes types, ReduceOp op,
                             const std::vector<Tensor>& tensors, double prescale, double postscale) {
   std::vector<Tensor> narrow;
@@ -126,7 +126,7 @@ TEST(wire_dtype_gives_the_bits_of_casting_by_hand) {
 
 TEST(wire_dtype_scales_in_the_type_of_the_tensors) {
   for_every_world([](int size, int rank, Backend& backend, const Group& world) {
-    // 100000 is no float16, nor is the sum of what every rank gives.
+    // float16 does not have 100000, nor the sum of the inputs of all ranks.
     const ElementTypes types{DataType::kFloat32, DataType::kFloat16};
     const double prescale = 0x1p-10;
     const double postscale = 0x1p11;

@@ -1,4 +1,4 @@
-"""Build doubles of libcuda.so.1 and libnccl.so.2 for tests in Python (README.md: what they do).
+"""Build the fake libcuda.so.1 and libnccl.so.2 for tests in Python (README.md says what they do).
 
 folder = fake_gpu.build()
 run_world(2, body, environment=fake_gpu.environment(folder, devices=2))
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _CSRC = _HERE.parents[2] / "csrc"
-_CACHE = _HERE.parents[2] / "build" / "gpu_double"
+_CACHE = _HERE.parents[2] / "build" / "fake_gpu"
 _FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-pthread")
 
 # What each version of NCCL lacks, by the version that brought it.
@@ -28,7 +28,7 @@ def build(nccl_version: int = 22807) -> Path:
     """Compile both libraries, unless these sources were compiled before.
 
     Args:
-        nccl_version: the version that libnccl.so.2 tells; what came later is not in it.
+        nccl_version: the version that libnccl.so.2 reports; it lacks what came later.
 
     Returns:
         The folder that holds libcuda.so.1 and libnccl.so.2.
@@ -39,7 +39,7 @@ def build(nccl_version: int = 22807) -> Path:
 
 
 def environment(folder: Path, devices: int = 1, **options: str | int) -> dict[str, str]:
-    """Give the variables under which a process loads the doubles, with options of README.md."""
+    """Give the variables under which a process loads the fakes, with options of README.md."""
     return {
         "LD_LIBRARY_PATH": str(folder),
         "FAKE_CUDA_DEVICES": str(devices),

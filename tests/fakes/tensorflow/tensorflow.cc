@@ -1,8 +1,8 @@
-// A double of libtensorflow_framework.so.2: the functions that hvdlite's operations call, for
-// kernels without a TensorFlow around them; README.md says what for.
+// A fake libtensorflow_framework.so.2: the functions that hvdlite's operations call, for
+// kernels without a TensorFlow around them (README.md).
 #include <cstring>
 
-#include "fakes/tensorflow/double.h"
+#include "fakes/tensorflow/hooks.h"
 
 struct TF_Status {
   TF_Code code = TF_OK;
@@ -44,7 +44,7 @@ TF_Tensor* allocate(TF_OpKernelContext* context, int index, TF_DataType dtype,
   return new TF_Tensor(context->outputs[at]);
 }
 
-// Eigen's classes as TensorFlow's headers declare them, as far as is asked.
+// Eigen's classes as TensorFlow's headers declare them, as far as hvdlite reads them.
 struct Stream {
   virtual ~Stream() = default;
   virtual void* const& stream() const { return handle; }
@@ -65,8 +65,8 @@ const std::vector<TF_KernelBuilder>* fake_tensorflow_kernels() { return &kernels
 
 extern "C" {
 
-// tensorflow::OpKernelContext::eigen_device<Eigen::GpuDevice>(), which returns a reference: to its
-// callers the same as a pointer, which C's linkage knows, too.
+// tensorflow::OpKernelContext::eigen_device<Eigen::GpuDevice>(). It returns a reference, which its
+// callers see as a pointer; C's linkage has pointers only.
 const Device* eigen_device(const TF_OpKernelContext* context) asm(
     "_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v");
 const Device* eigen_device(const TF_OpKernelContext* context) {
@@ -103,7 +103,7 @@ void TF_OpDefinitionBuilderSetShapeInferenceFunction(TF_OpDefinitionBuilder*,
                                                               TF_Status*)) {}
 void TF_RegisterOpDefinition(TF_OpDefinitionBuilder* builder, TF_Status*) { delete builder; }
 
-// No graph is built, so no shape is asked for.
+// No graph is built, so TensorFlow asks for no shape.
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext*) { return 0; }
 TF_ShapeHandle* TF_NewShapeHandle() { return nullptr; }
 void TF_DeleteShapeHandle(TF_ShapeHandle*) {}

@@ -1,6 +1,6 @@
-"""GPU tensors through the Python binding, on the doubles of the driver and NCCL.
+"""GPU tensors through the Python binding, on the fake driver and NCCL.
 
-torch cannot make tensors on the double: these tests speak to it as a framework would, with streams
+torch cannot make tensors on the fakes: these tests call them as a framework would, with streams
 and memory of their own.
 """
 
@@ -21,7 +21,7 @@ SUM = 1
 
 
 class Gpu:
-    """One device of the double: a stream, and float32 tensors."""
+    """One device of the fake driver: a stream, and float32 tensors."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -150,13 +150,13 @@ def test_without_a_stream_the_caller_waits_for_the_device() -> None:
         assert result.value == (True, [2.0] * 10)
 
 
-def reduce_in_a_slot() -> tuple[list[float], list[float], int]:
+def reduce_in_gradient_memory() -> tuple[list[float], list[float], int]:
     from hvdlite import _core, basics
 
     basics.init()
     gpu = Gpu(basics.rank())
-    slot = basics.engine().allocate_slot(gpu.ordinal, 4 * 12)
-    interface = slot.__cuda_array_interface__
+    memory = basics.engine().allocate_gradient_memory(gpu.ordinal, 4 * 12)
+    interface = memory.__cuda_array_interface__
     begin, read_only = interface.pop("data")
     assert not read_only
     assert interface == {"shape": (48,), "typestr": "|u1", "strides": None, "version": 3}
@@ -168,16 +168,16 @@ def reduce_in_a_slot() -> tuple[list[float], list[float], int]:
             _core.Tensor("x", FLOAT32, [count], source, output, gpu.ordinal)
             for count, source, output in zip((5, 4), sources, outputs, strict=True)
         ]
-        handle = basics.engine().allreduce("x", specs, SUM, keep=slot, stream=gpu.stream)
+        handle = basics.engine().allreduce("x", specs, SUM, keep=memory, stream=gpu.stream)
         handle.wait(timeout=60, stream=gpu.stream)
         results.append(gpu.read(begin, 5) + gpu.read(begin + 32, 4))
-    del handle, slot  # waits for the device, not for ever
+    del handle, memory  # waits for the device, not for ever
     basics.shutdown()
     return *results, begin % 16
 
 
-def test_outputs_in_a_slot_are_reduced_there() -> None:
-    for result in run_world(2, reduce_in_a_slot, env=_environment()):
+def test_outputs_in_gradient_memory_are_reduced_there() -> None:
+    for result in run_world(2, reduce_in_gradient_memory, env=_environment()):
         assert result.value == ([2.0] * 5 + [4.0] * 4, [4.0] * 5 + [8.0] * 4, 0)
 
 

@@ -1,4 +1,4 @@
-// What CUDA has built in, as far as the sources of csrc/cuda/kernels use it, for compiling them as
+// The names that CUDA has built in and that csrc/cuda/kernels uses, so that the kernels compile as
 // C++. A launch runs on one thread of the host, which sets the indices.
 #pragma once
 

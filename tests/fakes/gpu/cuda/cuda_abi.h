@@ -1,5 +1,5 @@
-// The part of the CUDA driver API (12.x, the `_v2` names) that the double offers, with the numbers
-// of the public interface.
+// The part of the CUDA driver API (12.x, the `_v2` names) that the fake offers, with the numbers of
+// the public interface.
 #pragma once
 
 #include <cstddef>

@@ -191,7 +191,7 @@ FAKE_API CUresult cuCtxGetCurrent(CUcontext* context) {
 }
 
 namespace {
-// Null when it is no context of this process.
+// nullptr when the handle is not a context of this process.
 Device* device_of(CUcontext context) {
   for (int i = 0; i < device_count(); ++i) {
     if (device_at(i) == context) return device_at(i);

@@ -1,5 +1,5 @@
-// The devices of the double: contexts, memory, counters; and the checks that every call begins
-// with.
+// The devices of the fake driver with their contexts, memory and counters, and the checks that
+// every call begins with. Devices live as long as the process. Any thread.
 #pragma once
 
 #include <array>
@@ -20,12 +20,12 @@ inline constexpr int kMaxDevices = 16;
 
 struct Device {
   int ordinal = 0;
-  int physical = 0;  // by CUDA_VISIBLE_DEVICES
+  int physical = 0;  // the device's number in the machine (CUDA_VISIBLE_DEVICES)
   std::atomic<int> retained{0};
   std::atomic<CUresult> sticky{CUDA_SUCCESS};
   std::array<std::atomic<std::int64_t>, sizeof(FakeCounters) / sizeof(std::int64_t)> counters{};
 
-  // What runs when stream 0 is named; made when first used.
+  // The stream that a call means by stream 0; made at the first use.
   std::shared_ptr<Stream> default_stream() HVDLITE_EXCLUDES(mutex);
 
   hvdlite::Mutex mutex;
@@ -41,13 +41,15 @@ Device* device_at(int ordinal);
 // The calling thread's current device; nullptr without a context.
 Device* current_device();
 
-// While one lives, the calling thread is in a function that a stream runs, where calls are refused.
+// Marks the calling thread as one that runs a host function of a stream. In such a function CUDA
+// refuses calls of its own interface.
 struct HostFunctionScope {
   HostFunctionScope();
   ~HostFunctionScope();
 };
 
-// CUDA_SUCCESS, or why a call may not go on: not initialised, from a host function, told to fail.
+// Returns CUDA_SUCCESS, or the error that ends a call at once: the driver is not initialised, the
+// call comes from a host function, or a test has asked for a failure (FAKE_FAIL_).
 CUresult enter(const char* function);
 CUresult enter_device(const char* function, const Device& device);
 
@@ -61,8 +63,8 @@ CUresult in_context(const char* function, Body&& body) {
   return body(*device);
 }
 
-// Memory. A device address is one that the host must not touch: a second mapping of the same pages,
-// the *alias*, is what streams use.
+// Memory. The host must not touch a device address: streams use a second mapping of the same pages,
+// the *alias*.
 
 struct Block {
   std::uint64_t address = 0;  // as handed out
@@ -73,7 +75,7 @@ struct Block {
   bool host = false;
 };
 
-// Nothing holds `address`: alias is nullptr.
+// The block that holds `address`; alias is nullptr when none does.
 Block block_of(std::uint64_t address);
 // The alias of [address, +bytes), or nullptr when it does not lie within one block that `device`
 // (-1: any) may touch.

@@ -1,4 +1,5 @@
-// Handles that are looked up before they are used, so that a stale one is an error and no crash.
+// Handles that are looked up before they are used, so that a stale handle is an error and not a
+// crash. Any thread.
 #pragma once
 
 #include <map>
@@ -17,7 +18,7 @@ class Handles {
     objects_[handle] = std::move(object);
     return handle;
   }
-  // nullptr when there is none.
+  // nullptr when the handle is not (or no longer) one of these.
   std::shared_ptr<T> find(void* handle) {
     hvdlite::MutexLock lock(mutex_);
     const auto found = objects_.find(handle);

@@ -1,4 +1,4 @@
-// The kernels of csrc/cuda/kernels, run on the host.
+// Host bodies of the kernels of csrc/cuda/kernels.
 #pragma once
 
 #include <map>

@@ -25,7 +25,7 @@ Memory& memory() {
 std::uint64_t number_of(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
 void* pointer_of(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
-// New memory holds garbage on a device; reading it must not look right by chance.
+// New memory holds garbage on a device: a test that reads it must not pass by chance.
 constexpr int kGarbage = 0xa5;
 constexpr std::size_t kGarbageBytes = std::size_t{1} << 20;
 
@@ -54,7 +54,8 @@ void insert(const Block& block) {
   memory().blocks[block.address] = block;
 }
 
-// Removes the block that begins there, if it is of that kind; otherwise alias is nullptr.
+// Removes and returns the block that begins there, if it is of that kind; otherwise alias is
+// nullptr.
 Block take(std::uint64_t address, bool host, bool mapped) {
   hvdlite::MutexLock lock(memory().mutex);
   const auto found = memory().blocks.find(address);
@@ -85,8 +86,8 @@ char* resolve(int device, std::uint64_t address, std::size_t bytes) {
 
 namespace {
 
-// Where a copy reads or writes: the alias; the address itself when no block holds it (pageable
-// memory of the host); nullptr when it runs over the end of a block.
+// The place where a copy reads or writes: the alias, or the address itself when no block holds it
+// (pageable memory of the host); nullptr when it runs over the end of a block.
 char* copy_end(std::uint64_t address, std::size_t bytes) {
   if (block_of(address).alias == nullptr) return static_cast<char*>(pointer_of(address));
   return resolve(-1, address, bytes);
@@ -125,7 +126,7 @@ CUresult set(const char* function, std::uint64_t address, const void* unit, std:
   });
 }
 
-// The copies without "Async": through the default stream, and the host waits.
+// The copies without "Async" go through the default stream, and the host waits.
 CUresult copy_and_wait(const char* function, std::uint64_t target, std::uint64_t source,
                        std::size_t bytes) {
   return in_context(function, [&](Device& device) -> CUresult {

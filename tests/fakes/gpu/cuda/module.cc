@@ -134,7 +134,7 @@ FAKE_API CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const ch
 
 namespace {
 
-// The function of a live module on that device; no body: there is none.
+// The function of a live module on that device; without a body when there is none.
 Function function_of(CUfunction handle, int device) {
   Function found;
   modules().for_each([&](const std::shared_ptr<Module>& module) {

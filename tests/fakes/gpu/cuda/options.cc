@@ -1,4 +1,4 @@
-// Options and injected failures: set by a test, else by the environment.
+// Options and injected failures. A test sets them, or else the environment.
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -11,7 +11,7 @@ namespace {
 
 struct Option {
   std::int64_t value = 0;
-  std::int64_t at = 0;  // as a failure: only the call of this number, from 1; 0: every call
+  std::int64_t at = 0;  // of a failure: the one call that fails, from 1; 0: every call
   std::int64_t calls = 0;
 };
 
@@ -28,7 +28,7 @@ struct Options {
   hvdlite::Mutex mutex;
   std::map<std::string, std::optional<Option>> by_name HVDLITE_GUARDED_BY(mutex);
 
-  // Absent in the map: not looked for yet. Empty: looked for, not there.
+  // A variable that is not in the map was not read yet. An empty value: the environment lacks it.
   Option* find(const std::string& key, const char* in_environment) HVDLITE_REQUIRES(mutex) {
     auto found = by_name.find(key);
     if (found == by_name.end()) {

@@ -13,7 +13,7 @@
 namespace fakegpu {
 namespace {
 
-// Replaces the device addresses by those of the streams' mapping. False: one is not the device's.
+// Replaces the device addresses by their aliases. False when one is not memory of the device.
 bool to_aliases(hvdlite::CopyArgs& args, int device, std::size_t source_bytes,
                 std::size_t target_bytes) {
   const auto alias = [device](unsigned long long& address, std::size_t bytes) {

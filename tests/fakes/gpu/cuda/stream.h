@@ -1,4 +1,5 @@
-// A stream: a thread with a queue. An event: how often it was recorded, and how far streams came.
+// A stream is a thread with a queue. An event holds how often it was recorded, and which of these
+// records a stream has reached. Any thread calls both.
 #pragma once
 
 #include <chrono>
@@ -13,15 +14,14 @@
 
 namespace fakegpu {
 
-// Ends the process with a message when the host waits longer than FAKE_CUDA_TIMEOUT_MS for the
-// device: a test must not hang.
+// The time until which the host may wait for the device (FAKE_CUDA_TIMEOUT_MS), and the end of the
+// process, with a message, when that has passed: a test must not hang.
 std::chrono::steady_clock::time_point host_patience();
 [[noreturn]] void die_waiting(const std::string& what);
 
 class Stream {
  public:
-  // `index`: which of its process's streams it is, from 1 in order of creation; 0: a default
-  // stream.
+  // `index` counts the streams of the process from 1 in order of creation; 0 is a default stream.
   static std::shared_ptr<Stream> start(int device, int index);
 
   void put(std::function<void()> work);
@@ -50,7 +50,8 @@ class Stream {
   std::chrono::microseconds delay_ HVDLITE_GUARDED_BY(mutex_);
 };
 
-// The stream that a handle means to `device` (0, 1 and 2: its default stream); nullptr: none.
+// The stream that a handle means on `device`; 0, 1 and 2 mean its default stream. nullptr when
+// there is no such stream.
 std::shared_ptr<Stream> stream_of(CUstream handle, int device);
 // Whether the handle means a default stream.
 inline bool is_default(CUstream handle) { return reinterpret_cast<std::uintptr_t>(handle) <= 2; }
@@ -60,14 +61,14 @@ void wait_for_device(int device);
 class Event {
  public:
   Event(int device, bool timed) : device(device), timed(timed) {}
-  // Recorded once more; returns which record this is, for reached().
+  // Counts one more record, and returns its number, for reached().
   std::uint64_t record();
   std::uint64_t recorded();
   void reached(std::uint64_t record);
   bool done();
-  // As a stream does: waits for that record.
+  // The wait of a stream: for this record.
   void wait_for(std::uint64_t record);
-  // As the host does: waits for the latest record.
+  // The wait of the host: for the latest record.
   void wait_on_host();
   std::chrono::steady_clock::time_point when();
 

@@ -1,4 +1,4 @@
-// The collectives, chunk by chunk: every rank shows its chunk, then each takes what it needs.
+// The collectives, chunk by chunk: every rank shows its chunk, then each rank takes what it needs.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -8,7 +8,7 @@
 namespace fakegpu {
 namespace {
 
-// Compares what the ranks are about to do. False: they differ, or somebody is missing.
+// Compares what the ranks are about to do. False when they differ, or a rank is missing.
 bool agree(Communicator& communicator, const Descriptor& what) {
   SharedFile& file = communicator.file();
   file.members[communicator.rank()].current = what;
@@ -114,7 +114,7 @@ bool run_collective(Communicator& communicator, const Operation& operation) {
   return true;
 }
 
-// An injected fault: the error shows, and the kernel does not end by itself.
+// Injects a fault: the error shows, and the kernel does not end by itself.
 bool stuck_by_fault(Communicator& communicator) {
   const int code = fake_take_failure("ncclAsync", communicator.device);
   if (code == 0) return false;

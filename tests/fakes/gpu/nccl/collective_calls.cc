@@ -1,4 +1,4 @@
-// The collective calls, what a communicator says of itself, and reduce operations.
+// The collective calls, queries of a communicator, and reduce operations.
 #include <cstring>
 
 #include "nccl/group.h"
@@ -84,7 +84,7 @@ namespace {
 template <typename Value>
 ncclResult_t ask(ncclComm_t handle, int* out, Value&& value) {
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
-  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is not a communicator");
   *out = value(*communicator);
   return ncclSuccess;
 }

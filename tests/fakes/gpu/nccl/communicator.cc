@@ -152,7 +152,7 @@ bool Communicator::meet(SharedBarrier& barrier) {
     return true;
   }
   while (true) {
-    // Looked for first: whoever leaves had arrived before.
+    // Asked first: a rank that has left by now may have arrived before it left.
     int lost = 0;
     while (lost < size_ && !is_lost(lost)) ++lost;
     if (barrier.generation != generation) return true;

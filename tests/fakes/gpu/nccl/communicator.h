@@ -1,4 +1,6 @@
-// A rank's end of a communicator, and every wait in it.
+// One rank's end of a communicator, with every wait that happens in it. The caller's thread, the
+// threads of init and the streams' threads use it at the same time; all of its state is atomic or
+// guarded by the mutex.
 #pragma once
 
 #include <atomic>
@@ -19,7 +21,7 @@ namespace fakegpu {
 ncclResult_t fail(ncclResult_t code, const std::string& text);
 std::string last_error();
 
-// One operation as called. The scale of a pre-multiplied sum is of the operation's type.
+// One operation as the user called it. The scale of a pre-multiplied sum has the operation's type.
 struct Operation {
   Descriptor what;
   const void* input = nullptr;
@@ -34,7 +36,7 @@ class Communicator {
       : device(device), blocking(blocking), rank_(rank), size_(size) {}
   ~Communicator();
 
-  // Says which rank of how many this is, where a split decides it later. Before join().
+  // Sets rank and size, where a split decides them later. Call it before join().
   void become(int rank, int size) {
     rank_ = rank;
     size_ = size;
@@ -42,29 +44,30 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Opens the file and meets the others. Thread: the caller's or one of its own.
+  // Opens the file and meets the other ranks, on the caller's thread or one of its own.
   ncclResult_t join(const ncclUniqueId& id);
-  // Waits until all ranks arrive; false: give up, the reason is in error().
+  // Waits until all ranks arrive. False when the wait has ended otherwise, by the reason in
+  // error().
   bool meet(SharedBarrier& barrier);
-  // Asked in every wait: false when there is no point in waiting any longer, because of an abort, a
-  // mismatch or the deadline. A peer that died becomes the asynchronous error and leaves this one
-  // stuck, as NCCL's kernels are, until somebody aborts.
+  // Every wait asks this again and again. False after an abort, a mismatch or the deadline. A peer
+  // that died becomes the asynchronous error; the operation stays stuck, as NCCL's kernels do,
+  // until an abort.
   bool keep_waiting(std::chrono::steady_clock::time_point deadline);
   std::chrono::steady_clock::time_point deadline() const;
 
-  // The peer's process ended, or it aborted or destroyed its end.
+  // The peer's process has ended, or the peer has aborted or destroyed its end.
   bool is_lost(int peer) const;
 
-  // Everybody's asynchronous error becomes `text`.
+  // Makes `text` the asynchronous error of all ranks.
   void fail_all(const std::string& text);
   void set_error(ncclResult_t code, const std::string& text);
   ncclResult_t error() const { return static_cast<ncclResult_t>(error_.load()); }
-  // ncclInProgress while init or a launch is under way, else error().
+  // ncclInProgress while init or a launch is under way, otherwise error().
   ncclResult_t state() const;
   void begin_progress() { ++in_progress_; }
   void end_progress() { --in_progress_; }
 
-  // Groups on streams: queued, then running.
+  // Counts of groups on streams, which are first queued, then running.
   void queue_work() { ++queued_; }
   void begin_work() { ++running_; }
   void end_work() {
@@ -72,23 +75,23 @@ class Communicator {
     --running_;
   }
   void drop_work() { --queued_; }
-  // Until nothing runs; without an abort, until nothing is queued either.
+  // Waits until nothing runs and, unless there was an abort, nothing is queued either.
   void wait_for_work() const;
-  // Until nothing is queued, or an abort.
+  // Waits until nothing is queued, or for an abort.
   ncclResult_t wait_until_flushed();
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  // Tells the peers. Nothing of this rank runs any more.
+  // Tells the peers that this rank is gone. Nothing of this rank runs any more.
   void leave();
 
-  // After join().
+  // There is a file after join() only.
   SharedFile& file() { return *file_; }
 
   // Reduce operations with a scale, as numbers from ncclNumOps on.
   int add_scale(std::uint64_t bits);
   bool remove_scale(int op);
-  // False: no such operation.
+  // False when there is no such operation.
   bool find_scale(int op, std::uint64_t& bits);
   int live_reduce_ops();
 
@@ -119,9 +122,11 @@ Handles<Communicator>& communicators();
 #define FAKE_NCCL_COUNT(communicator, name, change)                                                \
   fake_count((communicator).device, offsetof(FakeCounters, name), (change))
 
-// Runs on a stream's thread: the operations of one group, in order; Send and Recv together at last.
+// Runs the operations of one group in order, on a stream's thread; Send and Recv come last, all
+// together.
 void run_group(Communicator& communicator, const std::vector<Operation>& operations);
-// Of run_group: all transfers at once, those with one peer in order.
+// The part of run_group() that sends and receives: all transfers at once, those with one peer in
+// order.
 void run_transfers(Communicator& communicator, const std::vector<Operation>& transfers);
 
 std::size_t element_bytes(int dtype);

@@ -95,7 +95,7 @@ ncclResult_t add(const std::shared_ptr<Communicator>& communicator, void* stream
   for (Launch& launch : group.launches) {
     if (launch.communicator != communicator) continue;
     if (launch.stream != stream) {
-      return fail(ncclInvalidUsage, "the double takes one stream per communicator and group");
+      return fail(ncclInvalidUsage, "the fake takes one stream per communicator and group");
     }
     launch.operations.push_back(operation);
     return ncclSuccess;
@@ -116,7 +116,7 @@ ncclResult_t try_submit(const char* function, void* handle, void* stream, Operat
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
   if (communicator == nullptr) {
     return fail(ncclInvalidArgument,
-                std::string(function) + " : comm argument is NULL or no communicator");
+                std::string(function) + " : comm argument is NULL or not a communicator");
   }
   if (const int failure = fake_take_failure(function, communicator->device)) {
     return fail(static_cast<ncclResult_t>(failure), std::string(function) + " : injected failure");

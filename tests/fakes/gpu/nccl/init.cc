@@ -14,7 +14,7 @@ using namespace fakegpu;
 
 namespace {
 
-// Since CUDA 12 that NCCL is built for.
+// The oldest driver that an NCCL built for CUDA 12 takes.
 constexpr int kOldestDriver = 12000;
 
 ncclResult_t check_driver() {
@@ -37,10 +37,10 @@ ncclResult_t join_late(Communicator& communicator, const ncclUniqueId& id) {
   return communicator.join(id);
 }
 
-// Ends what a handle means, once nothing of it runs.
+// Ends the communicator of a handle, once nothing of it runs.
 ncclResult_t end(void* handle, bool abort) {
   const std::shared_ptr<Communicator> communicator = communicators().remove(handle);
-  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is not a communicator");
   if (abort) communicator->abort();
   communicator->wait_for_work();
   end_registrations(handle, abort);
@@ -102,7 +102,7 @@ ncclResult_t agree_on_split(Communicator& parent, int color, int key, Split& out
   out.rank = static_cast<int>(mine - members.begin());
   out.size = static_cast<int>(members.size());
   out.id = file.members[founder].child;
-  // Nobody writes for a next split before all have read.
+  // No rank writes for a next split before all have read.
   return parent.meet(file.on_host) ? ncclSuccess : parent.error();
 }
 
@@ -127,7 +127,7 @@ FAKE_API ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniq
 FAKE_API ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* out,
                                     ncclConfig_t* config) {
   const std::shared_ptr<Communicator> parent = communicators().find(handle);
-  if (parent == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  if (parent == nullptr) return fail(ncclInvalidArgument, "comm is not a communicator");
   if (parent->state() != ncclSuccess) return fail(ncclInvalidArgument, "comm is not ready");
   *out = nullptr;
   const bool blocking = config == nullptr ? parent->blocking : is_blocking(config);
@@ -149,7 +149,7 @@ FAKE_API ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclC
 
 FAKE_API ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
-  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is not a communicator");
   return progress(communicator, [communicator] { return communicator->wait_until_flushed(); });
 }
 
@@ -159,7 +159,7 @@ FAKE_API ncclResult_t ncclCommAbort(ncclComm_t handle) { return end(handle, true
 
 FAKE_API ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* out) {
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
-  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is not a communicator");
   *out = communicator->state();
   return ncclSuccess;
 }

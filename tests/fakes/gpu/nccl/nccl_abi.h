@@ -1,4 +1,4 @@
-// The part of NCCL's interface (2.18 to 2.28) that the double offers, with the public numbers.
+// The part of NCCL's interface (2.18 to 2.28) that the fake offers, with the public numbers.
 #pragma once
 
 #include <cstddef>

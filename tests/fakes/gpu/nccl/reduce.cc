@@ -1,5 +1,5 @@
-// Sums and the like, in ascending rank order, 16-bit floats in float32 with one rounding at the
-// end.
+// Reductions in ascending rank order. 16-bit floats are reduced in float32, with one rounding at
+// the end.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>

@@ -28,7 +28,7 @@ void count_fault(int device) { fake_count(device, offsetof(FakeCounters, registr
 
 ncclResult_t register_buffer(void* handle, void* buffer, std::size_t bytes, void** out) {
   const std::shared_ptr<Communicator> communicator = communicators().find(handle);
-  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is no communicator");
+  if (communicator == nullptr) return fail(ncclInvalidArgument, "comm is not a communicator");
   const int device = communicator->device;
   if (const int failure = fake_take_failure("ncclCommRegister", device)) {
     return fail(static_cast<ncclResult_t>(failure), "injected failure of ncclCommRegister");

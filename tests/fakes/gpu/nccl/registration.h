@@ -1,4 +1,5 @@
-// Registrations of buffers with communicators; windows are the same here.
+// Registrations of buffers with communicators, and their faults, which FakeCounters counts. A
+// window is the same as a registration here. Any thread.
 #pragma once
 
 #include "nccl/communicator.h"
@@ -7,9 +8,11 @@ namespace fakegpu {
 
 ncclResult_t register_buffer(void* communicator, void* buffer, std::size_t bytes, void** out);
 ncclResult_t deregister_buffer(void* communicator, void* registration);
-// The communicator ends, and what is registered with it: a fault unless it is aborted.
+// Ends the registrations of a communicator that ends. Any that is left is a fault, unless the
+// communicator is aborted.
 void end_registrations(void* communicator, bool abort);
-// Memory of a device that begins here is freed: a fault where some of it is registered.
+// The device memory that begins here is about to be freed. It is a fault if any of it is
+// registered.
 void note_freed(const void* memory);
 
 }  // namespace fakegpu

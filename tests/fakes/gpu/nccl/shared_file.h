@@ -1,5 +1,5 @@
-// What the ranks of one communicator share: a memory file, found through the unique id as
-// /proc/PID/fd/FD of the process that made it. So nothing is left behind, whoever dies.
+// The memory file that the ranks of one communicator share. The unique id leads to it, as
+// /proc/PID/fd/FD of the process that made it, so that nothing is left behind when a process dies.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ enum class Kind : int {
   kRecv,
 };
 
-// What the ranks must agree on.
+// What must be the same on all ranks of a collective.
 struct Descriptor {
   Kind kind = Kind::kNone;
   int dtype = 0;
@@ -45,7 +45,7 @@ struct SharedBarrier {
 };
 
 struct Member {
-  std::atomic<int> pid;   // 0: has not joined
+  std::atomic<int> pid;   // 0: has not come yet
   std::atomic<int> left;  // aborted or destroyed
   int device;             // physical
   std::uint64_t host;
@@ -64,8 +64,8 @@ struct Ring {
 
 struct SharedFile {
   std::uint64_t nonce;
-  std::atomic<int> size;    // ranks; 0: nobody has joined
-  std::atomic<int> failed;  // somebody found a mismatch; `failure` says which
+  std::atomic<int> size;    // ranks; 0: none has come yet
+  std::atomic<int> failed;  // a rank found a mismatch; `failure` says which
   std::atomic<int> failure_written;
   char failure[1024];
   SharedBarrier on_host;    // for init and split
@@ -75,12 +75,12 @@ struct SharedFile {
   Ring rings[kMaxRanks][kMaxRanks];  // [from][to]
 };
 
-// Makes a file and its id. ncclSystemError: no memory.
+// Makes a file and its id. ncclSystemError when there is no memory.
 ncclResult_t make_file(ncclUniqueId& id);
-// nullptr: the id means no file (any more).
+// nullptr when the id does not lead to a file, or does so no longer.
 SharedFile* open_file(const ncclUniqueId& id);
 void close_file(SharedFile* file);
-// All ranks have opened it: this process, if it made the file, drops its descriptor.
+// Drops the descriptor of the file if this process made it. Called when all ranks have opened it.
 void forget_file(const ncclUniqueId& id);
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value);

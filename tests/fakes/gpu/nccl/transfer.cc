@@ -26,7 +26,7 @@ struct Transfer {
   std::size_t done = 0;
 };
 
-// Up to `bytes` into the ring, or out of it; returns how many.
+// Moves up to `bytes` into the ring, or out of it, and returns how many it moved.
 std::size_t push(Ring& ring, const char* from, std::size_t bytes) {
   const std::uint64_t written = ring.written;
   bytes = std::min<std::size_t>(bytes, kRingBytes - (written - ring.read));
@@ -115,7 +115,7 @@ bool prepare(Communicator& communicator, const std::vector<Operation>& operation
   return true;
 }
 
-// A peer that is gone has put all it had into the ring before; nothing more will come or go.
+// A peer that is gone has put all it had into the ring before; nothing more will come.
 void blame_lost_peers(Communicator& communicator, std::vector<Transfer>& transfers) {
   for (Transfer& transfer : transfers) {
     if (transfer.started && transfer.done == transfer.bytes) continue;

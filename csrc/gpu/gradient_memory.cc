@@ -1,4 +1,4 @@
-#include "gpu/device_slots.h"
+#include "gpu/gradient_memory.h"
 
 namespace hvdlite {
 
@@ -18,40 +18,40 @@ Result<DeviceMemory> allocate_for_nccl(const std::shared_ptr<CudaDevice>& device
   return device->allocate(bytes);
 }
 
-Result<DeviceSlots::Holder> DeviceSlots::allocate(const std::shared_ptr<const NcclApi>& nccl,
-                                                  std::size_t bytes) {
+Result<GradientMemory::Holder> GradientMemory::allocate(const std::shared_ptr<const NcclApi>& nccl,
+                                                        std::size_t bytes) {
   Result<DeviceMemory> allocated = allocate_for_nccl(device_, nccl, bytes);
   HVDLITE_RETURN_IF_ERROR(allocated.status());
   auto memory = std::make_shared<DeviceMemory>(std::move(allocated.value()));
-  const Slot slot{memory->address(), memory->bytes()};
+  const Area area{memory->address(), memory->bytes()};
   {
     MutexLock lock(mutex_);
-    slots_[slot.address] = slot.bytes;
+    areas_[area.address] = area.bytes;
   }
-  const auto let_go = [memory, device = device_, from = weak_from_this()](const Slot* ended) {
+  const auto let_go = [memory, device = device_, from = weak_from_this()](const Area* ended) {
     device->settle();
-    if (const auto slots = from.lock()) slots->end(std::move(*memory));
+    if (const auto registry = from.lock()) registry->end(std::move(*memory));
     delete ended;  // NOLINT: a deleter
   };
-  return Holder(new Slot(slot), let_go);
+  return Holder(new Area(area), let_go);
 }
 
-DeviceSlots::Slot DeviceSlots::find(CudaPointer address) {
+GradientMemory::Area GradientMemory::find(CudaPointer address) {
   MutexLock lock(mutex_);
-  auto after = slots_.upper_bound(address);
-  if (after == slots_.begin()) return {};
+  auto after = areas_.upper_bound(address);
+  if (after == areas_.begin()) return {};
   const auto [begin, bytes] = *--after;
-  return address < begin + bytes ? Slot{begin, bytes} : Slot{};
+  return address < begin + bytes ? Area{begin, bytes} : Area{};
 }
 
-std::vector<DeviceMemory> DeviceSlots::take_ended() {
+std::vector<DeviceMemory> GradientMemory::take_ended() {
   MutexLock lock(mutex_);
   any_ended_.store(false, std::memory_order_release);
-  for (const DeviceMemory& memory : ended_) slots_.erase(memory.address());
+  for (const DeviceMemory& memory : ended_) areas_.erase(memory.address());
   return std::move(ended_);
 }
 
-void DeviceSlots::end(DeviceMemory memory) {
+void GradientMemory::end(DeviceMemory memory) {
   MutexLock lock(mutex_);
   ended_.push_back(std::move(memory));
   any_ended_.store(true, std::memory_order_release);

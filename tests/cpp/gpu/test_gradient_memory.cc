@@ -1,5 +1,5 @@
-// Slots of device memory, in whole engines on the doubles of GPUs: reduced where they are, known to
-// NCCL once, and freed in order.
+// Gradient memory of fake GPUs, in whole engines: gradients are reduced in place, and the memory is
+// registered with NCCL once and freed in order.
 #include <numeric>
 #include <thread>
 
@@ -14,7 +14,7 @@ namespace {
 
 using Counts = std::vector<std::size_t>;
 
-// A slot that holds tensors of float32 as torch's buckets do.
+// Gradient memory that holds tensors of float32 as torch's buckets do.
 class Bucket {
  public:
   Bucket(Engine& engine, Framework& gpu, Counts counts, std::size_t gap = 0)
@@ -24,12 +24,12 @@ class Bucket {
       offsets_.push_back(bytes);
       bytes += aligned(count * sizeof(float)) + gap;
     }
-    slot_ = OnDevice::must(engine.allocate_slot(gpu.ordinal, bytes));
+    memory_ = OnDevice::must(engine.allocate_gradient_memory(gpu.ordinal, bytes));
   }
   std::byte* part(std::size_t i) const {
-    return reinterpret_cast<std::byte*>(slot_->address + offsets_[i]);
+    return reinterpret_cast<std::byte*>(memory_->address + offsets_[i]);
   }
-  // A grouped sum into the slot, of tensors elsewhere or of what is in it.
+  // A grouped sum into the gradient memory, of tensors elsewhere or of its own content.
   EntryPtr entry(const std::vector<OnDevice>* inputs = nullptr) const {
     EntryPtr made = allreduce_entry("bucket", none_);
     made->request.tensors.clear();
@@ -57,14 +57,14 @@ class Bucket {
       CHECK(gpu_.read(part(i), counts_[i]) == std::vector<float>(counts_[i], value));
     }
   }
-  CudaPointer address() const { return slot_->address; }
-  void let_go() { slot_.reset(); }
+  CudaPointer address() const { return memory_->address; }
+  void let_go() { memory_.reset(); }
 
  private:
   Framework& gpu_;
   const Counts counts_;
   std::vector<std::size_t> offsets_;
-  DeviceSlots::Holder slot_;
+  GradientMemory::Holder memory_;
   static inline std::vector<float> none_;
 };
 
@@ -87,7 +87,7 @@ void reduce_another(Engine& engine, Framework& gpu) {
   CHECK_EQ(gpu.read(tensor.data(), 1)[0], static_cast<float>(engine.size()));
 }
 
-// What has ended is freed soon after another batch: when the engine's thread sees that batch's end.
+// Memory that has ended is freed soon after another batch, when the runner sees that batch's end.
 void expect_freed(Engine& engine, Framework& gpu, const FakeCounters& before) {
   reduce_another(engine, gpu);
   CHECK(soon(
@@ -99,7 +99,7 @@ void expect_freed(Engine& engine, Framework& gpu, const FakeCounters& before) {
       10s));
 }
 
-// Packed once, then where it is: the launches of each.
+// Reduces twice, first from other tensors, then in place, and checks the launches of each.
 void expect_reduced(Engine& engine, Framework& gpu, const Bucket& bucket, std::int64_t packed,
                     std::int64_t in_place) {
   const auto size = static_cast<float>(engine.size());
@@ -113,7 +113,7 @@ void expect_reduced(Engine& engine, Framework& gpu, const Bucket& bucket, std::i
 
 }  // namespace
 
-TEST(gpu_slots_are_packed_once_never_unpacked_and_otherwise_reduced_where_they_are) {
+TEST(gradient_memory_is_packed_once_never_unpacked_and_otherwise_reduced_in_place) {
   for (const char* nccl : {"libnccl.so.2", "nccl_2_18/libnccl.so.2"}) {
     GpuWorld world{{0, 0, 1}};
     world.libraries = {gpu_libraries(nccl)};
@@ -125,7 +125,7 @@ TEST(gpu_slots_are_packed_once_never_unpacked_and_otherwise_reduced_where_they_a
   }
 }
 
-TEST(gpu_slots_are_scaled_where_they_are) {
+TEST(gradient_memory_is_scaled_in_place) {
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     const Bucket bucket(engine, gpu, {100, 33});
     const std::vector<OnDevice> gradients = bucket.gradients(3.0F);
@@ -148,17 +148,17 @@ TEST(gpu_slots_are_scaled_where_they_are) {
   });
 }
 
-TEST(gpu_slots_with_other_gaps_or_shared_batches_give_the_same_by_way_of_the_fusion_buffer) {
+TEST(gradient_memory_with_other_gaps_or_shared_batches_gives_the_same_through_the_fusion_buffer) {
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     expect_reduced(engine, gpu, Bucket(engine, gpu, {100, 33, 7}, /*gap=*/16), 2, 2);
     expect_reduced(engine, gpu, Bucket(engine, gpu, {100, 33, 7}, /*gap=*/8), 2, 2);
-    // Members need not agree: one has its tensors in a slot, the other anywhere.
-    const Bucket slot(engine, gpu, {100, 33, 7}, rank == 0 ? 0 : 32);
-    expect_reduced(engine, gpu, slot, rank == 0 ? 1 : 2, rank == 0 ? 0 : 2);
+    // Each member decides for itself: one has gradient memory without gaps, the other with gaps.
+    const Bucket bucket(engine, gpu, {100, 33, 7}, rank == 0 ? 0 : 32);
+    expect_reduced(engine, gpu, bucket, rank == 0 ? 1 : 2, rank == 0 ? 0 : 2);
   });
 }
 
-TEST(gpu_slots_larger_than_the_fusion_buffer_are_reduced_in_its_rounds) {
+TEST(gradient_memory_larger_than_the_fusion_buffer_is_reduced_in_its_rounds) {
   GpuWorld world;
   world.config.fusion_threshold = 4096;
   world.run([](int, Engine& engine, Framework& gpu) {
@@ -168,7 +168,7 @@ TEST(gpu_slots_larger_than_the_fusion_buffer_are_reduced_in_its_rounds) {
   });
 }
 
-TEST(gpu_slots_are_registered_once_with_each_communicator_and_until_they_go) {
+TEST(gradient_memory_is_registered_once_with_each_communicator_until_it_ends) {
   const FakeCounters before = gpu_counters();
   GpuWorld{{0, 0, 1}}.run([](int rank, Engine& engine, Framework& gpu) {
     reduce_another(engine, gpu);  // opens everything; registers the fusion buffer
@@ -195,7 +195,7 @@ TEST(gpu_slots_are_registered_once_with_each_communicator_and_until_they_go) {
   CHECK_EQ(after.live_allocations, before.live_allocations);
 }
 
-TEST(gpu_slots_that_nccl_does_not_register_give_the_same_by_way_of_the_fusion_buffer) {
+TEST(gradient_memory_that_nccl_does_not_register_gives_the_same_through_the_fusion_buffer) {
   set_gpu_option("FAKE_FAIL_ncclCommRegister", "5", 1);
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     expect_reduced(engine, gpu, Bucket(engine, gpu, {100, 33}), rank == 0 ? 1 : 2,
@@ -205,7 +205,7 @@ TEST(gpu_slots_that_nccl_does_not_register_give_the_same_by_way_of_the_fusion_bu
   set_gpu_option("FAKE_FAIL_ncclCommRegister", nullptr, 1);
 }
 
-TEST(gpu_slots_are_any_outputs_where_there_is_no_nccl_or_no_peer) {
+TEST(gradient_memory_is_any_output_where_there_is_no_nccl_or_no_peer) {
   GpuWorld world;
   world.libraries = {gpu_libraries("nowhere")};
   const auto body = [](int, Engine& engine, Framework& gpu) {
@@ -233,7 +233,7 @@ TEST(gpu_slots_are_any_outputs_where_there_is_no_nccl_or_no_peer) {
   });
 }
 
-TEST(gpu_slots_end_when_no_stream_reads_them_any_more) {
+TEST(gradient_memory_ends_when_no_stream_reads_it_any_more) {
   GpuWorld{}.run([](int, Engine& engine, Framework& gpu) {
     Bucket bucket(engine, gpu, {1000});
     const std::vector<OnDevice> gradients = bucket.gradients(2.0F);
@@ -260,7 +260,7 @@ TEST(gpu_slots_end_when_no_stream_reads_them_any_more) {
   });
 }
 
-TEST(gpu_slots_may_outlive_their_engine) {
+TEST(gradient_memory_may_outlive_its_engine) {
   const FakeCounters before = gpu_counters();
   std::vector<Bucket> kept;
   std::vector<std::unique_ptr<Framework>> frameworks;
@@ -286,15 +286,15 @@ TEST(gpu_slots_may_outlive_their_engine) {
   CHECK_EQ(after.registration_faults, before.registration_faults);
 }
 
-TEST(gpu_slots_that_do_not_fit_name_their_size) {
+TEST(gradient_memory_that_does_not_fit_names_its_size) {
   set_gpu_option("FAKE_CUDA_MEMORY", "1000000", 1);
   GpuWorld{}.run([](int rank, Engine& engine, Framework& gpu) {
     if (rank == 1) {
-      const Status status = engine.allocate_slot(gpu.ordinal, 2'000'000).status();
+      const Status status = engine.allocate_gradient_memory(gpu.ordinal, 2'000'000).status();
       CHECK_STATUS(status, StatusCode::kOutOfMemory);
       CHECK(status.message().find("allocating 2000000 bytes") != std::string::npos);
     }
-    CHECK_STATUS(engine.allocate_slot(77, 10).status(), StatusCode::kInvalidArgument);
+    CHECK_STATUS(engine.allocate_gradient_memory(77, 10).status(), StatusCode::kInvalidArgument);
     std::vector<float> none(1);
     CHECK_OK(run(engine, allreduce_entry("usable", none)));
   });

@@ -1,4 +1,4 @@
-"""The doubles of libcuda and libnccl between processes (test_gpu_double.cc: between threads)."""
+"""The fake libcuda and libnccl between processes (test_fake_gpu.cc: between threads)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from fakes import gpu as fake_gpu
 from harness import run_world
 
-# Compiling the doubles is not the tests' time.
+# The time to compile the fakes does not count as the tests' own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 COUNT = 1000

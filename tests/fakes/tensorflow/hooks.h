@@ -1,4 +1,4 @@
-// What tests may do with the double of TensorFlow: find the kernels that a library registered, and
+// What tests may do with the fake TensorFlow: find the kernels that a library has registered, and
 // run them with tensors of their own.
 #pragma once
 
@@ -37,7 +37,7 @@ struct TF_OpKernelContext {
   std::vector<TF_Tensor> outputs;  // by index, once allocated
   std::function<std::shared_ptr<void>(int output, std::size_t bytes)> allocate;
   void* stream = nullptr;  // of the kernel's GPU
-  std::string failure;     // "": it went well
+  std::string failure;     // the kernel's error; "" when the kernel succeeded
 };
 
 using FakeKernels = const std::vector<TF_KernelBuilder>*();

@@ -1,4 +1,4 @@
-// The doubles themselves: what they promise to the tests that rest on them. Ranks are threads.
+// The fakes themselves: what they promise to the tests that rest on them. Ranks are threads.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "cuda/cuda_abi.h"
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "hooks.h"
 #include "nccl/nccl_abi.h"
 
@@ -19,11 +19,11 @@ namespace {
 // Functions by the name that a caller of the real library would ask for.
 template <typename... Arguments>
 int nccl(const char* name, Arguments... arguments) {
-  return gpu_double<int(Arguments...)>("libnccl.so.2", name)(arguments...);
+  return fake_function<int(Arguments...)>("libnccl.so.2", name)(arguments...);
 }
 template <typename Result, typename... Arguments>
 Result hook(const char* name, Arguments... arguments) {
-  return gpu_double<Result(Arguments...)>("libcuda.so.1", name)(arguments...);
+  return fake_function<Result(Arguments...)>("libcuda.so.1", name)(arguments...);
 }
 void set_option(const char* name, const char* value) {
   hook<void, const char*, int, const char*>("fake_set_option", name, -1, value);
@@ -107,7 +107,7 @@ int settled(ncclComm_t comm) {
   return async_error(comm);
 }
 std::string last_error() {
-  return gpu_double<const char*(ncclComm_t)>("libnccl.so.2", "ncclGetLastError")(nullptr);
+  return fake_function<const char*(ncclComm_t)>("libnccl.so.2", "ncclGetLastError")(nullptr);
 }
 
 void expect_nothing_left(const FakeCounters& before) {
@@ -123,7 +123,7 @@ void expect_nothing_left(const FakeCounters& before) {
 
 }  // namespace
 
-TEST(gpu_double_reduces_over_threads_and_leaves_nothing) {
+TEST(fake_gpu_reduces_over_threads_and_leaves_nothing) {
   const FakeCounters before = counters();
   on_ranks(
       3, nullptr,
@@ -140,7 +140,7 @@ TEST(gpu_double_reduces_over_threads_and_leaves_nothing) {
   CHECK_EQ(counters().default_stream_work, before.default_stream_work);
 }
 
-TEST(gpu_double_faults_where_the_host_touches_device_memory) {
+TEST(fake_gpu_faults_where_the_host_touches_device_memory) {
   Rank rank(0);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -153,7 +153,7 @@ TEST(gpu_double_faults_where_the_host_touches_device_memory) {
   CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
-TEST(gpu_double_shows_a_missing_stream_wait_every_time) {
+TEST(fake_gpu_shows_a_missing_stream_wait_every_time) {
   Rank rank(0);
   CUstream consumer = nullptr;
   CUevent event = nullptr;
@@ -184,7 +184,7 @@ TEST(gpu_double_shows_a_missing_stream_wait_every_time) {
   CHECK_EQ(cuda("cuStreamDestroy_v2", consumer), CUDA_SUCCESS);
 }
 
-TEST(gpu_double_reports_a_mismatch_with_both_descriptions) {
+TEST(fake_gpu_reports_a_mismatch_with_both_descriptions) {
   on_ranks(2, nullptr, [](Rank& rank, ncclComm_t comm) {
     CHECK_EQ(rank.allreduce(comm, rank.device == 0 ? ncclSum : ncclMax), ncclSuccess);
     rank.synchronize();
@@ -195,7 +195,7 @@ TEST(gpu_double_reports_a_mismatch_with_both_descriptions) {
   });
 }
 
-TEST(gpu_double_abort_frees_a_stream_that_waits_for_a_lost_peer) {
+TEST(fake_gpu_abort_frees_a_stream_that_waits_for_a_lost_peer) {
   const FakeCounters before = counters();
   on_ranks(2, nullptr, [](Rank& rank, ncclComm_t comm) {
     if (rank.device == 1) {
@@ -212,7 +212,7 @@ TEST(gpu_double_abort_frees_a_stream_that_waits_for_a_lost_peer) {
   expect_nothing_left(before);
 }
 
-TEST(gpu_double_non_blocking_calls_end_later) {
+TEST(fake_gpu_non_blocking_calls_end_later) {
   const ncclConfig_t config{sizeof(ncclConfig_t), kNcclConfigMagic, 22807, 0};
   on_ranks(2, &config, [](Rank& rank, ncclComm_t comm) {
     CHECK_EQ(settled(comm), ncclSuccess);
@@ -226,7 +226,7 @@ TEST(gpu_double_non_blocking_calls_end_later) {
   });
 }
 
-TEST(gpu_double_refuses_two_ranks_on_one_device) {
+TEST(fake_gpu_refuses_two_ranks_on_one_device) {
   ncclUniqueId id{};
   CHECK_EQ(nccl("ncclGetUniqueId", &id), ncclSuccess);
   std::vector<std::thread> threads;
@@ -241,7 +241,7 @@ TEST(gpu_double_refuses_two_ranks_on_one_device) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(gpu_double_splits_and_exchanges_messages) {
+TEST(fake_gpu_splits_and_exchanges_messages) {
   on_ranks(
       4, nullptr,
       [](Rank& rank, ncclComm_t comm) {
@@ -273,7 +273,7 @@ TEST(gpu_double_splits_and_exchanges_messages) {
       100000);
 }
 
-TEST(gpu_double_runs_out_of_memory_and_fails_when_told) {
+TEST(fake_gpu_runs_out_of_memory_and_fails_when_told) {
   Rank rank(0);
   set_option("FAKE_CUDA_MEMORY", "1000");
   CUdeviceptr more = 0;
@@ -286,9 +286,9 @@ TEST(gpu_double_runs_out_of_memory_and_fails_when_told) {
   set_option("FAKE_FAIL_cuMemAlloc_v2", nullptr);
 }
 
-TEST(gpu_double_of_an_older_nccl_lacks_newer_symbols) {
+TEST(fake_gpu_of_an_older_nccl_lacks_newer_symbols) {
   void* older =
-      ::dlopen((gpu_double_folder() + "/nccl_2_18/libnccl.so.2").c_str(), RTLD_NOW | RTLD_LOCAL);
+      ::dlopen((fake_gpu_folder() + "/nccl_2_18/libnccl.so.2").c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(older != nullptr);
   CHECK(::dlsym(older, "ncclCommSplit") != nullptr);
   CHECK(::dlsym(older, "ncclMemAlloc") == nullptr);

@@ -1,0 +1,42 @@
+// An area of gradient memory (gpu/gradient_memory.h) as Python holds it. Frameworks make tensors of
+// it without a copy, by __cuda_array_interface__, and hold this object as long as those tensors
+// live. Thread: any that holds the GIL; the destructor releases the GIL while it waits for the
+// device.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <utility>
+
+#include "bindings/unlocked.h"
+#include "gpu/gradient_memory.h"
+#include "os/fd.h"
+
+namespace hvdlite {
+
+class GradientMemoryObject {
+ public:
+  explicit GradientMemoryObject(GradientMemory::Holder memory) : memory_(std::move(memory)) {}
+  ~GradientMemoryObject() {
+    // The memory belongs to the parent, and so does the thread that frees it.
+    if (forked()) {
+      new GradientMemory::Holder(std::move(memory_));  // NOLINT: never deleted
+      return;
+    }
+    const Unlocked unlocked;
+    memory_.reset();
+  }
+  GradientMemoryObject(const GradientMemoryObject&) = delete;
+  GradientMemoryObject& operator=(const GradientMemoryObject&) = delete;
+
+  // The memory as bytes, in version 3 of the interface. It names no stream, so the framework does
+  // not wait for one.
+  pybind11::dict cuda_array_interface() const;
+
+ private:
+  GradientMemory::Holder memory_;
+};
+
+void register_gradient_memory(pybind11::module_& module);
+
+}  // namespace hvdlite
