@@ -1,12 +1,12 @@
 // All-reduce by adaptive summation (kernels/adasum.h), made of a backend's other collectives.
 //
-// Each rank takes one part of the batch: an alltoall brings it the part of every rank, which it
-// combines in pairs, level by level, and an allgather puts the results together. Ranks pair up with
-// their neighbours (0 with 1, 2 with 3...), then the pairs do, and so on: a binary tree where the
-// number of ranks is a power of two; otherwise the odd one out waits for the next level. The dot
-// products of a pair are those of whole tensors: one all-reduce of a few float64 numbers per level.
-// So no rank moves more bytes than in a plain all-reduce, and the bits are the same on every rank.
-// Thread: the engine's runner. Keeps its buffers.
+// Each rank takes one part of the batch: an alltoall brings it that part from every rank, the rank
+// combines them in pairs, level by level, and an allgather puts the results together. Ranks pair up
+// with their neighbours (0 with 1, 2 with 3...), then the pairs do, and so on: a binary tree where
+// the number of ranks is a power of two; otherwise the odd one out waits for the next level. The
+// dot products of a pair are those of whole tensors: one all-reduce of a few float64 numbers per
+// level. So no rank moves more bytes than in a plain all-reduce, and the bits are the same on every
+// rank. It owns its buffers and keeps them between calls. Thread: the engine's runner.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class AdasumReduction {
   Status run(Backend& backend, int rank, const Allreduce& call, Patience patience);
 
  private:
-  // The part of a tensor that lies in this rank's part.
+  // What of a tensor lies in this rank's part of the batch.
   struct Segment {
     std::size_t piece = 0;
     std::size_t begin = 0;  // elements after the begin of the part
@@ -39,9 +39,9 @@ class AdasumReduction {
                  Patience patience);
 
   PieceList pieces_;
-  std::vector<std::byte> whole_;     // what this rank gives, then the result
-  std::vector<std::byte> received_;  // the part, as every rank gave it; then its result
-  std::vector<float> wide_;          // the same, of 16-bit types
+  std::vector<std::byte> whole_;     // the batch: what this rank gives, then the result
+  std::vector<std::byte> received_;  // this rank's part, as every rank gave it; then its result
+  std::vector<float> wide_;          // the same in float32, where the type is narrower
   std::vector<Segment> segments_;
   std::vector<AdasumDots> dots_;  // pair by pair, tensor by tensor
 };

@@ -1,4 +1,6 @@
-// The data plane of a world of one: copies and scales.
+// The data plane of a world of one: every collective is a copy, which an all-reduce also scales and
+// rounds as it would be with more ranks. It keeps nothing between calls. Thread: the engine's
+// runner.
 #pragma once
 
 #include "backend/backend.h"

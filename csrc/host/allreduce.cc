@@ -8,9 +8,12 @@ namespace hvdlite {
 Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patience patience) {
   pieces_.assign(call.pieces, call.types.memory);
   if (pieces_.elements() == 0) return Status();
-  const Batch batch{
-      layout, pieces_, call.types, {layout, call.group, call.types.wire, call.op}, patience};
-  const std::uint64_t bytes = pieces_.elements() * batch.element_bytes();
+  const ElementTypes types = call.types;
+  const bool in_place =
+      layout.driver() && !layout.spans_hosts() && !pieces_.prescaled() && !types.cast();
+  const HostReduction reduction(layout, call.group, types.wire, call.op);
+  const Batch batch{layout, pieces_, types, reduction, patience, size_of(types.wire), in_place};
+  const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
   const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
                         bytes <= plane_.staging().slot_bytes() && !layout.spans_hosts();
@@ -32,7 +35,7 @@ Status HostAllreduce::reduce_small(const Batch& batch) {
 
 Status HostAllreduce::reduce_chunks(const Batch& batch) {
   const std::uint64_t elements = batch.pieces.elements();
-  const std::uint64_t per_chunk = plane_.chunk_bytes(batch.layout) / batch.element_bytes();
+  const std::uint64_t per_chunk = plane_.chunk_bytes(batch.layout) / batch.element_bytes;
   const auto chunk = [&](const Staging::Step& step, std::uint64_t k) {
     return Chunk{batch, step, chunk_at(elements, per_chunk, k)};
   };
@@ -51,7 +54,7 @@ Status HostAllreduce::publish(const Chunk& chunk) {
   Staging& staging = plane_.staging();
   HVDLITE_RETURN_IF_ERROR(staging.reuse(chunk.step));
   std::byte* slot = staging.own_slot(chunk.step);
-  if (!batch.reads_own_slice_in_place()) {
+  if (!batch.own_slice_in_place) {
     copy_in(batch, chunk.elements, slot);
   } else {
     const Range own = chunk.slice(batch.layout.locals.index);
@@ -73,7 +76,7 @@ Status HostAllreduce::reduce_slice(const Chunk& chunk) {
   std::vector<const void*> sources = staging.slots(chunk.step, chunk.offset(slice));
   // Nobody else reads this part of this rank's slot before the result lies in it.
   std::byte* own = staging.own_slot(chunk.step) + chunk.offset(slice);
-  if (batch.reads_own_slice_in_place()) sources[layout.locals.index] = nullptr;
+  if (batch.own_slice_in_place) sources[layout.locals.index] = nullptr;
   if (layout.spans_hosts()) {
     batch.reduction.within_host(sources, own, slice.count());
     HVDLITE_RETURN_IF_ERROR(reduce_across_hosts(chunk, slice));
@@ -90,8 +93,8 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
   const std::size_t hosts = layout.hosts.size();
   std::byte* slot = plane_.staging().own_slot(chunk.step);
   const auto part = [&](std::size_t h) -> std::span<std::byte> {
-    const Range range = part_of(slice, batch.element_bytes(), hosts, h);
-    return {slot + chunk.offset(range), range.count() * batch.element_bytes()};
+    const Range range = part_of(slice, batch.element_bytes, hosts, h);
+    return {slot + chunk.offset(range), range.count() * batch.element_bytes};
   };
   const std::span<std::byte> own_part = part(layout.host);
   if (received_.size() < hosts * own_part.size()) received_.resize(hosts * own_part.size());
@@ -107,8 +110,7 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
     gather.push_back({layout.peers[h], own_part, part(h)});
   }
   HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(scatter, batch.patience, kAllreduce));
-  finish(batch, part_of(slice, batch.element_bytes(), hosts, layout.host), sources,
-         own_part.data());
+  finish(batch, part_of(slice, batch.element_bytes, hosts, layout.host), sources, own_part.data());
   HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(gather, batch.patience, kAllreduce));
   copy_out(batch, slice, slot + chunk.offset(slice));
   return Status();
@@ -120,17 +122,17 @@ void HostAllreduce::finish(const Batch& batch, Range range, Sources sources, std
   std::vector<const void*> at_piece(sources.size());
   batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
                                    std::uint64_t at, std::uint64_t count) {
-    const std::uint64_t offset = at * batch.element_bytes();
+    const std::uint64_t offset = at * batch.element_bytes;
     std::transform(sources.begin(), sources.end(), at_piece.begin(), [&](const void* source) {
       return source == nullptr ? input : static_cast<const std::byte*>(source) + offset;
     });
     batch.reduction.finish(at_piece, output, count, piece.postscale);
-    if (to != nullptr) std::memcpy(to + offset, output, count * batch.element_bytes());
+    if (to != nullptr) std::memcpy(to + offset, output, count * batch.element_bytes);
   });
 }
 
 void HostAllreduce::finish_cast(const Batch& batch, Range range, Sources sources, std::byte* to) {
-  const std::size_t bytes = range.count() * batch.element_bytes();
+  const std::size_t bytes = range.count() * batch.element_bytes;
   if (to == nullptr && narrow_.size() < bytes) narrow_.resize(bytes);
   std::byte* result = to == nullptr ? narrow_.data() : to;
   {
@@ -159,7 +161,7 @@ void HostAllreduce::copy_in(const Batch& batch, Range range, std::byte* to) cons
   const TraceSpan traced = plane_.part("pack");
   batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
                                    std::uint64_t at, std::uint64_t count) {
-    scale_copy(batch.types, input, to + at * batch.element_bytes(), count, piece.prescale);
+    scale_copy(batch.types, input, to + at * batch.element_bytes, count, piece.prescale);
   });
 }
 
@@ -169,7 +171,7 @@ void HostAllreduce::copy_out(const Batch& batch, Range range, const std::byte* f
   batch.pieces.for_each(range, [&](const Piece& piece, const std::byte*, std::byte* output,
                                    std::uint64_t at, std::uint64_t count) {
     const double factor = back.cast() ? piece.postscale : 1.0;  // otherwise finish() has scaled
-    scale_copy(back, from + at * batch.element_bytes(), output, count, factor);
+    scale_copy(back, from + at * batch.element_bytes, output, count, factor);
   });
 }
 

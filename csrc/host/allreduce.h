@@ -40,11 +40,8 @@ class HostAllreduce {
     ElementTypes types;
     HostReduction reduction;
     Patience patience;
-    std::uint64_t element_bytes() const { return size_of(types.wire); }
-    // A driver need not stage the slice that it reduces itself.
-    bool reads_own_slice_in_place() const {
-      return layout.driver() && !layout.spans_hosts() && !pieces.prescaled() && !types.cast();
-    }
+    std::uint64_t element_bytes;  // of what travels
+    bool own_slice_in_place;      // a driver reads the input of its own slice where it lies
   };
   // What one step of a batch stages.
   struct Chunk {
@@ -52,11 +49,11 @@ class HostAllreduce {
     const Staging::Step& step;
     Range elements;
     Range slice(int driver) const {
-      return part_of(elements, batch.element_bytes(), batch.layout.drivers, driver);
+      return part_of(elements, batch.element_bytes, batch.layout.drivers, driver);
     }
     // Where the elements lie in a slot.
     std::uint64_t offset(Range range) const {
-      return (range.begin - elements.begin) * batch.element_bytes();
+      return (range.begin - elements.begin) * batch.element_bytes;
     }
   };
 
@@ -84,7 +81,8 @@ class HostAllreduce {
   void copy_out(const Batch& batch, Range range, const std::byte* from) const;
 
   HostPlane& plane_;
-  // Kept between batches for their capacity alone; each is used by one function.
+  // Memory that is kept between batches. What is in it belongs to the one function that fills it,
+  // and to what that calls.
   PieceList pieces_;
   std::vector<std::byte> received_;  // parts of the slice from other hosts
   std::vector<std::byte> narrow_;    // a small result before it is cast back

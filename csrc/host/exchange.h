@@ -14,15 +14,16 @@
 
 namespace hvdlite {
 
-// What goes to and comes from one rank; either may be empty.
+// What goes to and comes from one rank; either may be empty. The memory is borrowed.
 struct Transfer {
   int rank = -1;
   std::span<const std::byte> outgoing;
   std::span<std::byte> incoming;
 };
 
-// Completes all transfers (at most one per rank). `channels` by rank. Errors name the rank:
-// kRankFailed, or kTimeout when it makes no progress. Runner only.
+// Completes all transfers, at most one per rank, and uses them up. `channels` are those of all
+// ranks, by rank. Errors name the rank: kRankFailed, or kTimeout when it made no progress for
+// `patience`. Thread: the engine's runner.
 Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,
                 std::vector<Transfer>& transfers, Patience patience, const char* operation);
 

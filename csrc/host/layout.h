@@ -1,8 +1,8 @@
 // How the members of a group lie on the hosts.
 //
 // Words: the *locals* of a group are its members on this host. Let L be the smallest number of
-// locals on any host of the group: the *drivers* of a host are its first L locals. Driver l of
-// every host works with driver l of the other hosts, its *peers*. Thread: the engine's runner.
+// locals on any host of the group: the *drivers* of a host are its first L locals. Driver l of each
+// host works with driver l of the other hosts: they are *peers*. Thread: the engine's runner.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct HostLayout {
 class HostLayouts {
  public:
   explicit HostLayouts(const Topology& topology) : topology_(topology) {}  // borrowed
-  // Made at the first collective of each generation of the group.
+  // Returns the group's layout, made at the first collective of each of its generations.
   const HostLayout& of(const Group& group);
   void forget(const Group& group) { layouts_.erase(group.id); }
 

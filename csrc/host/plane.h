@@ -39,8 +39,8 @@ class HostPlane {
   // on every rank alike, where the slots are too small for so many.
   Result<std::uint64_t> share_bytes(const HostLayout& layout, std::size_t parts) const;
 
-  // Runs steps 0 to `steps`, each published (publish(step, k)) before the one before it is taken
-  // (take(step, k)): while others work on step k, this rank already publishes k + 1.
+  // Runs steps 0 to `steps` - 1, each published (publish(step, k)) before the one before it is
+  // taken (take(step, k)): while others work on step k, this rank already publishes k + 1.
   template <typename Publish, typename Take>
   Status pipeline(const HostLayout& layout, Patience patience, const char* operation,
                   std::uint64_t steps, Publish publish, Take take);

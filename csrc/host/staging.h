@@ -5,8 +5,8 @@
 // one use of a slot by all locals, numbered per lane: upwards from where the epoch of the group
 // says (transport/topology.h), so that a set that takes over a lane counts on from higher numbers,
 // whatever its members did there before. In a step every local *publishes* (its input lies in its
-// slot), drivers *reduce* (their result lies in their slot), and everybody is *done* (it needs
-// nobody's slot of this step any more). Steps alternate between the two slots.
+// slot), drivers *reduce* (their result lies in their slot), and every local is *done* (it needs no
+// other local's slot of this step any more). Steps alternate between the two slots.
 //
 // Why slots can be reused: a rank writes to a slot only after every local of the group that used
 // the slot last is done with that step (reuse()). A local's being done depends on nothing that this
@@ -14,7 +14,7 @@
 // slot remembers the group of its last use. Thread: the engine's runner.
 //
 // Members that have joined (hvd.join) miss steps. A generation of the group begins with a number
-// above all those of the ones before it, so that nobody has to know how many it missed.
+// above all those of the ones before it, so that no member has to know how many steps it missed.
 #pragma once
 
 #include <array>
@@ -44,18 +44,20 @@ class Staging {
   };
 
   explicit Staging(Fabric& fabric) : fabric_(fabric) {}  // borrowed
-  // Waits for other ranks are drawn on this row from here on. Both are borrowed.
+  // From here on, waits for other ranks are drawn on this row. Both are borrowed.
   void trace_to(Trace* trace, const char* row) {
     trace_ = trace;
     trace_row_ = row;
   }
 
   std::uint64_t slot_bytes() const { return fabric_.own_segment->layout().slot_bytes; }
-  // The next step of the group. It must be ended by done(), unless an error ends everything.
+  // Returns the next step of the group, which done() must end, unless an error ends everything. It
+  // refers to `locals`.
   Step begin(const Locals& locals, Patience patience, const char* operation);
   // Waits until this rank may write to its slot of the step.
   Status reuse(const Step& step);
 
+  // Addresses in shared memory; valid as long as the fabric.
   std::byte* own_slot(const Step& step) const { return fabric_.own_segment->slot(step.slot); }
   const std::byte* slot_of(const Step& step, int local_index) const {
     return segment_of(*step.locals, local_index).slot(step.slot);
@@ -63,14 +65,14 @@ class Staging {
   // The addresses `offset` bytes after the begin of every local's slot, in their order.
   std::vector<const void*> slots(const Step& step, std::size_t offset) const;
 
+  // What this rank has done in the step.
   void publish(const Step& step);
   void reduced(const Step& step);
   void done(const Step& step);
+  // Waits for the others: kRankFailed and kTimeout name the first of them that has not come.
   Status await_published(const Step& step);                   // by all locals
   Status await_published(const Step& step, int local_index);  // by one
   Status await_reduced(const Step& step, int drivers);        // by the first `drivers` locals
-
-  Fabric& fabric() const { return fabric_; }
 
  private:
   using Counter = std::atomic<std::uint64_t> Lane::*;
@@ -89,8 +91,8 @@ class Staging {
   Fabric& fabric_;
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
-  std::array<std::uint64_t, kLaneCount> numbers_{};
-  std::array<LastUse, kSlotCount> last_use_;
+  std::array<std::uint64_t, kLaneCount> numbers_{};  // of the last step of each lane
+  std::array<LastUse, kSlotCount> last_use_;         // of each slot
 };
 
 }  // namespace hvdlite

@@ -3,7 +3,8 @@
 //
 //   adasum(a, b) = (1 - a.b / (2 a.a)) a  +  (1 - a.b / (2 b.b)) b
 //
-// Orthogonal vectors add up; equal ones give their mean. Pure functions of memory; any thread.
+// Orthogonal vectors add up; equal ones give their mean. Pure functions of memory; any
+// thread. The template arguments are float and double.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,10 @@ struct AdasumDots {
   double ab = 0;
 };
 
+// Returns the dot products of the first `count` elements, accumulated in float64.
 template <typename T>
 AdasumDots adasum_dots(const T* a, const T* b, std::size_t count);
-// a = adasum(a, b), for dots of the whole vectors. A vector of norm 0 changes nothing.
+// Sets a = adasum(a, b), given the dots of the whole vectors. A vector of norm 0 changes nothing.
 template <typename T>
 void adasum_combine(T* a, const T* b, std::size_t count, const AdasumDots& dots);
 

@@ -1,4 +1,4 @@
-// Finds infinities and NaN. A pure function of memory, any thread; addresses as for reduce.h.
+// Finds infinities and NaN in memory, which need not be aligned. A pure function; any thread.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace hvdlite {
 
-// The first of `count` elements for which factor * source[i], cast to types.wire, is infinite or
-// NaN; `count` if none is. Floating-point and complex types.
+// Returns the first i below `count` for which factor * source[i], cast to types.wire, is infinite
+// or NaN; `count` if there is none. Both types are floating-point, or the same complex one.
 std::size_t first_nonfinite(ElementTypes types, const void* source, std::size_t count,
                             double factor);
 

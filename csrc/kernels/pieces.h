@@ -1,4 +1,6 @@
-// The tensors of a batch as one run of elements. Runner only; keeps its capacity between batches.
+// The tensors of a batch as one run of elements, numbered from 0 across tensors. The list borrows
+// the pieces, and they their memory, until the next assign(); it keeps its capacity between
+// batches. Thread: the engine's runner.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +13,14 @@
 
 namespace hvdlite {
 
-// One tensor: `input` may equal `output`, otherwise they do not overlap.
+// One tensor. `input` may equal `output`; otherwise the two do not overlap. Both are borrowed.
 struct Piece {
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t count = 0;   // elements, may be 0
   double prescale = 1.0;   // factor on this rank's input
   double postscale = 1.0;  // factor on the result, after the division of an average
-  bool own_scale = false;  // the prescale is this rank's: others may have another one
+  bool own_scale = false;  // the prescale is this rank's alone: other ranks may have another one
 };
 
 class PieceList {
@@ -36,11 +38,12 @@ class PieceList {
     }
   }
   std::uint64_t elements() const { return elements_; }
-  // Some piece has a prescale other than 1.
+  // Whether some piece has a prescale other than 1.
   bool prescaled() const { return prescaled_; }
 
-  // Calls visit(piece, input, output, at, count) for each part of a piece within `range`: addresses
-  // of its first element, `at` elements after range.begin.
+  // Calls visit(piece, input, output, at, count) for what of each piece lies within `range`:
+  // `count` elements, of which the first has these addresses and is `at` elements after
+  // range.begin.
   template <typename Visit>
   void for_each(Range range, Visit&& visit) const {
     if (range.begin >= range.end) return;
@@ -59,7 +62,7 @@ class PieceList {
 
  private:
   std::span<const Piece> pieces_;
-  std::vector<std::uint64_t> begins_;  // by piece: its first element's place in the run
+  std::vector<std::uint64_t> begins_;  // the place in the run of each piece's first element
   std::uint64_t elements_ = 0;
   std::size_t element_bytes_ = 1;
   bool prescaled_ = false;

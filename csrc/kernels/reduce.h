@@ -1,13 +1,12 @@
 // Elementwise reduction of several buffers into one, and scaled copies. Pure functions of memory;
-// any thread. Buffers need no alignment beyond their element's own address being readable: loads
-// and stores go through memcpy where the compiler must assume nothing.
+// any thread. Buffers need not be aligned: loads and stores go through memcpy.
 //
 // Order: source 0 first, ascending. 16-bit floats accumulate in float32 and round once; other types
 // accumulate in themselves; integer sums and products wrap around. Min and max let a NaN through;
-// complex numbers have none. A factor times an integer is taken in float64 and cut towards zero,
-// and beyond the type's range it is the nearest value of the range: so integers of more than 53
-// bits are exact with a factor of 1 only. The loops are compiled twice, portable and for AVX2, and
-// chosen once by the processor: the bits are the same.
+// complex numbers have neither min nor max. A factor times an integer is taken in float64 and cut
+// towards zero, and beyond the type's range it is the nearest value of the range: so integers of
+// more than 53 bits are exact with a factor of 1 only. The loops are compiled twice, portable and
+// for AVX2, and chosen once by the processor: the bits are the same.
 #pragma once
 
 #include <cstddef>
@@ -21,22 +20,22 @@ namespace hvdlite {
 struct Finish {
   int divisor = 1;      // of an average; integers divide towards zero
   double factor = 1.0;  // after the division
-  // Sums and averages of 16-bit floats alone: source i is a mean of counts[i] values, and counts as
-  // often. Null: each counts once.
+  // For sums and averages of 16-bit floats alone: source i is a mean of counts[i] values, and
+  // counts as often. Where it is null, each source counts once.
   const int* counts = nullptr;
 };
 
-// destination[i] = finish(op over all sources of source[i]), of a type that computes().
-// `destination` may be one of the
-// sources; it overlaps none of them otherwise. At least one source.
+// Sets destination[i] = finish(op over all sources of source[i]). There is at least one source.
+// `destination` may be one of them, and does not overlap them otherwise. A type that does not
+// compute(), kAdasum, and the min or max of complex numbers abort the process: callers refuse them.
 void reduce(DataType dtype, ReduceOp op, std::span<const void* const> sources, void* destination,
             std::size_t count, const Finish& finish);
 
-// destination[i] = factor * source[i], from types.memory to types.wire, which are the same, or both
-// floating-point. A plain copy for one type and a factor of 1. The product is taken as by reduce(),
-// of two types in float64 if one is, else in float32; from float64 to a 16-bit type it is rounded
-// by way of float32, as frameworks do. `destination` may be the source where the types are the
-// same.
+// Sets destination[i] = factor * source[i], from types.memory to types.wire, which are the same, or
+// both floating-point. With one type and a factor of 1 it is a plain copy. The product is taken as
+// by reduce(), of two types in float64 if one is, else in float32; from float64 to a 16-bit type it
+// is rounded by way of float32, as frameworks do. `destination` may be the source where the types
+// are the same.
 void scale_copy(ElementTypes types, const void* source, void* destination, std::size_t count,
                 double factor);
 

@@ -1,5 +1,6 @@
-// A data plane for tests of the engine: one rank, records what it is asked, fails on demand.
-// Results are those of a world in which every other rank contributes nothing.
+// A data plane for tests of the engine: it has one rank, records what it is asked for, and fails on
+// demand. Its results are those of a world in which every other rank contributes nothing. Thread:
+// the engine's runner; the test looks at the record when the runner is idle.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// A channel between two ranks that are threads of one process: two rings in plain memory. Threads
-// and errors are those of transport/channel.h.
+// A channel between two ranks that are threads of one process: two rings in plain memory, which
+// both ends own together. Each end belongs to the thread of its rank.
 #pragma once
 
 #include <atomic>
