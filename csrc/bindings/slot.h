@@ -1,6 +1,6 @@
 // A slot of device memory as Python holds it: frameworks make tensors of it without a copy, by
-// __cuda_array_interface__, and hold it as long as those live. Under the GIL, which is released
-// while the end of a slot waits for the device.
+// __cuda_array_interface__, and hold it as long as those live. Python owns it, and the GIL guards
+// it, which is released while the end of a slot waits for the device.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -28,7 +28,7 @@ class SlotObject {
   SlotObject(const SlotObject&) = delete;
   SlotObject& operator=(const SlotObject&) = delete;
 
-  // Version 3, as bytes; the framework knows of no stream that has work on it.
+  // Version 3, as bytes; the framework need not wait for any stream.
   pybind11::dict cuda_array_interface() const;
 
  private:

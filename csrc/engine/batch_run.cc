@@ -41,7 +41,7 @@ Status BatchRun::open() {
 
 Result<DeviceBackend*> BatchRun::open_gpu() const {
   Result<DeviceBackend*> plane = parts_.gpus.open(members_.group, first().entry->gpu->ordinal,
-                                                  patience(), !first().absent.empty());
+                                                  patience_, !first().absent.empty());
   if (!plane.ok() || batch_.kind != Kind::kAllreduce || batch_.op != ReduceOp::kAdasum) {
     return plane;
   }
@@ -50,7 +50,7 @@ Result<DeviceBackend*> BatchRun::open_gpu() const {
     counts.push_back(entry_of(ref).request.tensors[ref.tensor].count());
   }
   HVDLITE_RETURN_IF_ERROR(
-      plane.value()->prepare_adasum(members_.group, batch_.types.memory, counts, patience()));
+      plane.value()->prepare_adasum(members_.group, batch_.types.memory, counts, patience_));
   return plane;
 }
 
@@ -69,7 +69,7 @@ Status BatchRun::execute_kind() {
     case Kind::kBroadcast:
       return broadcast();
     case Kind::kBarrier:
-      return parts_.backend->barrier(members_.group, patience());
+      return parts_.backend->barrier(members_.group, patience_);
     case Kind::kAlltoall:
       return alltoall();
     case Kind::kReducescatter:
@@ -122,7 +122,7 @@ Status BatchRun::allreduce() {
     HVDLITE_RETURN_IF_ERROR(check_finite());
   }
   const ReduceOp op = batch_.weighted ? ReduceOp::kSum : batch_.op;
-  return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience());
+  return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience_);
 }
 
 Status BatchRun::sum_weights() {
@@ -137,7 +137,7 @@ Status BatchRun::sum_weights() {
   }
   const Piece piece{weights.data(), weights.data(), weights.size(), 1.0, 1.0};
   return parts_.backend->allreduce(
-      {members_.group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience());
+      {members_.group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience_);
 }
 
 Status BatchRun::check_finite() {

@@ -1,8 +1,8 @@
 // One operation of TensorFlow between its start and its end.
 //
-// Made on a thread of TensorFlow's executor, ended by finish() on whichever thread the core calls
-// from; exactly one of the two touches it at a time. It owns the tensors, the copy of TensorFlow's
-// callback, and itself.
+// A thread of TensorFlow's executor makes it, and the core's thread ends it by finish(); exactly
+// one of the two touches it at a time, so it needs no lock. It owns the tensors, the copy of
+// TensorFlow's callback, and itself.
 //
 // On a GPU the kernel's stream goes on behind the result when finish() calls back: TensorFlow hands
 // memory that was let go to later work of that same stream.
