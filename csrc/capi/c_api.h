@@ -41,9 +41,9 @@ struct HvdliteResult {
   std::int32_t count;  // outputs; 0 for collectives that write to HvdliteTensor::output
   const std::uint64_t* output_bytes;
   // Copies output i to memory on its device: on the host at once, on a GPU in the order of the
-  // call's stream. Once for each output. False: it cannot be, and the world is to be given up.
+  // call's stream. Once for each output. False: the copy failed, and the world is to be given up.
   bool (*copy_output)(const HvdliteResult* result, std::int32_t i, void* target);
-  void* core;  // of the core alone
+  void* core;  // for the core alone
 };
 
 // One collective. What it points to is copied by submit(), except for the tensors' memory, which
@@ -72,7 +72,7 @@ struct HvdliteCall {
 
 // This rank's place in a process set.
 struct HvdlitePlace {
-  std::int32_t rank;  // -1: it is no member
+  std::int32_t rank;  // -1: it is not a member
   std::int32_t size;
 };
 
@@ -80,7 +80,7 @@ struct HvdliteCore {
   std::uint32_t version;
   void* engine;
   void (*submit)(void* engine, const HvdliteCall* call);
-  // False: there is no such set.
+  // False: the set does not exist.
   bool (*find)(void* engine, std::uint32_t process_set, HvdlitePlace* place);
 };
 

@@ -30,7 +30,7 @@ Status BatchRun::open() {
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
       const Result<DeviceBackend*> plane =
-          parts_.gpus.open(members_.group, entry.gpu->ordinal, patience(), !first().absent.empty());
+          parts_.gpus.open(members_.group, entry.gpu->ordinal, patience_, !first().absent.empty());
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }
@@ -55,7 +55,7 @@ Status BatchRun::execute_kind() {
     case Kind::kBroadcast:
       return broadcast();
     case Kind::kBarrier:
-      return parts_.backend->barrier(members_.group, patience());
+      return parts_.backend->barrier(members_.group, patience_);
     case Kind::kAlltoall:
       return alltoall();
     case Kind::kReducescatter:
@@ -108,7 +108,7 @@ Status BatchRun::allreduce() {
     HVDLITE_RETURN_IF_ERROR(check_finite());
   }
   const ReduceOp op = batch_.weighted ? ReduceOp::kSum : batch_.op;
-  return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience());
+  return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience_);
 }
 
 Status BatchRun::sum_weights() {
@@ -123,7 +123,7 @@ Status BatchRun::sum_weights() {
   }
   const Piece piece{weights.data(), weights.data(), weights.size(), 1.0, 1.0};
   return parts_.backend->allreduce(
-      {members_.group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience());
+      {members_.group, DataType::kFloat64, ReduceOp::kSum, {&piece, 1}}, patience_);
 }
 
 Status BatchRun::check_finite() {

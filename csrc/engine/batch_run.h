@@ -44,7 +44,12 @@ class BatchRun {
  public:
   BatchRun(EngineParts& parts, BatchBuffers& buffers, const Batch& batch, const Members& members,
            const std::vector<Agreed>& round)
-      : parts_(parts), buffers_(buffers), batch_(batch), members_(members), round_(round) {}
+      : parts_(parts),
+        buffers_(buffers),
+        batch_(batch),
+        members_(members),
+        round_(round),
+        patience_(patience_of(parts.config.collective_timeout)) {}
 
   // Opens the data plane of the batch's GPU tensors, if there are any, and puts it in order after
   // their producers. A status that is not sticky is the same on every member, and concerns the
@@ -74,13 +79,13 @@ class BatchRun {
   Status broadcast();
   // Makes room for the entry's next result, on the device of its tensor.
   Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
-  Patience patience() const { return patience_of(parts_.config.collective_timeout); }
 
   EngineParts& parts_;
   BatchBuffers& buffers_;
   const Batch& batch_;
   const Members& members_;
   const std::vector<Agreed>& round_;
+  const Patience patience_;
   DeviceBackend* gpu_ = nullptr;  // where the batch has GPU tensors, from open() on
   FiniteWord nonfinite_;          // where these are looked at; read when the device has ended
 };

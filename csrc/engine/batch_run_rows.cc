@@ -83,7 +83,7 @@ Status BatchRun::allgather() {
     HVDLITE_RETURN_IF_ERROR(output.status());
     const Allgather call{
         members_.group, bytes_of(entry.inputs[i], tensor.bytes()), bytes, {output.value(), total}};
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).allgather(call, patience()));
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).allgather(call, patience_));
   }
   return Status();
 }
@@ -107,7 +107,7 @@ Status BatchRun::reducescatter() {
     const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
                       request.postscale};
     const Reducescatter call{group, tensor.dtype, request.op, piece, counts};
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience()));
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience_));
   }
   return Status();
 }
@@ -127,7 +127,7 @@ Status BatchRun::alltoall() {
                       sent,
                       {output.value(), total},
                       received};
-  return plane_of(tensor.device).alltoall(call, patience());
+  return plane_of(tensor.device).alltoall(call, patience_);
 }
 
 Status BatchRun::broadcast() {
@@ -139,7 +139,7 @@ Status BatchRun::broadcast() {
                          entry.request.root,
                          bytes_of(entry.inputs[i], bytes),
                          {static_cast<std::byte*>(entry.outputs[i]), bytes}};
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).broadcast(call, patience()));
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).broadcast(call, patience_));
   }
   return Status();
 }

@@ -1,8 +1,9 @@
-// The end of one collective: the only crossing from the engine to whoever waits for it.
+// The end of one collective: the only crossing from the engine to the threads that wait for it.
 //
-// The engine finishes it once, from its runner; any number of threads wait. What an allgather, an
-// alltoall or a reducescatter received travels out with it. Neither side ever holds the other's
-// lock here: what then() was given runs after the lock is released.
+// The entry owns its completion, and threads that wait keep the entry alive. The runner finishes it
+// once; any number of threads wait. What an allgather, an alltoall or a reducescatter received
+// travels out with it. Neither side ever holds the other's lock here: the continuation that then()
+// was given runs after the lock is released.
 //
 // An operation on GPU tensors is done when all of it has been given to the device. Its results may
 // be used after `on_device`, and its tensors' memory may be freed then.
@@ -59,7 +60,7 @@ class Completion {
     then_ = std::move(continuation);
     return true;
   }
-  // Runner only: for whoever wants to run it later than finish() would.
+  // Runner only. Returns the continuation for a caller that runs it later than finish() would.
   std::function<void()> take_continuation() { return std::exchange(then_, nullptr); }
   // Runner only, once.
   void finish(Status status) {
@@ -72,7 +73,8 @@ class Completion {
     if (const auto then = take_continuation()) then();
   }
 
-  // After done() only: no lock is needed, nothing changes any more.
+  // The members from here on are read after done() only: they need no lock, because nothing changes
+  // any more.
   const Status& status() const { return status_; }
   // What was received, written before finish(). The first dimensions say of which rows an output is
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
@@ -92,11 +94,12 @@ class Completion {
   bool released() const { return done() && (on_device == nullptr || on_device->reached()); }
 
  private:
+  std::atomic<bool> done_{false};  // set under mutex_
+  Status status_;                  // written under mutex_, before done_
+  std::function<void()> then_;     // written before the entry is submitted, or under mutex_
+
   Mutex mutex_;
   Condition changed_;
-  std::atomic<bool> done_{false};
-  Status status_;
-  std::function<void()> then_;
 };
 
 }  // namespace hvdlite

@@ -1,4 +1,7 @@
 // The record that travels through the engine: one collective as this rank submitted it.
+//
+// The submitter and the engine share it. The submitter fills it in (entry_builder.h) and then only
+// reads; from Engine::enqueue() on it is the runner's, except for its completion.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // Which tensors travel together: a pure function of one round.
 //
-// Tensors of all-reduces with the same members, device, dtypes, op and way of weighting share one
+// Tensors of all-reduces with the same members, device, dtypes, op and weighting share one
 // *batch* until it would exceed the threshold, the latest of the last few that have room; a tensor
 // larger than the threshold is a batch of its own. By Adasum the tensors of one entry travel
 // together whatever their size, and with no others: so bits never depend on what happens to be

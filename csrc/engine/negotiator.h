@@ -2,9 +2,10 @@
 // responses into rounds of agreed entries.
 //
 // A *round* is what one respond frame holds for this rank, cut where the settings change. Every
-// member of a process set gets the same rounds for that set, so whatever is planned from one round
-// alone is planned alike everywhere. Rank 0 holds the coordinator and takes part like everybody
-// else. Runner only.
+// member of a process set gets the same rounds for that set, so what is planned from one round
+// alone is planned alike everywhere. Rank 0 holds the coordinator and takes part as the others do.
+//
+// PeerWorld owns it; only the runner calls it, so it needs no lock.
 #pragma once
 
 #include <memory>
@@ -30,33 +31,33 @@ class Negotiator {
              Counters& counters, const Timeline& timeline);
 
   void submit(const std::vector<EntryPtr>& entries);
-  // Bytes wait to be looked at: cheap enough for a spinning ready().
+  // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
     return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
   }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
-  // status ends the world: the root cause, as far as any peer told it; `rounds` then holds entries
-  // that are nobody else's any more.
+  // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
+  // entries that this negotiator no longer keeps.
   Status receive(std::vector<Round>& rounds);
-  // Rank 0, while it is in a collective: goes on answering the others, so that process sets that it
-  // is no member of do not wait for it. What concerns this rank waits for receive().
+  // Rank 0, while it is in a collective: goes on answering the others, so that process sets without
+  // it do not wait for it. What concerns this rank waits for receive().
   void serve();
   // Whether serve() has anything to do in this world.
   bool serves() const { return coordinator_ && coordinator_->books().size() > 1; }
-  // Rank 0, done with its own work: others may go on in process sets that it is no member of.
+  // Rank 0, done with its own work: whether others may still go on in process sets without it.
   bool awaited() const;
   // Rank 0: all ranks change to these settings, between the same two rounds.
   void tune(const Tunables& tunables) { coordinator_->tune(tunables); }
-  // Why a rank is gone that the data plane misses, from what it or others said before; `fallback`
-  // when nobody said anything.
+  // Returns why a rank is gone that the data plane misses, from what it or others said before;
+  // `fallback` when none of them said anything.
   Status root_cause(Status fallback);
 
-  // Until when the runner may sleep before receive() must run again.
+  // The time until which the runner may sleep before receive() must run again.
   Deadline wake_at() const;
   // Tells every peer the root cause, or that this rank leaves cleanly, as far as it gets through.
   void announce_abort(const Status& cause);
   void announce_goodbye(std::uint64_t collectives);
-  // Entries that receive() has not handed out; they are this negotiator's no more.
+  // Returns the entries that receive() has not handed out, and forgets them.
   std::vector<EntryPtr> take_pending();
   std::size_t pending() const { return pending_.size() + served_.size(); }
 
@@ -65,12 +66,12 @@ class Negotiator {
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
   Status handle_ended(int rank, Status why);
-  // Rank 0 has left, now or long ago, and this rank wants something: nobody will answer.
+  // The error where rank 0 has left and this rank wants something, which will not be answered.
   Status unanswered() const;
   void listen_for_causes();
   void listen_for_cause(const Frame& frame);
   Status coordinate(std::vector<Round>& rounds);
-  Status flush_answers();  // kTimeout names who does not read them
+  Status flush_answers();  // kTimeout names the ranks that do not read them
   // Sends the responses to the other members; gives those for this rank.
   std::vector<Response> distribute(const std::vector<Response>& responses);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);

@@ -1,8 +1,9 @@
 // Where submitted collectives wait for the runner: the only crossing from callers to the engine.
 //
-// Any thread pushes; the runner takes all at once. Knows which names are in flight on this rank, so
-// that a duplicate is refused at the call; so is everything while this rank waits in a join. Closed
-// with a status once the engine can do no more.
+// Any thread pushes; the runner takes all at once. The queue knows which names are in flight on
+// this rank, so that a duplicate is refused at the call; so is everything while this rank waits in
+// a join. It is closed with a status once the engine can do no more. The engine owns it; its mutex
+// is never held while another one is taken.
 #pragma once
 
 #include <atomic>
@@ -23,9 +24,9 @@ class TensorQueue {
   // set is being removed; the closing status once closed. What a removal removes is refused from
   // then on.
   Status push(EntryPtr entry);
-  // The removal of the set has failed.
+  // The removal of the set has failed: pushes for it are taken again.
   void reopen(std::uint32_t process_set);
-  // Everything pushed since the last call, in order. Runner only.
+  // Returns everything pushed since the last call, in order. Runner only.
   std::vector<EntryPtr> take();
   // Racy by nature: a hint for a spinning runner.
   bool empty() const { return !waiting_.load(std::memory_order_seq_cst); }
@@ -37,13 +38,14 @@ class TensorQueue {
 
  private:
   const Timeline& timeline_;
-  Mutex mutex_;
+  std::atomic<bool> waiting_{false};
+
+  Mutex mutex_;  // guards what follows
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
   bool joining_ HVDLITE_GUARDED_BY(mutex_) = false;
   std::unordered_set<std::uint32_t> removed_ HVDLITE_GUARDED_BY(mutex_);  // process sets
   Status closed_ HVDLITE_GUARDED_BY(mutex_);
-  std::atomic<bool> waiting_{false};
 };
 
 }  // namespace hvdlite

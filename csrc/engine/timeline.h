@@ -5,7 +5,7 @@
 // entry ends. The row "engine" holds the batches, and the backend's parts within; the row of a GPU
 // what the device itself did for them. On rank 0, what the coordinator waits for are tasks of their
 // own, with a mark for each rank that came. Each call costs one load while the trace is off
-// (trace/trace.h). Thread: the runner, but submitted(), which is the caller's.
+// (trace/trace.h). Only the runner calls it, except for submitted(), which any thread may call.
 #pragma once
 
 #include <string>
@@ -36,7 +36,7 @@ class Timeline : public NegotiationObserver {
   void finished(const Entry& entry, const Status& status) const {
     if (trace_.on()) trace_.close(TaskGroup::kTensors, id_of(entry), status.message());
   }
-  // The coordinator: `number` is the tally's, `request` as the rank submitted it.
+  // The coordinator's: `number` is the tally's, `request` as the rank submitted it.
   void arrived(std::uint64_t number, const Request& request, int rank, bool first) const override {
     if (trace_.on()) write_arrived(number, request, rank, first);
   }

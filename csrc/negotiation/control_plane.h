@@ -4,7 +4,7 @@
 // as the one frame that it was.
 //
 // What does not fit into a channel waits in an outgoing queue; poll() moves it on. A peer's stream
-// ends once everything it had written was read. Runner only.
+// ends once everything it had written was read. The negotiator owns it; only the runner calls it.
 #pragma once
 
 #include <span>
@@ -30,9 +30,9 @@ class ControlPlane {
   // Moves bytes both ways. True when frames or ended streams wait to be taken.
   bool poll();
   std::vector<Frame> take_frames();
-  // Ranks whose stream has ended since the last call, in the order of detection; a frame of theirs
-  // that arrived earlier is in take_frames() no later than this. kInternal: garbage from a peer;
-  // otherwise as channels end.
+  // Returns the ranks whose stream has ended since the last call, in the order of detection; a
+  // frame of theirs that arrived earlier is in take_frames() no later than this. kInternal: garbage
+  // from a peer; otherwise as channels end.
   std::vector<std::pair<int, Status>> take_ended();
   bool ended(int rank) const { return peers_[rank].ended; }
   // Moves what is on its way out; true when nothing is left of it.

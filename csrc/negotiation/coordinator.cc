@@ -32,8 +32,8 @@ std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
   return transposed(rows);
 }
 
-// What no honest rank submits, because it refuses it at the call: nothing when there is no such
-// thing. What is said here is relied on further down.
+// Returns why this is a request that no honest rank submits, because it refuses it at the call;
+// nothing otherwise. Functions further down rely on this check.
 std::optional<std::string> describe_impossible(const Request& request, const Group& group) {
   if (request.kind == Kind::kBroadcast && group.index_of(request.root) < 0) {
     return "its root, rank " + std::to_string(request.root) + ", is no member of " +

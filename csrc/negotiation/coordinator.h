@@ -5,7 +5,9 @@
 // all members get, in one order for all sets: so two ranks can never wait for each other in
 // collectives of two different sets. Ranks that disagree all get the same error instead. A rank
 // that has joined is not waited for any more: responses name it absent, until all ranks have
-// joined. Thread: the runner of rank 0's engine. No I/O, no clock of its own.
+// joined.
+//
+// Rank 0's negotiator owns it, and only the runner calls it. It does no I/O and has no clock.
 #pragma once
 
 #include <chrono>
@@ -54,7 +56,7 @@ class Coordinator {
     std::unordered_map<std::string, Tally> tallies;  // by name
     std::vector<int> absent;                         // of the last response
     std::uint32_t generation = 0;                    // of the group without them
-    std::vector<bool> removing;  // members that remove the set, by position; empty: nobody does
+    std::vector<bool> removing;  // members that remove the set, by position; empty: none does
   };
 
   // `observer` is borrowed and may be null.
@@ -67,8 +69,8 @@ class Coordinator {
         joined_(size) {}
 
   void add_set(const Group& group);
-  // A rank wants a collective. kInternal when it is no member of the set, asks twice, has joined,
-  // or wants what no rank lets its callers ask for.
+  // A rank wants a collective. kInternal when it is not a member of the set, asks twice, has
+  // joined, or wants what no rank lets its callers ask for.
   Status submit(int rank, const Request& request, TimePoint now);
   Status submit_cached(int rank, std::uint32_t id, TimePoint now);
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
@@ -99,17 +101,17 @@ class Coordinator {
   std::vector<int> missing_ranks(const Book& book, const Tally& tally) const;
 
  private:
-  // The rank's tally for the request, a new one where nobody had asked before.
+  // Returns the rank's tally for the request, a new one where it is the first to ask.
   Tally& open(Book& book, int rank, const Request& request, TimePoint now);
-  // Answers what waited for this rank alone, and waits for it no more.
+  // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank);
   void respond(Book& book, const std::string& name, Tally tally);
-  // What makes the request impossible for those who submitted it, or OK.
+  // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const Book& book, const Tally& tally);
-  // Says in the response who is absent. kInternal when there is no number for such a group.
+  // Names the absent ranks in the response. kInternal when generations have run out.
   Status note_absent(Book& book, const Tally& tally, Response& response);
   void respond_error(const Tally& tally, Status error);
-  // Where a rank that has left is awaited: the error, else nothing.
+  // Answers the tally with an error if it waits for a rank that has left. True: it did.
   bool fail_if_left(const Book& book, const Tally& tally);
 
   // Changes of the process sets (coordinator_sets.cc).

@@ -1,5 +1,5 @@
 // The coordinator's part in changes of the process sets. A change is a collective of the world; the
-// set comes and goes at its place in the order of all responses, so nobody needs to be told twice.
+// set comes and goes at its place in the order of all responses, so no rank needs to be told twice.
 #include <algorithm>
 #include <utility>
 

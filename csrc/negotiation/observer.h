@@ -1,4 +1,5 @@
-// Who wants to see what the coordinator does: the timeline. Thread: the runner of rank 0's engine.
+// The interface through which the timeline sees what the coordinator does. The coordinator borrows
+// its observer; only the runner of rank 0's engine calls it.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,8 @@
 // others, and every rank adds and removes them at the same place in the order of collectives; so
 // all ranks give a set the same lane. An id is never used again.
 //
-// get(): any thread, and a set that it returned stays valid. add(), remove(): the runner.
+// The engine owns it. Any thread may call get(), and a set that it returned stays valid; only the
+// runner calls add() and remove().
 #pragma once
 
 #include <map>
@@ -24,7 +25,7 @@ using GroupPtr = std::shared_ptr<const Group>;
 class ProcessSets {
  public:
   explicit ProcessSets(int world_size);
-  GroupPtr get(std::uint32_t id) const;  // nullptr: no such set
+  GroupPtr get(std::uint32_t id) const;  // nullptr: there is not one of this id
   // `ranks` ascend; the coordinator has seen to it that there is a lane.
   void add(int id, std::vector<int> ranks);
   void remove(int id);

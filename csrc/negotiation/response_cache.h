@@ -1,7 +1,8 @@
 // What all members of a process set remember of a negotiated request, so that it travels as one bit
 // from then on. Ids are given out by the coordinator and reach every member in the same order of
 // responses; a changed request takes over the id of its predecessor. A full cache forgets nothing:
-// later names are negotiated in full each time. Runner only.
+// later names are negotiated in full each time. Each negotiator and the coordinator own one; only
+// the runner calls it.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ class ResponseCache {
  private:
   std::size_t capacity_;
   std::unordered_map<std::string, std::uint32_t> ids_;
-  std::vector<Request> requests_;  // by id; default-made where this rank is no member
+  std::vector<Request> requests_;  // by id; default-made where this rank is not a member
   // Ids of removed sets that this rank has not seen again. Only the coordinator, which sees all of
   // them, gives ids out.
   std::vector<std::uint32_t> free_;

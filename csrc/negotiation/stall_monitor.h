@@ -1,6 +1,6 @@
-// Says which tensors wait for which ranks, and what those ranks did last: the first thing somebody
-// wants to know when a job stands still. Looks at the coordinator's tallies a few times a second at
-// most; never touches the fast path. Thread: the runner of rank 0's engine.
+// Says which tensors wait for which ranks, and what those ranks did last: the first thing to know
+// when a job stands still. It looks at the coordinator's tallies a few times a second at most, and
+// never touches the fast path. Rank 0's negotiator owns it, and only the runner calls it.
 #pragma once
 
 #include <chrono>
