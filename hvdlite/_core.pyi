@@ -105,6 +105,14 @@ class Handle:
         """
 
     @property
+    def set_id(self) -> int:
+        """The id of the process set that was added, after completion."""
+
+    @property
+    def last_joined(self) -> int:
+        """The last rank to join, after completion of a join."""
+
+    @property
     def members(self) -> int:
         """What an average divides by: the ranks of the process set that had not joined.
 
@@ -247,14 +255,14 @@ class Engine:
     def join(self, blocking: bool = False) -> Handle:
         """Say that this rank gives nothing more until every rank has said so.
 
-        `Handle.first_dimensions` is then [the last rank to join]. Until then submissions of this
-        rank are refused, and collectives go on without it.
+        `Handle.last_joined` is then the last rank to join. Until then submissions of this rank are
+        refused, and collectives go on without it.
         """
 
     def add_process_set(self, name: str, ranks: Sequence[int]) -> Handle:
         """Submit the addition of a set of ranks (ascending); every rank of the world does so.
 
-        Its id is then in `Handle.first_dimensions`. It is an error while some rank has joined.
+        Its id is then in `Handle.set_id`. It is an error while some rank has joined.
         """
 
     def remove_process_set(self, name: str, process_set: int) -> Handle:

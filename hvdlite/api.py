@@ -1,4 +1,4 @@
-"""The names that `hvdlite.torch`, `.tensorflow` and `.keras` have in common; they add their own."""
+"""The names that every adapter (`hvdlite.torch`, `.tensorflow`, `.keras`) re-exports."""
 
 from hvdlite.basics import (
     ccl_built,

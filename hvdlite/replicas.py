@@ -1,7 +1,8 @@
-"""Whether ranks train copies of one model: numbers made of the parameters are compared.
+"""A check that all ranks train the same model: they compare one number for each parameter.
 
-Averages of gradients keep copies alike and do not make them so. Ranks that begin with different
-parameters, because nothing was broadcast, train on without an error, each a model of its own.
+Averaged gradients keep equal models equal; they do not make different models equal. If nothing was
+broadcast, ranks begin with different parameters, and each trains a model of its own without an
+error. An adapter computes the numbers from its parameters' bits, and this module compares them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hvdlite import _core, basics
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 _INT64 = _core.DTYPES["int64"]
-_SHOWN = 8  # ranks in a message
+_SHOWN = 8  # how many ranks a message lists
 
 SILENCE = (
     "where that is meant, silence this with "
@@ -22,18 +23,18 @@ SILENCE = (
 
 
 class Exchange:
-    """One number per parameter from every member of a process set, on its way."""
+    """A running exchange: every member of a process set sends one number for each parameter."""
 
     def __init__(
         self, name: str, numbers: Sequence[int], process_set: ProcessSet, blocking: bool
     ) -> None:
-        """Send this rank's.
+        """Send this rank's numbers.
 
         Args:
             name: identifies the operation on all ranks.
-            numbers: of 64 bits, with a sign.
-            process_set: whose members compare.
-            blocking: whether the caller waits at once.
+            numbers: this rank's numbers, each a signed integer of 64 bits.
+            process_set: the ranks that compare their numbers.
+            blocking: whether the caller calls `finish` at once.
         """
         self.name = name
         self._process_set = process_set
@@ -45,10 +46,12 @@ class Exchange:
         )
 
     def finish(self) -> dict[int, list[int]]:
-        """Wait, and return the numbers by rank, in order: of those that gave as many as this one.
+        """Wait, and return the numbers by rank, in the order of the ranks.
+
+        Ranks that sent fewer or more numbers than this rank are left out.
 
         Raises:
-            HvdliteError: whatever made it fail.
+            HvdliteError: the exchange failed.
         """
         self._handle.wait()
         received = array("q")
@@ -56,7 +59,7 @@ class Exchange:
         numbers, begin = {}, 0
         lengths = self._handle.first_dimensions
         for rank, length in zip(self._process_set.ranks, lengths, strict=True):
-            if length == self._count:  # A rank that has joined gives none.
+            if length == self._count:  # A rank that has joined sends no numbers.
                 numbers[rank] = received[begin : begin + length].tolist()
             begin += length
         return numbers
@@ -65,13 +68,13 @@ class Exchange:
 def difference(
     owner: str, names: Sequence[str], numbers: dict[int, list[int]], advice: str
 ) -> str | None:
-    """Say in words which parameters differ between ranks; None where none does.
+    """Describe which parameters differ between ranks; None if all are equal.
 
     Args:
-        owner: of the parameters, as messages call it.
-        names: of the parameters.
-        numbers: of each rank, one for each parameter.
-        advice: what to do.
+        owner: what the message calls the optimizer or model that has the parameters.
+        names: the names of the parameters.
+        numbers: for each rank, one number for each parameter.
+        advice: what the user can do.
 
     Example:
         >>> difference("it", ["a", "b"], {0: [1, 2], 2: [1, 3]}, "do this")[:65]
@@ -90,12 +93,12 @@ def difference(
 
 
 def speaks(numbers: dict[int, list[int]]) -> bool:
-    """Say whether this rank is the one that warns: the first of those that compared."""
+    """Return whether this rank prints the warning: it is the first of those that compared."""
     return next(iter(numbers)) == basics.rank()
 
 
 def set_text(process_set: ProcessSet) -> str:
-    """Write the arguments of a broadcast within a process set.
+    """Write the arguments of a broadcast within a process set, for a message.
 
     Example:
         >>> set_text(global_process_set)
@@ -107,7 +110,7 @@ def set_text(process_set: ProcessSet) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Write a list of ranks.
+    """Write a list of ranks, for a message.
 
     Example:
         >>> ranks_text([1]), ranks_text([0, 2])

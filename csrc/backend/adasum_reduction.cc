@@ -6,8 +6,10 @@
 
 namespace hvdlite {
 
-Status AdasumReduction::run(Backend& backend, const Group& group, int rank, DataType dtype,
-                            std::span<const Piece> pieces, Patience patience) {
+Status AdasumReduction::run(Backend& backend, int rank, const Allreduce& call, Patience patience) {
+  const Group& group = call.group;
+  const DataType dtype = call.types.memory;
+  const std::span<const Piece> pieces = call.pieces;
   pieces_.assign(pieces, dtype);
   const Range all{0, pieces_.elements()};
   if (all.count() == 0) return Status();
@@ -25,8 +27,8 @@ Status AdasumReduction::run(Backend& backend, const Group& group, int rank, Data
                             std::uint64_t at, std::uint64_t count) {
     scale_copy(dtype, input, whole_.data() + at * element_bytes, count, piece.prescale);
   });
-  HVDLITE_RETURN_IF_ERROR(backend.alltoall(group, whole_, bytes, received_,
-                                           std::vector<std::size_t>(size, part_bytes), patience));
+  HVDLITE_RETURN_IF_ERROR(backend.alltoall(
+      {group, whole_, bytes, received_, std::vector<std::size_t>(size, part_bytes)}, patience));
   find_segments(pieces, part);
   if (dtype == DataType::kFloat64) {
     std::vector<double*> vectors;
@@ -36,14 +38,14 @@ Status AdasumReduction::run(Backend& backend, const Group& group, int rank, Data
     HVDLITE_RETURN_IF_ERROR(combine(backend, group, vectors, pieces.size(), patience));
   } else {
     wide_.resize(size * part.count());
-    widen(dtype, received_.data(), wide_.data(), wide_.size());
+    scale_copy({dtype, DataType::kFloat32}, received_.data(), wide_.data(), wide_.size(), 1.0);
     std::vector<float*> vectors;
     for (std::size_t i = 0; i < size; ++i) vectors.push_back(wide_.data() + i * part.count());
     HVDLITE_RETURN_IF_ERROR(combine(backend, group, vectors, pieces.size(), patience));
-    narrow(dtype, wide_.data(), received_.data(), part.count());
+    scale_copy({DataType::kFloat32, dtype}, wide_.data(), received_.data(), part.count(), 1.0);
   }
   HVDLITE_RETURN_IF_ERROR(
-      backend.allgather(group, {received_.data(), part_bytes}, bytes, whole_, patience));
+      backend.allgather({group, {received_.data(), part_bytes}, bytes, whole_}, patience));
   pieces_.for_each(all, [&](const Piece& piece, const std::byte*, std::byte* output,
                             std::uint64_t at, std::uint64_t count) {
     scale_copy(dtype, whole_.data() + at * element_bytes, output, count, piece.postscale);
@@ -77,7 +79,7 @@ Status AdasumReduction::combine(Backend& backend, const Group& group, std::vecto
     static_assert(sizeof(AdasumDots) == 3 * sizeof(double));
     const Piece sums{dots_.data(), dots_.data(), 3 * dots_.size(), 1.0, 1.0};
     HVDLITE_RETURN_IF_ERROR(
-        backend.allreduce(group, DataType::kFloat64, ReduceOp::kSum, {&sums, 1}, patience));
+        backend.allreduce({group, DataType::kFloat64, ReduceOp::kSum, {&sums, 1}}, patience));
     for (std::size_t p = 0; p < pairs; ++p) {
       for (const Segment& segment : segments_) {
         adasum_combine<T>(vectors[2 * p] + segment.begin, vectors[2 * p + 1] + segment.begin,

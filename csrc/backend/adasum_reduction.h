@@ -1,4 +1,4 @@
-// All-reduce by adaptive summation (collective/adasum.h), made of a backend's other collectives.
+// All-reduce by adaptive summation (kernels/adasum.h), made of a backend's other collectives.
 //
 // Each rank takes one part of the batch: an alltoall brings it the part of every rank, which it
 // combines in pairs, level by level, and an allgather puts the results together. Ranks pair up with
@@ -21,9 +21,9 @@ namespace hvdlite {
 
 class AdasumReduction {
  public:
-  // As Backend::allreduce, for floating-point types. `backend` runs the parts; `rank` is this one.
-  Status run(Backend& backend, const Group& group, int rank, DataType dtype,
-             std::span<const Piece> pieces, Patience patience);
+  // Runs an all-reduce of floating-point types by kAdasum on this rank, `rank`. Its parts run on
+  // `backend`.
+  Status run(Backend& backend, int rank, const Allreduce& call, Patience patience);
 
  private:
   // The part of a tensor that lies in this rank's part.

@@ -1,17 +1,20 @@
-// What the executor sees of a data plane. Implementations: host_backend (shared memory and TCP),
-// self_backend (one rank), fake_backend (tests). One conformance suite tests them all.
+// The interface of a data plane, as the executor sees it. Implementations: host_backend (shared
+// memory and TCP), self_backend (one rank), those of csrc/gpu, fake_backend (tests). One
+// conformance suite tests them all.
 //
-// Every member of the group calls the same function with the same arguments but for the addresses
-// (and scales, and what alltoall says of its own parts), in the same order: negotiation has seen to
-// that. Thread: the engine's runner. Calls block until the result is in place, as long as the peers
-// make progress: kTimeout comes when one of them makes none for `patience`. Errors: kRankFailed or
-// kTimeout name the peer and are final for the backend; kOutOfMemory is not. User memory is written
-// only with results: on error, outputs may hold parts of a result.
+// One call is one struct. Every member of the group makes the same calls in the same order, which
+// negotiation has seen to; fields that may differ between members say so. Spans and references are
+// read until the call returns, and not kept.
+//
+// Thread: the engine's runner. A call blocks until the result is in place (on a GPU: until the
+// device has been given the work), as long as the peers make progress: kTimeout comes when one of
+// them makes none for `patience`. Errors: kRankFailed or kTimeout name the peer and are final for
+// the backend; kOutOfMemory is not. User memory is written only with results: on error, outputs may
+// hold parts of a result.
 #pragma once
 
 #include <cstddef>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "base/deadline.h"
@@ -28,10 +31,63 @@ namespace hvdlite {
 inline constexpr const char* kAllreduce = "an allreduce";
 inline constexpr const char* kReducescatter = "a reducescatter";
 
-// Whether a backend can run here, and if not, why: shown by `hvdlite-run --doctor`.
-struct Viability {
-  bool ok = true;
-  std::string reason;
+// Reduces element i of every piece over the group, in ascending rank order (within a host; then
+// host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
+// is the same bits on every rank and does not depend on how tensors were batched.
+struct Allreduce {
+  const Group& group;
+  // Where the two differ, both floating-point, elements are cast on the way in and reduced as
+  // types.wire, a 16-bit float, and the rounded result is cast back.
+  ElementTypes types;
+  // kAverage divides the sum by group.divisor() (integers: towards zero), for 16-bit floats on each
+  // host first by its number of ranks: so no mean of finite numbers overflows on the way. Integer
+  // sums wrap around. kAdasum combines the ranks' pieces one by one as adasum_reduction.h says,
+  // without a cast.
+  ReduceOp op;
+  // Addresses and prescales may differ between members. Factors are applied in types.memory: before
+  // the one cast, and after the other. A factor times an integer is cut towards zero, and stays
+  // within the type.
+  std::span<const Piece> pieces;
+};
+
+// Concatenates the ranks' bytes in the order of group.ranks.
+struct Allgather {
+  const Group& group;
+  std::span<const std::byte> input;    // what this rank gives
+  std::span<const std::size_t> bytes;  // bytes[i] come from group.ranks[i]
+  std::span<std::byte> output;         // as long as the sum of `bytes`
+};
+
+// Copies the root's input into the output of every member.
+struct Broadcast {
+  const Group& group;
+  int root;                          // a rank, member of the group
+  std::span<const std::byte> input;  // read on the root only
+  std::span<std::byte> output;       // as long as the input on every rank
+};
+
+// Sends each member its part of the input, and receives a part from each.
+struct Alltoall {
+  const Group& group;
+  // The parts in the order of group.ranks: send_bytes[i] go to group.ranks[i].
+  std::span<const std::byte> input;
+  std::span<const std::size_t> send_bytes;
+  // Likewise: receive_bytes[i] come from group.ranks[i]. Members agree pairwise: what one sends is
+  // what the other receives. Output and input do not overlap.
+  std::span<std::byte> output;
+  std::span<const std::size_t> receive_bytes;
+};
+
+// Reduces as Allreduce does, bit for bit, and gives each member its block of the result.
+struct Reducescatter {
+  const Group& group;
+  DataType dtype;
+  ReduceOp op;
+  // The input has piece.count elements, the sum of `counts`; the output has this member's count and
+  // does not overlap the input.
+  Piece piece;
+  // Blocks in the order of group.ranks: counts[i] elements, possibly 0, go to group.ranks[i].
+  std::span<const std::uint64_t> counts;
 };
 
 class Backend {
@@ -40,45 +96,16 @@ class Backend {
 
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
-  virtual Viability viable() const = 0;
   // Called once, before the first collective, with what outlives the backend: the parts of a
   // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
   // (Trace::span).
   virtual void trace_to(Trace&) {}
 
-  // Reduces element i of every piece over the group, in ascending rank order (within a host; then
-  // host by host), accumulating 16-bit floats in float32 and rounding once per level. So the result
-  // is the same bits on every rank and does not depend on how tensors were batched. kAverage
-  // divides the sum by group.divisor() (integers: towards zero), for 16-bit floats on each host
-  // first by its number of ranks: so no mean of finite numbers overflows on the way. Integer sums
-  // wrap around; a factor times an integer is cut towards zero, and stays within the type.
-  // Where the types differ, both floating-point, elements are cast on the way in and reduced as
-  // types.wire, a 16-bit float, and the rounded result is cast back. The factors of a piece are
-  // applied in types.memory: before the one cast, and after the other.
-  // kAdasum combines the ranks' pieces one by one as adasum_reduction.h says, without a cast.
-  virtual Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                           std::span<const Piece> pieces, Patience patience) = 0;
-  // Concatenates the ranks' bytes in the order of group.ranks: bytes[i] from group.ranks[i] (equal
-  // to this rank's own length at its own index) into `output`, which holds their sum.
-  virtual Status allgather(const Group& group, std::span<const std::byte> input,
-                           std::span<const std::size_t> bytes, std::span<std::byte> output,
-                           Patience patience) = 0;
-  // Copies `input` of `root` (a rank, member of the group) into `output` of every member; only the
-  // root's input is read. Both have the same length on every rank.
-  virtual Status broadcast(const Group& group, int root, std::span<const std::byte> input,
-                           std::span<std::byte> output, Patience patience) = 0;
-  // Reduces the piece's input as allreduce does, bit for bit, and gives each member its block of
-  // the result: counts[i] elements, possibly 0, go to group.ranks[i], blocks in that order. The
-  // input has piece.count elements, the sum of `counts`; the output has this member's count and
-  // does not overlap the input.
-  virtual Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
-                               std::span<const std::uint64_t> counts, Patience patience) = 0;
-  // Sends the i-th part of `input` (send_bytes[i] long, parts in order) to group.ranks[i], and
-  // places the part from group.ranks[i] (receive_bytes[i] long) as i-th part of `output`. Members
-  // agree pairwise: what one sends is what the other receives. The two do not overlap.
-  virtual Status alltoall(const Group& group, std::span<const std::byte> input,
-                          std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                          std::span<const std::size_t> receive_bytes, Patience patience) = 0;
+  virtual Status allreduce(const Allreduce& call, Patience patience) = 0;
+  virtual Status allgather(const Allgather& call, Patience patience) = 0;
+  virtual Status broadcast(const Broadcast& call, Patience patience) = 0;
+  virtual Status alltoall(const Alltoall& call, Patience patience) = 0;
+  virtual Status reducescatter(const Reducescatter& call, Patience patience) = 0;
   // Returns when every member has called it.
   virtual Status barrier(const Group& group, Patience patience) = 0;
   // The collectives from here on use these settings, on every rank alike.

@@ -35,10 +35,10 @@ void cast_and_back(ElementTypes types, const Piece& piece, int divisor) {
 
 }  // namespace
 
-Status SelfBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                              std::span<const Piece> pieces, Patience) {
-  const int divisor = op == ReduceOp::kAverage ? group.divisor() : 1;
-  for (const Piece& piece : pieces) {
+Status SelfBackend::allreduce(const Allreduce& call, Patience) {
+  const ElementTypes types = call.types;
+  const int divisor = call.op == ReduceOp::kAverage ? call.group.divisor() : 1;
+  for (const Piece& piece : call.pieces) {
     if (types.cast()) {
       cast_and_back(types, piece, divisor);
       continue;
@@ -50,29 +50,23 @@ Status SelfBackend::allreduce(const Group& group, ElementTypes types, ReduceOp o
   return Status();
 }
 
-Status SelfBackend::allgather(const Group&, std::span<const std::byte> input,
-                              std::span<const std::size_t>, std::span<std::byte> output, Patience) {
-  copy(input, output);
+Status SelfBackend::allgather(const Allgather& call, Patience) {
+  copy(call.input, call.output);
   return Status();
 }
 
-Status SelfBackend::broadcast(const Group&, int, std::span<const std::byte> input,
-                              std::span<std::byte> output, Patience) {
-  copy(input, output);
+Status SelfBackend::broadcast(const Broadcast& call, Patience) {
+  copy(call.input, call.output);
   return Status();
 }
 
-Status SelfBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
-                                  const Piece& piece, std::span<const std::uint64_t>,
-                                  Patience patience) {
-  return SelfBackend::allreduce(group, dtype, op, {&piece, 1}, patience);
+Status SelfBackend::alltoall(const Alltoall& call, Patience) {
+  copy(call.input, call.output);
+  return Status();
 }
 
-Status SelfBackend::alltoall(const Group&, std::span<const std::byte> input,
-                             std::span<const std::size_t>, std::span<std::byte> output,
-                             std::span<const std::size_t>, Patience) {
-  copy(input, output);
-  return Status();
+Status SelfBackend::reducescatter(const Reducescatter& call, Patience patience) {
+  return SelfBackend::allreduce({call.group, call.dtype, call.op, {&call.piece, 1}}, patience);
 }
 
 }  // namespace hvdlite

@@ -11,6 +11,7 @@
 #include "bindings/handle.h"
 #include "bindings/slot.h"
 #include "bindings/unlocked.h"
+#include "engine/entry_builder.h"
 #include "host/host_backend.h"
 #include "os/fd.h"
 #include "transport/fabric.h"
@@ -20,140 +21,109 @@ namespace py = pybind11;
 namespace hvdlite {
 namespace {
 
+using HolderPtr = std::shared_ptr<EngineHolder>;
+using HandlePtr = std::unique_ptr<HandleObject>;
+
+// A tensor of a call, as Python describes it.
 struct TensorArgument {
   TensorShape shape;
   const void* input = nullptr;
   void* output = nullptr;
-  int gpu = -1;  // ordinal; -1: host memory
+  int gpu = kHostMemory;
 };
-
-// The one GPU of an entry's tensors, and the stream that they are ready on.
-void place(Entry& entry, const std::vector<const TensorArgument*>& tensors, std::uintptr_t stream) {
-  for (const TensorArgument* tensor : tensors) {
-    if (tensor->gpu < 0) continue;
-    if (entry.gpu && entry.gpu->ordinal != tensor->gpu) {
-      raise_status(Status(StatusCode::kInvalidArgument,
-                          describe(entry.request) + ": its tensors are on GPU " +
-                              std::to_string(entry.gpu->ordinal) + " and on GPU " +
-                              std::to_string(tensor->gpu) + "; send them one by one"));
-    }
-    entry.gpu = GpuSource{tensor->gpu, stream_of(stream), nullptr};
-  }
-}
-
-EntryPtr make_entry(Kind kind, std::string name, std::uint32_t process_set,
-                    const std::vector<const TensorArgument*>& tensors, std::uintptr_t stream) {
-  auto entry = std::make_shared<Entry>();
-  entry->request.kind = kind;
-  entry->request.name = std::move(name);
-  entry->request.process_set = process_set;
-  for (const TensorArgument* tensor : tensors) {
-    entry->request.tensors.push_back(tensor->shape);
-    entry->inputs.push_back(tensor->input);
-    entry->outputs.push_back(tensor->output);
-  }
-  place(*entry, tensors, stream);
-  return entry;
-}
-
-using HolderPtr = std::shared_ptr<EngineHolder>;
-using HandlePtr = std::unique_ptr<HandleObject>;
-
-HandlePtr submit(const HolderPtr& self, EntryPtr entry, py::object keep, bool blocking) {
-  self->release_orphans();
-  raise_if_error(self->engine().enqueue(entry, blocking));
-  return std::make_unique<HandleObject>(self, std::move(entry), std::move(keep), blocking);
-}
-
-EntryPtr make_reduction(Kind kind, std::string name, std::uint32_t process_set,
-                        const std::vector<const TensorArgument*>& tensors, int op, double prescale,
-                        double postscale, std::uintptr_t stream) {
-  if (!is_valid_op(op)) {
-    raise_status(Status(StatusCode::kInvalidArgument, "op " + std::to_string(op) + " is unknown"));
-  }
-  EntryPtr entry = make_entry(kind, std::move(name), process_set, tensors, stream);
-  entry->request.op = static_cast<ReduceOp>(op);
-  entry->request.prescale = prescale;
-  entry->request.postscale = postscale;
-  return entry;
-}
-
-HandlePtr allreduce(const HolderPtr& self, std::string name,
-                    const std::vector<const TensorArgument*>& tensors, int op, double prescale,
-                    double postscale, std::optional<double> weight, std::uint32_t process_set,
-                    py::object keep, bool blocking, std::uintptr_t stream) {
-  EntryPtr entry = make_reduction(Kind::kAllreduce, std::move(name), process_set, tensors, op,
-                                  prescale, postscale, stream);
-  entry->request.weighted = weight.has_value();
-  entry->weight = weight.value_or(1.0);
-  return submit(self, std::move(entry), std::move(keep), blocking);
-}
-
-HandlePtr allgather(const HolderPtr& self, std::string name,
-                    const std::vector<const TensorArgument*>& tensors, std::uint32_t process_set,
-                    py::object keep, bool blocking, std::uintptr_t stream) {
-  return submit(self, make_entry(Kind::kAllgather, std::move(name), process_set, tensors, stream),
-                std::move(keep), blocking);
-}
-
-HandlePtr reducescatter(const HolderPtr& self, std::string name,
-                        const std::vector<const TensorArgument*>& tensors, int op, double prescale,
-                        double postscale, std::uint32_t process_set, py::object keep, bool blocking,
-                        std::uintptr_t stream) {
-  return submit(self,
-                make_reduction(Kind::kReducescatter, std::move(name), process_set, tensors, op,
-                               prescale, postscale, stream),
-                std::move(keep), blocking);
-}
-
-HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
-                   std::vector<std::int64_t> splits, std::uint32_t process_set, py::object keep,
-                   bool blocking, std::uintptr_t stream) {
-  EntryPtr entry = make_entry(Kind::kAlltoall, std::move(name), process_set, {&tensor}, stream);
-  entry->request.splits = std::move(splits);
-  return submit(self, std::move(entry), std::move(keep), blocking);
-}
-
-HandlePtr broadcast(const HolderPtr& self, std::string name,
-                    const std::vector<const TensorArgument*>& tensors, int root,
-                    std::uint32_t process_set, py::object keep, bool blocking,
-                    std::uintptr_t stream) {
-  EntryPtr entry = make_entry(Kind::kBroadcast, std::move(name), process_set, tensors, stream);
-  entry->request.root = root;
-  return submit(self, std::move(entry), std::move(keep), blocking);
-}
-
-HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process_set,
-                  bool blocking) {
-  return submit(self, make_entry(Kind::kBarrier, std::move(name), process_set, {}, 0), py::none(),
-                blocking);
-}
-
-HandlePtr join(const HolderPtr& self, bool blocking) {
-  return submit(self, make_entry(Kind::kJoin, std::string(kJoinName), 0, {}, 0), py::none(),
-                blocking);
-}
+using Tensors = std::vector<const TensorArgument*>;
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
                                             std::uintptr_t output, int gpu,
                                             std::optional<int> wire) {
-  for (const int number : {dtype, wire.value_or(dtype)}) {
-    if (is_valid_dtype(number)) continue;
-    raise_status(
-        Status(StatusCode::kInvalidArgument, "dtype " + std::to_string(number) + " is unknown"));
-  }
-  for (const std::int64_t dim : shape) {
-    if (dim < 0) raise_status(Status(StatusCode::kInvalidArgument, "a dimension is negative"));
-  }
+  Result<TensorShape> made =
+      make_shape(std::move(name), dtype, wire.value_or(dtype), std::move(shape));
+  raise_if_error(made.status());
   auto tensor = std::make_unique<TensorArgument>();
-  tensor->shape = {std::move(name), static_cast<DataType>(dtype), std::move(shape)};
+  tensor->shape = std::move(made.value());
   tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
   tensor->gpu = gpu;
-  if (gpu >= 0) tensor->shape.device = DeviceType::kGpu;
-  tensor->shape.wire = static_cast<DataType>(wire.value_or(dtype));
   return tensor;
+}
+
+EntryBuilder call_of(Kind kind, std::string name, std::uint32_t process_set, const Tensors& tensors,
+                     std::uintptr_t stream) {
+  EntryBuilder call(kind, std::move(name), process_set);
+  for (const TensorArgument* tensor : tensors) {
+    call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream));
+  }
+  return call;
+}
+
+HandlePtr submit(const HolderPtr& self, EntryBuilder& call, py::object keep, bool blocking) {
+  Result<EntryPtr> entry = call.build();
+  raise_if_error(entry.status());
+  self->release_orphans();
+  raise_if_error(self->engine().enqueue(entry.value(), blocking));
+  return std::make_unique<HandleObject>(self, std::move(entry.value()), std::move(keep), blocking);
+}
+
+// The parameters of the functions below are those of Python, see _core.pyi.
+
+HandlePtr allreduce(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
+                    double prescale, double postscale, std::optional<double> weight,
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
+  return submit(self, call.reduce(op, prescale, postscale).weigh(weight), std::move(keep),
+                blocking);
+}
+
+HandlePtr allgather(const HolderPtr& self, std::string name, const Tensors& tensors,
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kAllgather, std::move(name), process_set, tensors, stream);
+  return submit(self, call, std::move(keep), blocking);
+}
+
+HandlePtr reducescatter(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
+                        double prescale, double postscale, std::uint32_t process_set,
+                        py::object keep, bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kReducescatter, std::move(name), process_set, tensors, stream);
+  return submit(self, call.reduce(op, prescale, postscale), std::move(keep), blocking);
+}
+
+HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
+                   std::vector<std::int64_t> splits, std::uint32_t process_set, py::object keep,
+                   bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kAlltoall, std::move(name), process_set, {&tensor}, stream);
+  return submit(self, call.splits(std::move(splits)), std::move(keep), blocking);
+}
+
+HandlePtr broadcast(const HolderPtr& self, std::string name, const Tensors& tensors, int root,
+                    std::uint32_t process_set, py::object keep, bool blocking,
+                    std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kBroadcast, std::move(name), process_set, tensors, stream);
+  return submit(self, call.root(root), std::move(keep), blocking);
+}
+
+HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process_set,
+                  bool blocking) {
+  EntryBuilder call(Kind::kBarrier, std::move(name), process_set);
+  return submit(self, call, py::none(), blocking);
+}
+
+HandlePtr join(const HolderPtr& self, bool blocking) {
+  EntryBuilder call(Kind::kJoin, std::string(kJoinName));
+  return submit(self, call, py::none(), blocking);
+}
+
+HandlePtr add_process_set(const HolderPtr& self, std::string name,
+                          std::vector<std::int64_t> ranks) {
+  EntryBuilder call(Kind::kAddProcessSet, std::move(name));
+  return submit(self, call.ranks(std::move(ranks)), py::none(), /*blocking=*/true);
+}
+
+HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint32_t process_set) {
+  EntryBuilder call(Kind::kRemoveProcessSet, std::move(name));
+  return submit(self, call.removes(process_set), py::none(), /*blocking=*/true);
 }
 
 using LinkTuple = std::tuple<int, int, int, int, int>;
@@ -235,19 +205,6 @@ void abort(const HolderPtr& self, const std::string& reason) {
   Engine& engine = self->engine();
   const Unlocked unlocked;
   engine.abort(reason);
-}
-
-HandlePtr add_process_set(const HolderPtr& self, std::string name,
-                          std::vector<std::int64_t> ranks) {
-  EntryPtr entry = make_entry(Kind::kAddProcessSet, std::move(name), 0, {}, 0);
-  entry->request.splits = std::move(ranks);
-  return submit(self, std::move(entry), py::none(), /*blocking=*/true);
-}
-
-HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint32_t process_set) {
-  EntryPtr entry = make_entry(Kind::kRemoveProcessSet, std::move(name), 0, {}, 0);
-  entry->removes = process_set;
-  return submit(self, std::move(entry), py::none(), /*blocking=*/true);
 }
 
 std::unique_ptr<SlotObject> allocate_slot(const HolderPtr& self, int gpu, std::size_t bytes) {

@@ -176,6 +176,8 @@ void register_handle(py::module_& module) {
       .def("wait", &HandleObject::wait, py::arg("timeout") = py::none(),
            py::arg("stream") = py::none())
       .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
+      .def_property_readonly("set_id", &HandleObject::set_id)
+      .def_property_readonly("last_joined", &HandleObject::last_joined)
       .def_property_readonly("members", &HandleObject::members)
       .def("take_output", &HandleObject::take_output, py::arg("index") = 0)
       .def("copy_output", &HandleObject::copy_output, py::arg("index"), py::arg("target"),

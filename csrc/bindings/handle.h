@@ -48,6 +48,8 @@ class HandleObject {
   std::vector<std::int64_t> first_dimensions() const {
     return entry_->completion->first_dimensions;
   }
+  int set_id() const { return entry_->completion->set_id; }
+  int last_joined() const { return entry_->completion->last_joined; }
   int members() const { return entry_->completion->members; }
   pybind11::object take_output(std::size_t index);
   void copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream);

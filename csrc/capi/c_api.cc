@@ -1,39 +1,55 @@
 #include "capi/c_api.h"
 
+#include <algorithm>
 #include <cmath>
-#include <memory>
+#include <span>
 #include <utility>
 
 #include "engine/engine.h"
+#include "engine/entry_builder.h"
 #include "os/fd.h"
 
 namespace hvdlite {
 namespace {
 
-EntryPtr make_entry(const HvdliteCall& call) {
-  auto entry = std::make_shared<Entry>();
-  Request& request = entry->request;
-  request.kind = static_cast<Kind>(call.kind);
-  request.op = static_cast<ReduceOp>(call.op);
-  request.root = call.root;
-  request.process_set = call.process_set;
-  request.prescale = call.prescale;
-  request.postscale = call.postscale;
-  request.weighted = !std::isnan(call.weight);
-  request.name = call.name;
-  request.splits.assign(call.splits, call.splits + call.split_count);
-  entry->weight = request.weighted ? call.weight : 1.0;
-  for (std::int32_t i = 0; i < call.count; ++i) {
-    const HvdliteTensor& tensor = call.tensors[i];
-    request.tensors.push_back({tensor.name,
-                               static_cast<DataType>(tensor.dtype),
-                               {tensor.dims, tensor.dims + tensor.ndim},
-                               static_cast<DeviceType>(tensor.device),
-                               static_cast<DataType>(tensor.wire)});
-    entry->inputs.push_back(tensor.input);
-    entry->outputs.push_back(tensor.output);
+std::span<const HvdliteTensor> tensors_of(const HvdliteCall& call) {
+  return {call.tensors, static_cast<std::size_t>(call.count)};
+}
+
+// The GPU that the call's tensors are on, all on the same one; kHostMemory where none is on any.
+Result<int> gpu_of(const HvdliteCall& call, Engine& engine) {
+  bool on_gpu = false;
+  const void* somewhere = nullptr;
+  for (const HvdliteTensor& tensor : tensors_of(call)) {
+    if (tensor.device == static_cast<std::int32_t>(DeviceType::kHost)) continue;
+    on_gpu = true;
+    const bool empty = std::count(tensor.dims, tensor.dims + tensor.ndim, 0) > 0;
+    if (!empty) somewhere = tensor.input;
   }
-  return entry;
+  return on_gpu ? engine.gpu_of(somewhere) : kHostMemory;
+}
+
+Result<EntryPtr> make_entry(const HvdliteCall& call, Engine& engine) {
+  HVDLITE_RETURN_IF_ERROR(check_not_forked());
+  if (call.kind < 0 || call.kind > static_cast<int>(kLastKind)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "kind " + std::to_string(call.kind) + " is unknown");
+  }
+  EntryBuilder builder(static_cast<Kind>(call.kind), call.name, call.process_set);
+  builder.root(call.root).reduce(call.op, call.prescale, call.postscale);
+  if (!std::isnan(call.weight)) builder.weigh(call.weight);
+  builder.splits({call.splits, call.splits + call.split_count});
+  const Result<int> gpu = gpu_of(call, engine);
+  if (!gpu.ok()) return builder.refused(gpu.status());
+  for (const HvdliteTensor& tensor : tensors_of(call)) {
+    Result<TensorShape> shape = make_shape(tensor.name, tensor.dtype, tensor.wire,
+                                           {tensor.dims, tensor.dims + tensor.ndim});
+    HVDLITE_RETURN_IF_ERROR(shape.status());
+    const bool on_host = tensor.device == static_cast<std::int32_t>(DeviceType::kHost);
+    builder.tensor(std::move(shape.value()), tensor.input, tensor.output,
+                   on_host ? kHostMemory : gpu.value(), static_cast<CudaStream>(call.stream));
+  }
+  return builder.build();
 }
 
 // What the result of a call refers to while `done` runs.
@@ -77,59 +93,16 @@ void report(const HvdliteCall& call, Status status, Completion* completion) {
   call.done(call.context, &result);
 }
 
-// Finds out which GPU the tensors are on, if any is.
-Status place(Entry& entry, const HvdliteCall& call, Engine& engine) {
-  bool on_gpu = false;
-  const void* somewhere = nullptr;
-  for (std::size_t i = 0; i < entry.inputs.size(); ++i) {
-    const TensorShape& tensor = entry.request.tensors[i];
-    if (tensor.device == DeviceType::kHost) continue;
-    on_gpu = true;
-    if (tensor.count() > 0) somewhere = entry.inputs[i];
-  }
-  if (!on_gpu) return Status();
-  const Result<int> ordinal = engine.gpu_of(somewhere);
-  if (!ordinal.ok()) {
-    return Status(ordinal.status().code(),
-                  describe(entry.request) + ": " + ordinal.status().message());
-  }
-  entry.gpu = GpuSource{ordinal.value(), static_cast<CudaStream>(call.stream), nullptr};
-  return Status();
-}
-
-Status check(const HvdliteCall& call) {
-  HVDLITE_RETURN_IF_ERROR(check_not_forked());
-  if (call.kind < 0 || call.kind > static_cast<int>(kLastKind)) {
-    return Status(StatusCode::kInvalidArgument,
-                  "kind " + std::to_string(call.kind) + " is unknown");
-  }
-  if (!is_valid_op(call.op)) {
-    return Status(StatusCode::kInvalidArgument, "op " + std::to_string(call.op) + " is unknown");
-  }
-  for (std::int32_t i = 0; i < call.count; ++i) {
-    const HvdliteTensor& tensor = call.tensors[i];
-    for (const std::int32_t dtype : {tensor.dtype, tensor.wire}) {
-      if (is_valid_dtype(dtype)) continue;
-      return Status(StatusCode::kInvalidArgument,
-                    "'" + std::string(tensor.name) +
-                        "' is of a dtype that cannot be sent (number " + std::to_string(dtype) +
-                        ")");
-    }
-  }
-  return Status();
-}
-
 void submit(void* engine, const HvdliteCall* call) {
-  Status status = check(*call);
+  auto& self = *static_cast<Engine*>(engine);
+  const Result<EntryPtr> entry = make_entry(*call, self);
+  Status status = entry.status();
   if (status.ok()) {
-    const EntryPtr entry = make_entry(*call);
-    auto& self = *static_cast<Engine*>(engine);
     // The continuation belongs to the completion, which the entry keeps until it has run.
-    Completion* completion = entry->completion.get();
+    Completion* completion = entry.value()->completion.get();
     completion->then(
         [call = *call, completion] { report(call, completion->status(), completion); });
-    status = place(*entry, *call, self);
-    if (status.ok()) status = self.enqueue(entry, /*blocking=*/false);
+    status = self.enqueue(entry.value(), /*blocking=*/false);
   }
   if (!status.ok()) report(*call, status, nullptr);
 }

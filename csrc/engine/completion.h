@@ -77,8 +77,9 @@ class Completion {
   // What was received, written before finish(). The first dimensions say of which rows an output is
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
   // the process set; of a reducescatter those of this rank, by tensor.
-  // Of a join: the last rank to join.
   std::vector<std::int64_t> first_dimensions;
+  int set_id = -1;              // kAddProcessSet: the id of the new set
+  int last_joined = -1;         // kJoin: the last rank to join
   std::vector<Output> outputs;  // by tensor
   int members = 0;  // what an average divides by: those of the process set that had not joined, or
                     // all, as HVDLITE_AVERAGE_OVER_JOINED says

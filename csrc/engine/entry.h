@@ -39,6 +39,8 @@ struct Agreed {
   std::vector<std::int64_t> first_dimensions;  // as in Response
   std::vector<int> absent;                     // likewise
   std::uint32_t generation = 0;                // likewise
+  int set_id = -1;                             // likewise
+  int last_joined = -1;                        // likewise
 };
 
 // What one respond frame holds for this rank, cut where the settings change.

@@ -13,6 +13,10 @@ Status invalid_call(const Request& request, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
 }
 
+Status of_call(const Request& request, const Status& why) {
+  return Status(why.code(), describe(request) + ": " + why.message(), why.failed_rank());
+}
+
 namespace {
 
 Status check_wire(const Request& request, const TensorShape& tensor) {
@@ -21,8 +25,10 @@ Status check_wire(const Request& request, const TensorShape& tensor) {
   if (request.kind != Kind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return invalid_call(request, "a wire dtype goes with allreduce, and not with Adasum");
   }
-  if (narrow && is_floating(tensor.dtype)) return Status();
-  return invalid_call(request, "a wire dtype is float16 or bfloat16, of a floating-point tensor");
+  const bool wide = tensor.dtype == DataType::kFloat32 || tensor.dtype == DataType::kFloat64;
+  if (narrow && wide) return Status();
+  return invalid_call(request,
+                      "a wire dtype is float16 or bfloat16, of a float32 or float64 tensor");
 }
 
 // "'layer1', of dtype complex64," for a refusal.
@@ -120,7 +126,7 @@ Status check_overlap(const Entry& entry) {
 
 }  // namespace
 
-Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size) {
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
   if (group == nullptr) {
     return invalid_call(request, "there is no process set " + std::to_string(request.process_set) +
@@ -152,14 +158,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size
       return invalid_call(request, "a GPU tensor comes without its device and stream");
     }
   }
-  HVDLITE_RETURN_IF_ERROR(check_overlap(entry));
-  if (size == 1 && request.kind == Kind::kAlltoall) {
-    // With more ranks the coordinator looks, so that all of them hear of it.
-    if (const auto text = describe_bad_splits(rank, request, {true})) {
-      return Status(StatusCode::kInvalidArgument, *text, rank);
-    }
-  }
-  return Status();
+  return check_overlap(entry);
 }
 
 }  // namespace hvdlite

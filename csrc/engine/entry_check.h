@@ -1,5 +1,4 @@
-// What a rank refuses by itself, before it tells the others: a call that is wrong whatever they
-// say. Pure.
+// Local argument checks: errors that do not depend on other ranks. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -12,8 +11,10 @@ namespace hvdlite {
 
 // "what the call is: why".
 Status invalid_call(const Request& request, const std::string& why);
+// The same error, with what the call is in front of its message.
+Status of_call(const Request& request, const Status& why);
 // The error of a call, kInvalidArgument. `group` is its process set, null where there is none of
-// that number; `size` is the world's.
-Status check_entry(const Entry& entry, const GroupPtr& group, int rank, int size);
+// that number.
+Status check_entry(const Entry& entry, const GroupPtr& group, int rank);
 
 }  // namespace hvdlite

@@ -27,24 +27,29 @@ std::size_t cache_capacity(const Config& config) {
   return static_cast<std::size_t>(std::clamp<std::int64_t>(config.cache_capacity, 0, kMaxCacheIds));
 }
 
-// How many numbers an answer to this request brings, see Response::first_dimensions.
-std::size_t numbers_due(const Request& request, std::size_t members) {
+// How many of Response::first_dimensions an answer to this request brings.
+std::size_t rows_due(const Request& request, std::size_t members) {
   if (request.kind == Kind::kAllgather) return members * request.tensors.size();
-  if (request.kind == Kind::kAlltoall) return members;
-  return request.kind == Kind::kJoin || request.changes_process_sets() ? 1 : 0;
+  return request.kind == Kind::kAlltoall ? members : 0;
+}
+
+// Whether the answer is one to this request of a rank, in a process set of so many members.
+bool fits(const Response& response, const Request& request, std::size_t members) {
+  return response.first_dimensions.size() == rows_due(request, members) &&
+         (response.set_id >= 0) == request.changes_process_sets() &&
+         (response.last_joined >= 0) == (request.kind == Kind::kJoin);
 }
 
 // The member's part of a response: of an alltoall only the rows that it receives itself. (An error
 // has no kind.)
 Response addressed_part(const Response& response, const Group& group, std::size_t index) {
   if (response.request.kind != Kind::kAlltoall) return response;
-  Response part{response.form,
-                response.cache_id,
-                response.request,
-                {},
-                response.absent,
-                response.generation,
-                {}};
+  Response part;
+  part.form = response.form;
+  part.cache_id = response.cache_id;
+  part.request = response.request;
+  part.absent = response.absent;
+  part.generation = response.generation;
   const std::size_t members = group.ranks.size();
   const auto begin =
       response.first_dimensions.begin() + static_cast<std::ptrdiff_t>(index * members);
@@ -203,12 +208,10 @@ Status Negotiator::unanswered() const {
   if (set == nullptr || set->index_of(kLeft) >= 0) {
     return left_early(kLeft, *left_[kLeft], describe(request) + " waits for it");
   }
-  return Status(StatusCode::kRankFailed,
-                "rank 0 left after " + std::to_string(*left_[kLeft]) + " collectives, but " +
-                    describe(request) + " of " + describe(*set) +
-                    " waits for it: rank 0 decides for all process sets; end the program on every "
-                    "rank with hvd.barrier()",
-                kLeft);
+  return left_early(kLeft, *left_[kLeft],
+                    describe(request) + " of " + describe(*set) + " waits for it",
+                    ": rank 0 decides for all process sets; end the program on every rank with "
+                    "hvd.barrier()");
 }
 
 Status Negotiator::root_cause(Status fallback) {
@@ -282,7 +285,7 @@ Status Negotiator::flush_answers() {
   do {
     left = control_.unsent();
     status = waiter_.wait(flushed, never_fails, Deadline::after_knob(patience_));
-    // A slow link is no peer that does not read.
+    // A slow link is not a peer that does not read.
   } while (status.code() == StatusCode::kTimeout && control_.unsent() < left);
   if (status.code() != StatusCode::kTimeout) return status;
   const std::vector<int> ranks = control_.unread();
@@ -358,8 +361,7 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
                   "the coordinator answered '" + key + "', which this rank has not submitted");
   }
   const GroupPtr set = sets_.get(entry->request.process_set);
-  if (joined || set == nullptr ||
-      response.first_dimensions.size() != numbers_due(entry->request, set->ranks.size())) {
+  if (joined || set == nullptr || !fits(response, entry->request, set->ranks.size())) {
     const Status misfit(StatusCode::kInternal, "the coordinator's answer to " +
                                                    describe(entry->request) +
                                                    " does not fit what this rank has submitted");
@@ -367,8 +369,8 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     return misfit;
   }
   if (request->kind == Kind::kRemoveProcessSet) cache_.forget(entry->removes);
-  round.entries.push_back(
-      {std::move(entry), response.first_dimensions, absent, response.generation});
+  round.entries.push_back({std::move(entry), response.first_dimensions, absent, response.generation,
+                           response.set_id, response.last_joined});
   return Status();
 }
 

@@ -1,9 +1,11 @@
-// Who runs the engine now: its own thread (the background), or a thread that blocks on a handle and
-// does the work itself (a foreground), which saves a small blocking call two thread hand-offs.
+// Says which thread runs the engine now: its own (the background), or a thread that blocks on a
+// handle and does the work itself (a foreground), which saves a small blocking call two thread
+// hand-offs.
 //
-// Exactly one of them holds the turn; whatever belongs to "the runner" is guarded by it. The
-// background takes a free turn when it is nudged (there is work that nobody waits for), or when no
-// foreground has come back for a while. Any thread.
+// Exactly one of them holds the token; all that belongs to "the runner" is guarded by it. The
+// background takes a free token when it is woken (there is work that nobody waits for), or when no
+// foreground has come back for a while. The engine owns the token; any thread may call it, and its
+// mutex is never held while another one is taken.
 #pragma once
 
 #include <atomic>
@@ -13,31 +15,32 @@
 
 namespace hvdlite {
 
-class Turn {
+class RunnerToken {
  public:
-  // Foreground: takes the turn if it is free.
+  // Foreground: takes the token if it is free.
   bool try_take() {
     MutexLock lock(mutex_);
     if (held_ || closed_) return false;
     held_ = true;
-    wanted_.store(false);
+    requested_.store(false);
     return true;
   }
-  // Foreground: asks the background, which is asleep, to let go. Ring its waiter afterwards.
-  void want() { wanted_.store(true); }
-  // The background lets go as soon as it sees this.
-  bool wanted() const { return wanted_.load(); }
+  // Foreground: the engine's thread probably holds the token while asleep, so this asks for it.
+  // Ring that thread's waiter afterwards.
+  void request() { requested_.store(true); }
+  // The background releases the token as soon as it sees this.
+  bool requested() const { return requested_.load(); }
 
-  // Background: waits for the turn. False: closed, and the turn is the background's for good.
+  // Background: waits for the token. False: the token is closed, and the background's for good.
   bool take_background() {
     MutexLock lock(mutex_);
-    while (held_ || !(nudged_ || closed_)) {
-      const bool woken = changed_.wait_until(mutex_, std::chrono::steady_clock::now() + kGrace);
-      if (!woken && !held_ && std::chrono::steady_clock::now() - released_ >= kGrace) break;
+    while (held_ || !(woken_ || closed_)) {
+      const bool notified = changed_.wait_until(mutex_, std::chrono::steady_clock::now() + kGrace);
+      if (!notified && !held_ && std::chrono::steady_clock::now() - released_ >= kGrace) break;
     }
     held_ = true;
-    nudged_ = false;
-    wanted_.store(false);
+    woken_ = false;
+    requested_.store(false);
     return !closed_;
   }
   // `work_left`: entries are under way that the background should look after.
@@ -45,21 +48,21 @@ class Turn {
     MutexLock lock(mutex_);
     held_ = false;
     released_ = std::chrono::steady_clock::now();
-    nudged_ = nudged_ || work_left;
-    if (nudged_ || closed_) changed_.notify_one();
+    woken_ = woken_ || work_left;
+    if (woken_ || closed_) changed_.notify_one();
   }
-  // There is work that no foreground waits for.
-  void nudge() {
+  // Wakes the background where the token is free: there is work that no foreground waits for.
+  void wake() {
     MutexLock lock(mutex_);
     if (held_) return;  // the holder looks at the queue; ring its waiter
-    nudged_ = true;
+    woken_ = true;
     changed_.notify_one();
   }
-  // No foreground gets the turn any more; the background gets it next.
+  // No foreground gets the token any more; the background gets it next.
   void close() {
     MutexLock lock(mutex_);
     closed_ = true;
-    wanted_.store(false);
+    requested_.store(false);
     changed_.notify_one();
   }
 
@@ -67,13 +70,14 @@ class Turn {
   // Long enough for a loop of blocking calls, short enough for peers that need this rank's answer.
   static constexpr auto kGrace = std::chrono::milliseconds(2);
 
-  Mutex mutex_;
+  std::atomic<bool> requested_{false};
+
+  Mutex mutex_;  // guards what follows
   Condition changed_;
   bool held_ HVDLITE_GUARDED_BY(mutex_) = false;
-  bool nudged_ HVDLITE_GUARDED_BY(mutex_) = true;  // the background starts with the turn
+  bool woken_ HVDLITE_GUARDED_BY(mutex_) = true;  // the background starts with the token
   bool closed_ HVDLITE_GUARDED_BY(mutex_) = false;
   std::chrono::steady_clock::time_point released_ HVDLITE_GUARDED_BY(mutex_);
-  std::atomic<bool> wanted_{false};
 };
 
 }  // namespace hvdlite

@@ -4,12 +4,16 @@
 #include <span>
 #include <string>
 
-#include "backend/backend.h"
 #include "base/config.h"
 
 namespace hvdlite {
 
-// `reason` says what was found where it is ok: file, version, features.
+// Whether a library can be used here.
+struct Viability {
+  bool ok = true;
+  std::string reason;  // why it cannot be; where it can, what was found: file, version, features
+};
+
 struct GpuReport {
   Viability driver;
   Viability nccl;

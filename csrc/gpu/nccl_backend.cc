@@ -16,8 +16,7 @@ NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceW
       communicator_(std::move(communicator)),
       index_(communicator_->index()),
       size_(communicator_->size()),
-      fused_(fused),
-      adasum_(workspace, fused ? workspace.fusion.bytes() : 0) {
+      fused_(fused) {
   if (!fused_) return;
   // Without it NCCL copies through buffers of its own: slower, not wrong.
   (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());
@@ -27,14 +26,10 @@ NcclBackend::~NcclBackend() { abort(); }
 
 void NcclBackend::close(Deadline deadline) { communicator_->close(deadline); }
 
-Status NcclBackend::prepare_adasum(const Group& group, DataType dtype,
-                                   std::span<const std::uint64_t> counts, Patience patience) {
-  return adasum_.prepare(host_, group, index_, dtype, counts, patience);
-}
-
-Status NcclBackend::allgather(const Group&, std::span<const std::byte> input,
-                              std::span<const std::size_t> bytes, std::span<std::byte> output,
-                              Patience patience) {
+Status NcclBackend::allgather(const Allgather& call, Patience patience) {
+  const std::span<const std::byte> input = call.input;
+  const std::span<const std::size_t> bytes = call.bytes;
+  const std::span<std::byte> output = call.output;
   if (output.empty()) return Status();
   const bool even = std::all_of(bytes.begin(), bytes.end(),
                                 [&](std::size_t count) { return count == bytes.front(); });
@@ -58,24 +53,21 @@ Status NcclBackend::allgather(const Group&, std::span<const std::byte> input,
   });
 }
 
-Status NcclBackend::broadcast(const Group& group, int root, std::span<const std::byte> input,
-                              std::span<std::byte> output, Patience patience) {
-  if (output.empty()) return Status();
+Status NcclBackend::broadcast(const Broadcast& call, Patience patience) {
+  if (call.output.empty()) return Status();
   return communicator_->enqueue("a broadcast", patience, [&] {
-    return nccl().broadcast(input.data(), output.data(), output.size(), kBytes,
-                            group.index_of(root), communicator_->get(), stream());
+    return nccl().broadcast(call.input.data(), call.output.data(), call.output.size(), kBytes,
+                            call.group.index_of(call.root), communicator_->get(), stream());
   });
 }
 
-Status NcclBackend::alltoall(const Group&, std::span<const std::byte> input,
-                             std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                             std::span<const std::size_t> receive_bytes, Patience patience) {
+Status NcclBackend::alltoall(const Alltoall& call, Patience patience) {
   return communicator_->enqueue("an alltoall", patience, [&] {
-    const std::byte* from = input.data();
-    std::byte* to = output.data();
+    const std::byte* from = call.input.data();
+    std::byte* to = call.output.data();
     int peer = -1;
-    return for_all(send_bytes, [&](std::size_t sent) {
-      const std::size_t received = receive_bytes[++peer];
+    return for_all(call.send_bytes, [&](std::size_t sent) {
+      const std::size_t received = call.receive_bytes[++peer];
       const std::byte* part = std::exchange(from, from + sent);
       std::byte* place = std::exchange(to, to + received);
       NcclResult result = NcclResult::kSuccess;

@@ -21,7 +21,7 @@ int nccl_op(ReduceOp op) {
       return 3;
     case ReduceOp::kAverage:
       return 4;
-    case ReduceOp::kAdasum:  // made of sums
+    case ReduceOp::kAdasum:  // goes through the host
       break;
   }
   return 0;
@@ -34,34 +34,22 @@ ElementTypes widened(ElementTypes types) {
 
 }  // namespace
 
-Status NcclBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                              std::span<const Piece> pieces, Patience patience) {
-  if (!runs_on_device(group, types.memory, op, pieces)) {
+Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
+  const auto& [group, types, op, pieces] = call;
+  if (op == ReduceOp::kAdasum || !runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     through_host.look_in(std::move(nonfinite_));
-    return through_host.allreduce(group, types, op, pieces, patience);
+    return through_host.allreduce(call, patience);
   }
   if (is_complex(types.memory)) {
-    return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
+    return allreduce({group, component_of(types.memory), op, parts_of_complex(pieces)}, patience);
   }
   if (op == ReduceOp::kAverage && group.average_over > 0) {
-    return allreduce(group, types, ReduceOp::kSum, shares(group, pieces), patience);
+    return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
   }
-  const Status status = op == ReduceOp::kAdasum
-                            ? reduce_adasum(group, types.memory, pieces, patience)
-                            : reduce(widened(types), op, pieces, patience);
+  const Status status = reduce(widened(types), op, pieces, patience);
   nonfinite_ = nullptr;
   return status;
-}
-
-Status NcclBackend::reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
-                                  Patience patience) {
-  std::vector<std::uint64_t> counts;
-  for (const Piece& piece : pieces) counts.push_back(piece.count);
-  HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, dtype, counts, patience));
-  // The sums of dot products are all-reduces, too, and nobody's tensors.
-  const FiniteWord nonfinite = std::move(nonfinite_);
-  return adasum_.run(*this, group, index_, dtype, pieces, nonfinite.get(), patience);
 }
 
 Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
@@ -234,23 +222,22 @@ Status NcclBackend::scale_outputs(DataType dtype, std::span<const Piece> pieces)
   return workspace_.copies->enqueue(dtype, dtype, segments_);
 }
 
-Status NcclBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
-                                  const Piece& piece, std::span<const std::uint64_t> counts,
-                                  Patience patience) {
+Status NcclBackend::reducescatter(const Reducescatter& call, Patience patience) {
+  const auto& [group, dtype, op, piece, counts] = call;
   if (piece.count == 0) return Status();
   if (!runs_on_device(group, dtype, op, {&piece, 1})) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
-    return through_host.reducescatter(group, dtype, op, piece, counts, patience);
+    return through_host.reducescatter(call, patience);
   }
   if (is_complex(dtype)) {
     std::vector<std::uint64_t> twice(counts.begin(), counts.end());
     for (std::uint64_t& count : twice) count *= 2;
     const std::vector<Piece> parts = parts_of_complex({&piece, 1});
-    return reducescatter(group, component_of(dtype), op, parts[0], twice, patience);
+    return reducescatter({group, component_of(dtype), op, parts[0], twice}, patience);
   }
   if (op == ReduceOp::kAverage && group.average_over > 0) {
     const std::vector<Piece> share = shares(group, {&piece, 1});
-    return reducescatter(group, dtype, ReduceOp::kSum, share[0], counts, patience);
+    return reducescatter({group, dtype, ReduceOp::kSum, share[0], counts}, patience);
   }
   const DataType wire = widened(dtype).wire;
   if (wire == dtype && piece.prescale == 1.0) {

@@ -78,8 +78,9 @@ Result<std::vector<DeviceAgreement::Candidate>> DeviceAgreement::exchange(const 
                                                                           Patience patience) {
   std::vector<Candidate> members(group.ranks.size());
   const std::vector<std::size_t> bytes(members.size(), sizeof(Candidate));
-  HVDLITE_RETURN_IF_ERROR(host_.allgather(group, std::as_bytes(std::span(&own, 1)), bytes,
-                                          std::as_writable_bytes(std::span(members)), patience));
+  HVDLITE_RETURN_IF_ERROR(host_.allgather(
+      {group, std::as_bytes(std::span(&own, 1)), bytes, std::as_writable_bytes(std::span(members))},
+      patience));
   return members;
 }
 
@@ -123,7 +124,8 @@ Result<std::unique_ptr<DeviceBackend>> DeviceAgreement::make_nccl(
   const std::shared_ptr<const NcclApi>& api = loaded.value();
   const int root = group.ranks.front();
   if (fabric_->topology.rank == root) start.result = api->get_unique_id(&start.id);
-  HVDLITE_RETURN_IF_ERROR(host_.broadcast(group, root, bytes_of(start), bytes_of(start), patience));
+  HVDLITE_RETURN_IF_ERROR(
+      host_.broadcast({group, root, bytes_of(start), bytes_of(start)}, patience));
   if (start.result != NcclResult::kSuccess) {
     return invalid("NCCL does not start on rank " + std::to_string(root) + ": " +
                    api->error_string(start.result) + "; run with NCCL_DEBUG=INFO");

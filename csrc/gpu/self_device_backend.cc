@@ -10,19 +10,18 @@
 
 namespace hvdlite {
 
-Status SelfDeviceBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                                    std::span<const Piece> pieces, Patience patience) {
+Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
+  const auto& [group, types, op, pieces] = call;
   if (is_complex(types.memory)) {
     // Whatever the op is: there is nobody to reduce with.
-    return allreduce(group, component_of(types.memory), op, parts_of_complex(pieces), patience);
+    return allreduce({group, component_of(types.memory), op, parts_of_complex(pieces)}, patience);
   }
   if (op == ReduceOp::kAverage && group.average_over > 0 && is_floating(types.memory)) {
-    return allreduce(group, types, ReduceOp::kSum, shares(group, pieces), patience);
+    return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
   }
   if (!runs_on_device(group, types.memory, op, pieces)) {
     SelfBackend host;
-    return StagedBackend(workspace_, host, group.ranks[0])
-        .allreduce(group, types, op, pieces, patience);
+    return StagedBackend(workspace_, host, group.ranks[0]).allreduce(call, patience);
   }
   const CudaDevice::Current current(device());
   if (types.cast()) return cast_and_back(types, pieces);
@@ -78,27 +77,20 @@ Status SelfDeviceBackend::copy(std::span<const std::byte> from, std::span<std::b
       "copying");
 }
 
-Status SelfDeviceBackend::allgather(const Group&, std::span<const std::byte> input,
-                                    std::span<const std::size_t>, std::span<std::byte> output,
-                                    Patience) {
-  return copy(input, output);
+Status SelfDeviceBackend::allgather(const Allgather& call, Patience) {
+  return copy(call.input, call.output);
 }
 
-Status SelfDeviceBackend::broadcast(const Group&, int, std::span<const std::byte> input,
-                                    std::span<std::byte> output, Patience) {
-  return copy(input, output);
+Status SelfDeviceBackend::broadcast(const Broadcast& call, Patience) {
+  return copy(call.input, call.output);
 }
 
-Status SelfDeviceBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
-                                        const Piece& piece, std::span<const std::uint64_t>,
-                                        Patience patience) {
-  return allreduce(group, dtype, op, {&piece, 1}, patience);
+Status SelfDeviceBackend::alltoall(const Alltoall& call, Patience) {
+  return copy(call.input, call.output);
 }
 
-Status SelfDeviceBackend::alltoall(const Group&, std::span<const std::byte> input,
-                                   std::span<const std::size_t>, std::span<std::byte> output,
-                                   std::span<const std::size_t>, Patience) {
-  return copy(input, output);
+Status SelfDeviceBackend::reducescatter(const Reducescatter& call, Patience patience) {
+  return allreduce({call.group, call.dtype, call.op, {&call.piece, 1}}, patience);
 }
 
 }  // namespace hvdlite

@@ -42,8 +42,8 @@ Status StagedBackend::store(std::span<const std::byte> from, void* to, Patience 
   return wait_for_device(patience);
 }
 
-Status StagedBackend::allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                                std::span<const Piece> pieces, Patience patience) {
+Status StagedBackend::allreduce(const Allreduce& call, Patience patience) {
+  const auto& [group, types, op, pieces] = call;
   std::size_t bytes = 0;
   const std::size_t element_bytes = size_of(types.memory);
   for (const Piece& piece : pieces) bytes += piece.count * element_bytes;
@@ -61,7 +61,7 @@ Status StagedBackend::allreduce(const Group& group, ElementTypes types, ReduceOp
     }
   }
   nonfinite_ = nullptr;
-  HVDLITE_RETURN_IF_ERROR(host_.allreduce(group, types, op, staged, patience));
+  HVDLITE_RETURN_IF_ERROR(host_.allreduce({group, types, op, staged}, patience));
   for (std::size_t i = 0; i < staged.size(); ++i) {
     const auto* result = static_cast<const std::byte*>(staged[i].output);
     HVDLITE_RETURN_IF_ERROR(
@@ -70,45 +70,40 @@ Status StagedBackend::allreduce(const Group& group, ElementTypes types, ReduceOp
   return Status();
 }
 
-Status StagedBackend::allgather(const Group& group, std::span<const std::byte> input,
-                                std::span<const std::size_t> bytes, std::span<std::byte> output,
-                                Patience patience) {
-  input_.resize(input.size());
-  output_.resize(output.size());
-  HVDLITE_RETURN_IF_ERROR(fetch(input.data(), input_, patience));
-  HVDLITE_RETURN_IF_ERROR(host_.allgather(group, input_, bytes, output_, patience));
-  return store(output_, output.data(), patience);
+Status StagedBackend::allgather(const Allgather& call, Patience patience) {
+  input_.resize(call.input.size());
+  output_.resize(call.output.size());
+  HVDLITE_RETURN_IF_ERROR(fetch(call.input.data(), input_, patience));
+  HVDLITE_RETURN_IF_ERROR(host_.allgather({call.group, input_, call.bytes, output_}, patience));
+  return store(output_, call.output.data(), patience);
 }
 
-Status StagedBackend::broadcast(const Group& group, int root, std::span<const std::byte> input,
-                                std::span<std::byte> output, Patience patience) {
-  output_.resize(output.size());
-  if (root == rank_) HVDLITE_RETURN_IF_ERROR(fetch(input.data(), output_, patience));
-  HVDLITE_RETURN_IF_ERROR(host_.broadcast(group, root, output_, output_, patience));
-  return store(output_, output.data(), patience);
+Status StagedBackend::broadcast(const Broadcast& call, Patience patience) {
+  output_.resize(call.output.size());
+  if (call.root == rank_) HVDLITE_RETURN_IF_ERROR(fetch(call.input.data(), output_, patience));
+  HVDLITE_RETURN_IF_ERROR(host_.broadcast({call.group, call.root, output_, output_}, patience));
+  return store(output_, call.output.data(), patience);
 }
 
-Status StagedBackend::reducescatter(const Group& group, DataType dtype, ReduceOp op,
-                                    const Piece& piece, std::span<const std::uint64_t> counts,
-                                    Patience patience) {
-  const std::uint64_t own = counts[group.index_of(rank_)];
-  input_.resize(piece.count * size_of(dtype));
-  output_.resize(own * size_of(dtype));
+Status StagedBackend::alltoall(const Alltoall& call, Patience patience) {
+  input_.resize(call.input.size());
+  output_.resize(call.output.size());
+  HVDLITE_RETURN_IF_ERROR(fetch(call.input.data(), input_, patience));
+  HVDLITE_RETURN_IF_ERROR(
+      host_.alltoall({call.group, input_, call.send_bytes, output_, call.receive_bytes}, patience));
+  return store(output_, call.output.data(), patience);
+}
+
+Status StagedBackend::reducescatter(const Reducescatter& call, Patience patience) {
+  const Piece& piece = call.piece;
+  const std::uint64_t own = call.counts[call.group.index_of(rank_)];
+  input_.resize(piece.count * size_of(call.dtype));
+  output_.resize(own * size_of(call.dtype));
   HVDLITE_RETURN_IF_ERROR(fetch(piece.input, input_, patience));
   const Piece staged{input_.data(), output_.data(), piece.count, piece.prescale, piece.postscale};
-  HVDLITE_RETURN_IF_ERROR(host_.reducescatter(group, dtype, op, staged, counts, patience));
-  return store(output_, piece.output, patience);
-}
-
-Status StagedBackend::alltoall(const Group& group, std::span<const std::byte> input,
-                               std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                               std::span<const std::size_t> receive_bytes, Patience patience) {
-  input_.resize(input.size());
-  output_.resize(output.size());
-  HVDLITE_RETURN_IF_ERROR(fetch(input.data(), input_, patience));
   HVDLITE_RETURN_IF_ERROR(
-      host_.alltoall(group, input_, send_bytes, output_, receive_bytes, patience));
-  return store(output_, output.data(), patience);
+      host_.reducescatter({call.group, call.dtype, call.op, staged, call.counts}, patience));
+  return store(output_, piece.output, patience);
 }
 
 }  // namespace hvdlite

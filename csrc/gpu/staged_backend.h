@@ -1,6 +1,6 @@
 // The data plane of GPU tensors where some member has no NCCL, and of reductions that a device does
-// not know (device_types.h): to the host, through the host's data plane, and back. Correct and
-// slow: its calls wait for the device.
+// not know (Adasum, and those of device_types.h): to the host, through the host's data plane, and
+// back. Correct and slow: its calls wait for the device.
 #pragma once
 
 #include <utility>
@@ -17,20 +17,12 @@ class StagedBackend : public DeviceBackend {
       : workspace_(workspace), host_(host), rank_(rank) {}
 
   std::string_view name() const override { return "GPU through the host"; }
-  Viability viable() const override { return {}; }
   CudaDevice& device() const override { return *workspace_.device; }
-  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                   std::span<const Piece> pieces, Patience patience) override;
-  Status allgather(const Group& group, std::span<const std::byte> input,
-                   std::span<const std::size_t> bytes, std::span<std::byte> output,
-                   Patience patience) override;
-  Status broadcast(const Group& group, int root, std::span<const std::byte> input,
-                   std::span<std::byte> output, Patience patience) override;
-  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
-                       std::span<const std::uint64_t> counts, Patience patience) override;
-  Status alltoall(const Group& group, std::span<const std::byte> input,
-                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                  std::span<const std::size_t> receive_bytes, Patience patience) override;
+  Status allreduce(const Allreduce& call, Patience patience) override;
+  Status allgather(const Allgather& call, Patience patience) override;
+  Status broadcast(const Broadcast& call, Patience patience) override;
+  Status alltoall(const Alltoall& call, Patience patience) override;
+  Status reducescatter(const Reducescatter& call, Patience patience) override;
   Result<FiniteWord> look_for_nonfinite() override {
     return nonfinite_ = std::make_shared<std::uint32_t>(0);
   }

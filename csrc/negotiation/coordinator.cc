@@ -48,12 +48,11 @@ std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", wh
 
 }  // namespace
 
-Status left_early(int rank, std::uint64_t collectives, const std::string& missing) {
+Status left_early(int rank, std::uint64_t collectives, const std::string& missing,
+                  const std::string& advice) {
   return Status(StatusCode::kRankFailed,
                 "rank " + std::to_string(rank) + " left after " + std::to_string(collectives) +
-                    " collectives, but " + missing +
-                    "; give every rank the same number of steps, or end the loop on every rank "
-                    "with hvd.join()",
+                    " collectives, but " + missing + advice,
                 rank);
 }
 
@@ -294,7 +293,7 @@ void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
     response.request.splits.clear();  // one member's; all have their part of the rows
   }
   if (response.request.kind == Kind::kJoin) {
-    response.first_dimensions = {last_joined_};
+    response.last_joined = last_joined_;
     joined_.assign(joined_.size(), false);
     failed_.clear();  // who has not made such a change has joined instead
   }

@@ -22,9 +22,13 @@
 
 namespace hvdlite {
 
-// A rank has left cleanly after so many collectives, and something still needs it: `missing` says
-// what, "allreduce 'x' waits for it".
-Status left_early(int rank, std::uint64_t collectives, const std::string& missing);
+inline constexpr const char* kSameSteps =
+    "; give every rank the same number of steps, or end the loop on every rank with hvd.join()";
+
+// The error where a rank has left cleanly after so many collectives, and something still needs it:
+// `missing` says what, "allreduce 'x' waits for it"; `advice` begins with its punctuation.
+Status left_early(int rank, std::uint64_t collectives, const std::string& missing,
+                  const std::string& advice = kSameSteps);
 
 class Coordinator {
  public:

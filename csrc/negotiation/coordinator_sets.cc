@@ -28,8 +28,8 @@ Coordinator::Book* Coordinator::find_book(const std::vector<std::int64_t>& ranks
 }
 
 std::optional<std::string> Coordinator::describe_bad_change(const Request& request) {
-  const std::string subject = std::string(name_of(request.kind)) + " of " + listed(request.splits);
-  const Book* book = find_book(request.splits);
+  const std::string subject = std::string(name_of(request.kind)) + " of " + listed(request.ranks);
+  const Book* book = find_book(request.ranks);
   if (request.kind == Kind::kRemoveProcessSet) {
     if (book != nullptr && book->group.id != 0) return std::nullopt;
     return subject + (book != nullptr ? ": the world itself stays" : ": there is no such set");
@@ -63,14 +63,14 @@ void Coordinator::respond_change(Tally tally) {
   std::uint32_t set = 0;
   if (tally.request.kind == Kind::kAddProcessSet) {
     set = ++epochs_;
-    const auto& ranks = tally.request.splits;
+    const auto& ranks = tally.request.ranks;
     add_set({static_cast<int>(set), {ranks.begin(), ranks.end()}, 0, 0});
   } else {
-    set = static_cast<std::uint32_t>(find_book(tally.request.splits)->group.id);
+    set = static_cast<std::uint32_t>(find_book(tally.request.ranks)->group.id);
     cache_.forget(set);
     removed_.push_back(set);
   }
-  response.first_dimensions = {set};
+  response.set_id = static_cast<int>(set);
   response.request = std::move(tally.request);
   responses_.push_back(std::move(response));
 }
@@ -98,7 +98,7 @@ bool Coordinator::fail_late_change(int rank, const Request& request) {
 bool Coordinator::fail_removal(int rank, const Request& request, Book& book) {
   Book* affected = book.removing.empty() ? nullptr : &book;
   if (request.kind == Kind::kRemoveProcessSet) {
-    affected = find_book(request.splits);
+    affected = find_book(request.ranks);
     const int index = affected == nullptr ? -1 : affected->group.index_of(rank);
     if (index < 0 || affected->group.id == 0) return false;
     affected->removing.resize(affected->group.ranks.size());
@@ -130,7 +130,7 @@ bool Coordinator::fail_removal(int rank, const Request& request, Book& book) {
   std::vector<std::string> removals;
   for (const auto& [name, tally] : books_.at(0).tallies) {
     const bool removal = tally.request.kind == Kind::kRemoveProcessSet;
-    if (removal && same(affected->group.ranks, tally.request.splits)) removals.push_back(name);
+    if (removal && same(affected->group.ranks, tally.request.ranks)) removals.push_back(name);
   }
   for (const std::string& name : removals) fail_change(name, error);
   return true;

@@ -29,10 +29,10 @@ std::vector<std::int64_t> dims_of(const TF_Tensor* tensor) {
   return dims;
 }
 
-// What is wrong with one call alone, this rank's or that of another which the message names, is a
-// mistake in the program, and what ranks disagree about is the code that scripts of Horovod expect:
-// the world goes on. Everything else ended it, and ABORTED is the one code that graphs hand on
-// unchanged for that. hvdlite/tensorflow/errors.py has the class of each.
+// Program errors, on this rank or on the one that the message names, map to INVALID_ARGUMENT, and
+// ranks that disagree to FAILED_PRECONDITION, which scripts of Horovod expect: the world goes on.
+// All else ended the world and maps to ABORTED, which graphs pass on unchanged. The class that
+// Python raises for each is in hvdlite/tensorflow/errors.py.
 TF_Code code_of(const HvdliteResult& result) {
   switch (static_cast<StatusCode>(result.code)) {
     case StatusCode::kInvalidArgument:

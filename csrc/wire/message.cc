@@ -74,7 +74,7 @@ void put_request(Writer& writer, const Request& request) {
     writer.put_text(tensor.name);
     for (const std::int64_t dim : tensor.dims) writer.put(dim);
   }
-  put_numbers(writer, request.splits);
+  put_numbers(writer, request.changes_process_sets() ? request.ranks : request.splits);
 }
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
@@ -119,7 +119,7 @@ void get_request(Reader& reader, Request& request) {
     get_tensor(reader, tensor);
     if (reader.bad()) return;
   }
-  get_numbers(reader, request.splits);
+  get_numbers(reader, request.changes_process_sets() ? request.ranks : request.splits);
 }
 
 void put_status(Writer& writer, const Status& status) {
@@ -144,6 +144,26 @@ void get_tunables(Reader& reader, Tunables& tunables) {
   for (const Tunable& one : kTunables) tunables.*one.field = reader.get<std::int64_t>();
 }
 
+std::vector<std::int64_t> numbers_of(const Response& response) {
+  if (response.set_id >= 0) return {response.set_id};
+  if (response.last_joined >= 0) return {response.last_joined};
+  return response.first_dimensions;
+}
+
+// A wrong count of numbers stays in first_dimensions, where it does not fit the request.
+void get_numbers(Reader& reader, Response& response) {
+  std::vector<std::int64_t>& numbers = response.first_dimensions;
+  get_numbers(reader, numbers);
+  for (const std::int64_t number : numbers) {
+    if (number < 0) reader.reject();
+  }
+  const bool joins = response.request.kind == Kind::kJoin;
+  if (numbers.size() != 1 || !(joins || response.request.changes_process_sets())) return;
+  if (numbers[0] > INT32_MAX) return reader.reject();
+  (joins ? response.last_joined : response.set_id) = static_cast<int>(numbers[0]);
+  numbers.clear();
+}
+
 void put_response(Writer& writer, const Response& response) {
   writer.put(response.form);
   if (response.form == Response::Form::kTune) return put_tunables(writer, response.tunables);
@@ -157,7 +177,7 @@ void put_response(Writer& writer, const Response& response) {
   writer.put(response.cache_id);
   if (response.form == Response::Form::kCached) return;
   put_request(writer, response.request);
-  put_numbers(writer, response.first_dimensions);
+  put_numbers(writer, numbers_of(response));
 }
 
 void put_absent(Writer& writer, const Response& response) {
@@ -189,10 +209,7 @@ void get_response(Reader& reader, Response& response) {
   response.cache_id = reader.get<std::uint32_t>();
   if (response.form == Response::Form::kCached) return;
   get_request(reader, response.request);
-  get_numbers(reader, response.first_dimensions);
-  for (const std::int64_t dim : response.first_dimensions) {
-    if (dim < 0) reader.reject();
-  }
+  get_numbers(reader, response);
 }
 
 bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }

@@ -8,14 +8,17 @@
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
 //              count:u32 tensor[count] count:u32 split:i64[count]
+//              split: a rank where the request changes the process sets
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
-//                      | full:   id:u32 request count:u32 first_dimension:i64[count]
+//                      | full:   id:u32 request count:u32 number:i64[count]
 //                      | error:  code:u8 rank:i32 set:u32 name:text message:text
 //                      | absent: generation:u32 count:u32 rank:i32[count]
 //                      | tune:   count:u8 value:i64[count] )
-//              absent is no response: it says who had joined, for the responses behind it; tune
+//              number: first_dimensions; the one set_id, or the one last_joined rank, where the
+//              request changes the process sets, or is a join
+//              absent is not a response: it says who had joined, for the responses behind it; tune
 //              goes to every rank of the world and holds from here on
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
@@ -92,9 +95,11 @@ struct Request {
   double postscale = 1.0;
   std::string name;
   std::vector<TensorShape> tensors;
-  // Alltoall: how many rows go to each member; empty: the same number to each. As this rank says,
-  // checked by describe_bad_splits. A change of the process sets: the ranks of the set.
+  // Alltoall: how many rows go to each member; empty: the same number to each. This is what the
+  // rank says; describe_bad_splits() checks it.
   std::vector<std::int64_t> splits;
+  // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks.
+  std::vector<std::int64_t> ranks;
 
   bool operator==(const Request&) const = default;
   bool changes_process_sets() const {
@@ -128,11 +133,12 @@ struct Response {
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
   Request request;                      // kFull; kError: process_set and name only
-  // kFull, a change of the process sets: the id of the set. A join: the last rank to join.
-  // Otherwise the rows that come from each member, by position in the set: of an allgather tensor
-  // by tensor; of an alltoall what this member receives (as the coordinator decides it, what every
-  // member receives, member by member).
+  // kFull: the rows that come from each member, by position in the set: of an allgather tensor by
+  // tensor; of an alltoall what this member receives (as the coordinator decides it, what every
+  // member receives, member by member). Empty for the other kinds.
   std::vector<std::int64_t> first_dimensions;
+  int set_id = -1;       // kFull, a change of the process sets: the set that comes or goes
+  int last_joined = -1;  // kFull, a join: the last rank to join
   // Members of the set that had joined and take no part, ascending, and the generation of the group
   // of the others (transport/topology.h).
   std::vector<int> absent;

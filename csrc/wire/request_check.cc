@@ -64,8 +64,8 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
   if (a.postscale != b.postscale) {
     return Difference{"postscale factor", text_of(a.postscale), text_of(b.postscale)};
   }
-  if (a.changes_process_sets() && a.splits != b.splits) {
-    return Difference{"ranks of the set", text_of(a.splits), text_of(b.splits)};
+  if (a.changes_process_sets() && a.ranks != b.ranks) {
+    return Difference{"ranks of the set", text_of(a.ranks), text_of(b.ranks)};
   }
   if (a.tensors.size() != b.tensors.size()) {
     return Difference{"number of tensors", text_of(a.tensors.size()), text_of(b.tensors.size())};
@@ -131,7 +131,7 @@ std::optional<std::string> describe_bad_splits(int rank, const Request& request,
 }
 
 std::optional<std::string> describe_bad_ranks(const Request& request, int size) {
-  const std::vector<std::int64_t>& ranks = request.splits;
+  const std::vector<std::int64_t>& ranks = request.ranks;
   const auto not_above = [](std::int64_t a, std::int64_t b) { return b <= a; };
   if (!ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
       std::adjacent_find(ranks.begin(), ranks.end(), not_above) == ranks.end()) {

@@ -1,4 +1,4 @@
-"""Row 39 of the scoreboard: no secret on a command line, no socket open to the network."""
+"""A job shows no secret on a command line, and opens no socket to the network."""
 
 from __future__ import annotations
 

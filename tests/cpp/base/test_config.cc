@@ -132,7 +132,7 @@ TEST(config_chunks_of_nothing_are_some_bytes_all_the_same) {
         HostBackend backend(*fabrics.value()[rank], config);
         std::vector<float> values(100, 1.0F);
         const Piece piece{values.data(), values.data(), values.size()};
-        CHECK_OK(backend.allreduce(*sets.get(0), DataType::kFloat32, ReduceOp::kSum, {&piece, 1},
+        CHECK_OK(backend.allreduce({*sets.get(0), DataType::kFloat32, ReduceOp::kSum, {&piece, 1}},
                                    kPatience));
         CHECK_EQ(values[99], 2.0F);
       });

@@ -113,7 +113,7 @@ inline EntryPtr change_entry(Kind kind, const std::string& name) {
 
 inline EntryPtr addition(const std::vector<int>& ranks, const std::string& name = "add") {
   auto entry = change_entry(Kind::kAddProcessSet, name);
-  entry->request.splits = {ranks.begin(), ranks.end()};
+  entry->request.ranks = {ranks.begin(), ranks.end()};
   return entry;
 }
 
@@ -126,7 +126,7 @@ inline EntryPtr removal(std::uint32_t set, const std::string& name = "remove") {
 inline std::uint32_t add_set(Engine& engine, const std::vector<int>& ranks) {
   const EntryPtr entry = addition(ranks);
   CHECK_OK(run(engine, entry));
-  return static_cast<std::uint32_t>(entry->completion->first_dimensions.at(0));
+  return static_cast<std::uint32_t>(entry->completion->set_id);
 }
 
 }  // namespace hvdlite::testing

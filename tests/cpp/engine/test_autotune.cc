@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "cpp/negotiation/rounds.h"
-#include "engine/autotune/autotune.h"
+#include "engine/autotune.h"
 #include "engine_worlds.h"
 #include "host/host_backend.h"
 #include "testing/inproc_world.h"
@@ -45,10 +45,9 @@ class NotingBackend : public HostBackend {
     current_ = tunables;
     HostBackend::tune(tunables);
   }
-  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                   std::span<const Piece> pieces, Patience patience) override {
+  Status allreduce(const Allreduce& call, Patience patience) override {
     notes_.push_back(current_);
-    return HostBackend::allreduce(group, types, op, pieces, patience);
+    return HostBackend::allreduce(call, patience);
   }
 
  private:

@@ -24,7 +24,7 @@ EntryPtr join_entry() {
 int join(Engine& engine) {
   const EntryPtr entry = join_entry();
   CHECK_OK(run(engine, entry));
-  return static_cast<int>(entry->completion->first_dimensions.at(0));
+  return entry->completion->last_joined;
 }
 
 // How many steps a rank has in a round: another rank is the last one in each.

@@ -13,7 +13,7 @@ namespace {
 
 std::string refusal(const Entry& entry) {
   const ProcessSets sets(1);
-  return check_entry(entry, sets.get(0), 0, 1).message();
+  return check_entry(entry, sets.get(0), 0).message();
 }
 
 // Tensors of so many floats from these places of one memory, in place.

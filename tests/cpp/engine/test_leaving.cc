@@ -41,7 +41,7 @@ std::unique_ptr<Operation> make(Kind kind, std::uint32_t set = 0) {
   request.process_set = set;
   if (kind == Kind::kBroadcast) request.root = 1;
   if (kind == Kind::kJoin) request.name = kJoinName;
-  if (kind == Kind::kAddProcessSet) request.splits = {1, 2};
+  if (kind == Kind::kAddProcessSet) request.ranks = {1, 2};
   return operation;
 }
 
@@ -67,7 +67,7 @@ class Leaving {
       CHECK_OK(engine->enqueue(entries.back(), false));
     }
     for (int rank = 0; rank < kRanks; ++rank) CHECK_OK(finish(*engines_[rank], entries[rank]));
-    return static_cast<std::uint32_t>(entries[0]->completion->first_dimensions.at(0));
+    return static_cast<std::uint32_t>(entries[0]->completion->set_id);
   }
   void submit(int rank, Kind kind, std::uint32_t set = 0) {
     operations_.emplace_back(rank, make(kind, set));

@@ -5,8 +5,7 @@
 
 #include "check.h"
 #include "cpp/negotiation/rounds.h"
-#include "engine/autotune/step_sampler.h"
-#include "engine/autotune/tuning_search.h"
+#include "engine/autotune.h"
 
 using namespace hvdlite;
 using namespace hvdlite::testing;

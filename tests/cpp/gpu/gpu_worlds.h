@@ -99,9 +99,8 @@ class ThroughDevice : public Backend {
   }
 
   std::string_view name() const override { return "through a device"; }
-  Viability viable() const override { return {}; }
-  Status allreduce(const Group& group, ElementTypes types, ReduceOp op,
-                   std::span<const Piece> pieces, Patience patience) override {
+  Status allreduce(const Allreduce& call, Patience patience) override {
+    const auto& [group, types, op, pieces] = call;
     std::vector<OnDevice> inputs, outputs;
     std::vector<Piece> moved(pieces.begin(), pieces.end());
     inputs.reserve(pieces.size());
@@ -118,43 +117,43 @@ class ThroughDevice : public Backend {
         piece.output = outputs.back().data();
       }
     }
-    HVDLITE_RETURN_IF_ERROR(call(group, patience, [&](DeviceBackend& plane) {
-      return plane.allreduce(group, types, op, moved, patience);
+    HVDLITE_RETURN_IF_ERROR(run(group, patience, [&](DeviceBackend& plane) {
+      return plane.allreduce({call.group, call.types, call.op, moved}, patience);
     }));
     for (std::size_t i = 0; i < moved.size(); ++i) {
       fetch(moved[i].output, pieces[i].output, moved[i].count * size_of(types.memory));
     }
     return Status();
   }
-  Status allgather(const Group& group, std::span<const std::byte> input,
-                   std::span<const std::size_t> bytes, std::span<std::byte> output,
-                   Patience patience) override {
-    return move(group, input, output, patience, [&](DeviceBackend& plane, auto in, auto out) {
-      return plane.allgather(group, in, bytes, out, patience);
-    });
+  Status allgather(const Allgather& call, Patience patience) override {
+    return move(call.group, call.input, call.output, patience,
+                [&](DeviceBackend& plane, auto in, auto out) {
+                  return plane.allgather({call.group, in, call.bytes, out}, patience);
+                });
   }
-  Status broadcast(const Group& group, int root, std::span<const std::byte> input,
-                   std::span<std::byte> output, Patience patience) override {
-    return move(group, input, output, patience, [&](DeviceBackend& plane, auto in, auto out) {
-      return plane.broadcast(group, root, in, out, patience);
-    });
+  Status broadcast(const Broadcast& call, Patience patience) override {
+    return move(call.group, call.input, call.output, patience,
+                [&](DeviceBackend& plane, auto in, auto out) {
+                  return plane.broadcast({call.group, call.root, in, out}, patience);
+                });
   }
-  Status reducescatter(const Group& group, DataType dtype, ReduceOp op, const Piece& piece,
-                       std::span<const std::uint64_t> counts, Patience patience) override {
+  Status alltoall(const Alltoall& call, Patience patience) override {
+    return move(call.group, call.input, call.output, patience,
+                [&](DeviceBackend& plane, auto in, auto out) {
+                  return plane.alltoall({call.group, in, call.send_bytes, out, call.receive_bytes},
+                                        patience);
+                });
+  }
+  Status reducescatter(const Reducescatter& call, Patience patience) override {
+    const auto& [group, dtype, op, piece, counts] = call;
     const auto own = counts[counts.size() == 1 ? 0 : group.index_of(rank)];
     const std::span<const std::byte> input(static_cast<const std::byte*>(piece.input),
                                            piece.count * size_of(dtype));
     const std::span<std::byte> output(static_cast<std::byte*>(piece.output), own * size_of(dtype));
     return move(group, input, output, patience, [&](DeviceBackend& plane, auto in, auto out) {
-      const Piece moved{in.data(), out.data(), piece.count, piece.prescale, piece.postscale};
-      return plane.reducescatter(group, dtype, op, moved, counts, patience);
-    });
-  }
-  Status alltoall(const Group& group, std::span<const std::byte> input,
-                  std::span<const std::size_t> send_bytes, std::span<std::byte> output,
-                  std::span<const std::size_t> receive_bytes, Patience patience) override {
-    return move(group, input, output, patience, [&](DeviceBackend& plane, auto in, auto out) {
-      return plane.alltoall(group, in, send_bytes, out, receive_bytes, patience);
+      const Piece moved{in.data(), out.data(), call.piece.count, call.piece.prescale,
+                        call.piece.postscale};
+      return plane.reducescatter({call.group, call.dtype, call.op, moved, call.counts}, patience);
     });
   }
   Status barrier(const Group& group, Patience patience) override {
@@ -167,7 +166,7 @@ class ThroughDevice : public Backend {
 
  private:
   template <typename Call>
-  Status call(const Group& group, Patience patience, const Call& body) {
+  Status run(const Group& group, Patience patience, const Call& body) {
     const Result<DeviceBackend*> plane = plane_.open(group, ordinal_, patience);
     HVDLITE_RETURN_IF_ERROR(plane.status());
     const CudaEventPtr ready = OnDevice::must(device_->record(producer_));
@@ -182,7 +181,7 @@ class ThroughDevice : public Backend {
     OnDevice in(*device_, producer_, input.size());
     OnDevice out(*device_, consumer_, output.size());
     in.write(input.data(), input.size());
-    HVDLITE_RETURN_IF_ERROR(call(group, patience, [&](DeviceBackend& plane) {
+    HVDLITE_RETURN_IF_ERROR(run(group, patience, [&](DeviceBackend& plane) {
       return body(plane, std::span<const std::byte>(in.data(), input.size()),
                   std::span<std::byte>(out.data(), output.size()));
     }));

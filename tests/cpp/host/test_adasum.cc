@@ -42,7 +42,7 @@ TEST(adasum_is_what_the_formula_says_in_every_world) {
         tensors.push_back(make_tensor(dtype, count, [&](std::size_t i) { return values[i]; }));
         pieces.push_back({tensors.back().data(), tensors.back().data(), count, 0.5, 3.0});
       }
-      CHECK_OK(backend.allreduce(world, dtype, ReduceOp::kAdasum, pieces, kPatience));
+      CHECK_OK(backend.allreduce({world, dtype, ReduceOp::kAdasum, pieces}, kPatience));
       for (std::size_t t = 0; t < counts.size(); ++t) {
         const Vector wanted = expected_of(size, counts[t], 0.5);
         for (std::size_t i = 0; i < counts[t]; ++i) {
@@ -52,7 +52,7 @@ TEST(adasum_is_what_the_formula_says_in_every_world) {
             std::memcpy(&got, at, sizeof(got));
           } else {
             float narrow = 0;
-            widen(dtype, at, &narrow, 1);
+            scale_copy({dtype, DataType::kFloat32}, at, &narrow, 1, 1.0);
             got = narrow;
           }
           CHECK(std::abs(got - 3 * wanted[i]) <= tolerance * (10 + std::abs(3 * wanted[i])));
@@ -70,7 +70,7 @@ TEST(adasum_adds_orthogonal_vectors_averages_equal_ones_and_passes_zeros) {
     const std::vector<Piece> pieces = {{axis.data(), axis.data(), axis.size()},
                                        {same.data(), same.data(), same.size()},
                                        {lonely.data(), lonely.data(), lonely.size()}};
-    CHECK_OK(backend.allreduce(world, DataType::kFloat32, ReduceOp::kAdasum, pieces, kPatience));
+    CHECK_OK(backend.allreduce({world, DataType::kFloat32, ReduceOp::kAdasum, pieces}, kPatience));
     CHECK_EQ(axis, (std::vector<float>{2, 3}));
     CHECK_EQ(same, (std::vector<float>{1, -2, 4}));
     CHECK_EQ(lonely, (std::vector<float>{7}));

@@ -41,7 +41,7 @@ TEST(average_of_equal_16_bit_floats_is_that_value_on_any_hosts) {
         const auto given = finite_values(type);
         auto values = given;
         const Piece piece{values.data(), values.data(), values.size()};
-        CHECK_OK(backend.allreduce(world, type, ReduceOp::kAverage, {&piece, 1}, kPatience));
+        CHECK_OK(backend.allreduce({world, type, ReduceOp::kAverage, {&piece, 1}}, kPatience));
         CHECK(values == given);
         // A reduce-scatter: the first member takes all, then all but one take the same.
         std::vector<std::uint64_t> counts(hosts.size(), given.size() / hosts.size());
@@ -49,7 +49,7 @@ TEST(average_of_equal_16_bit_floats_is_that_value_on_any_hosts) {
         std::vector<std::uint16_t> block(counts[rank]);
         const Piece scattered{given.data(), block.data(), given.size()};
         CHECK_OK(
-            backend.reducescatter(world, type, ReduceOp::kAverage, scattered, counts, kPatience));
+            backend.reducescatter({world, type, ReduceOp::kAverage, scattered, counts}, kPatience));
         std::uint64_t begin = 0;
         for (int r = 0; r < rank; ++r) begin += counts[r];
         CHECK(std::equal(block.begin(), block.end(),
@@ -65,8 +65,8 @@ TEST(average_of_wide_floats_that_travel_as_16_bits_does_not_overflow) {
       for (const DataType wire : {DataType::kFloat16, DataType::kBfloat16}) {
         std::vector<float> values(3000, 40960.0F);
         const Piece piece{values.data(), values.data(), values.size()};
-        CHECK_OK(backend.allreduce(world, {DataType::kFloat32, wire}, ReduceOp::kAverage,
-                                   {&piece, 1}, kPatience));
+        CHECK_OK(backend.allreduce(
+            {world, {DataType::kFloat32, wire}, ReduceOp::kAverage, {&piece, 1}}, kPatience));
         CHECK_EQ(values, std::vector<float>(3000, 40960.0F));
       }
     });
@@ -80,26 +80,26 @@ TEST(average_can_divide_by_more_ranks_than_give) {
     const int sum = size * (size + 1) / 2;
     std::vector<float> floats(3000, static_cast<float>(rank + 1));
     const Piece of_floats{floats.data(), floats.data(), floats.size()};
-    CHECK_OK(backend.allreduce(group, DataType::kFloat32, ReduceOp::kAverage, {&of_floats, 1},
+    CHECK_OK(backend.allreduce({group, DataType::kFloat32, ReduceOp::kAverage, {&of_floats, 1}},
                                kPatience));
     const float mean = static_cast<float>(sum) / static_cast<float>(size + 3);
     CHECK(std::abs(floats[2999] - mean) <= 1e-6F * mean);
     std::vector<std::int32_t> integers(3000, 7 * (rank + 1));
     const Piece of_integers{integers.data(), integers.data(), integers.size()};
-    CHECK_OK(backend.allreduce(group, DataType::kInt32, ReduceOp::kAverage, {&of_integers, 1},
+    CHECK_OK(backend.allreduce({group, DataType::kInt32, ReduceOp::kAverage, {&of_integers, 1}},
                                kPatience));
     CHECK_EQ(integers[2999], 7 * sum / (size + 3));
     std::vector<std::uint16_t> halves(3000, to_float16(static_cast<float>(size + 3)).bits);
     const Piece of_halves{halves.data(), halves.data(), halves.size()};
-    CHECK_OK(backend.allreduce(group, DataType::kFloat16, ReduceOp::kAverage, {&of_halves, 1},
+    CHECK_OK(backend.allreduce({group, DataType::kFloat16, ReduceOp::kAverage, {&of_halves, 1}},
                                kPatience));
     CHECK(std::abs(to_float(Float16{halves[0]}) - static_cast<float>(size)) < 0.01F);
     std::vector<std::uint64_t> counts(static_cast<std::size_t>(size), 5);
     std::vector<float> input(5 * counts.size(), static_cast<float>(rank + 1));
     std::vector<float> block(5);
     const Piece scattered{input.data(), block.data(), input.size()};
-    CHECK_OK(backend.reducescatter(group, DataType::kFloat32, ReduceOp::kAverage, scattered, counts,
-                                   kPatience));
+    CHECK_OK(backend.reducescatter(
+        {group, DataType::kFloat32, ReduceOp::kAverage, scattered, counts}, kPatience));
     CHECK(std::abs(block[4] - mean) <= 1e-6F * mean);
   };
   for_every_world(body);

@@ -21,7 +21,7 @@ TEST(backends_reduce_every_dtype_op_and_length) {
         for (const std::size_t count : {0, 1, 7, 300, 5003}) {
           auto tensor = make_tensor(type, count, [&](auto i) { return value_of(rank, i); });
           const Piece piece{tensor.data(), tensor.data(), count};
-          CHECK_OK(backend.allreduce(world, type, op, {&piece, 1}, kPatience));
+          CHECK_OK(backend.allreduce({world, type, op, {&piece, 1}}, kPatience));
           CHECK(tensor == make_tensor(type, count, [&](auto i) { return expected(op, size, i); }));
         }
       }
@@ -35,7 +35,7 @@ TEST(backends_average_and_scale) {
     std::vector<float> results(3000);
     const Piece piece{values.data(), results.data(), values.size(), 4.0, 0.5};
     CHECK_OK(
-        backend.allreduce(world, DataType::kFloat32, ReduceOp::kAverage, {&piece, 1}, kPatience));
+        backend.allreduce({world, DataType::kFloat32, ReduceOp::kAverage, {&piece, 1}}, kPatience));
     CHECK_EQ(results[2999], static_cast<float>(size - 1));  // 0.5 * 4 * (size - 1) / 2
     CHECK_EQ(values[2999], static_cast<float>(rank));
   });
@@ -78,7 +78,7 @@ TEST(backends_sum_average_multiply_and_scale_complex_numbers) {
         pieces.push_back({values.data() + begin, result.data() + begin,
                           static_cast<std::size_t>(count), 2.0, 0.5});
       }
-      CHECK_OK(backend.allreduce(world, DataType::kComplex64, op, pieces, kPatience));
+      CHECK_OK(backend.allreduce({world, DataType::kComplex64, op, pieces}, kPatience));
       const auto expected = expected_complex(op, size, values.size());
       for (std::size_t i = 0; i < values.size(); ++i) {
         CHECK(std::abs(result[i] - expected[i]) <= 1e-6f * std::abs(expected[i]));
@@ -100,11 +100,11 @@ TEST(backends_give_the_same_bits_however_tensors_are_batched) {
     auto apart = together;
     std::vector<Piece> pieces;
     for (auto& tensor : together) pieces.push_back({tensor.data(), tensor.data(), tensor.size()});
-    CHECK_OK(backend.allreduce(world, DataType::kFloat32, ReduceOp::kSum, pieces, kPatience));
+    CHECK_OK(backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, pieces}, kPatience));
     for (auto& tensor : apart) {
       const Piece piece{tensor.data(), tensor.data(), tensor.size()};
       CHECK_OK(
-          backend.allreduce(world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, kPatience));
+          backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}}, kPatience));
     }
     CHECK(together == apart);
   });
@@ -118,7 +118,7 @@ TEST(backends_gather_blocks_of_any_length) {
       for (int r = 0; r < size; ++r) total += bytes[r] = unit * static_cast<std::size_t>(r % 3);
       const std::vector<std::byte> input(bytes[rank], static_cast<std::byte>(rank + 1));
       std::vector<std::byte> output(total);
-      CHECK_OK(backend.allgather(world, input, bytes, output, kPatience));
+      CHECK_OK(backend.allgather({world, input, bytes, output}, kPatience));
       std::size_t at = 0;
       for (int r = 0; r < size; ++r) {
         for (std::size_t i = 0; i < bytes[r]; ++i) {
@@ -134,7 +134,7 @@ TEST(backends_broadcast_from_every_root) {
   for_every_world([](int size, int rank, Backend& backend, const Group& world) {
     for (int root = 0; root < size; ++root) {
       std::vector<std::byte> data(20000, static_cast<std::byte>(rank == root ? root + 1 : 0));
-      CHECK_OK(backend.broadcast(world, root, data, data, kPatience));
+      CHECK_OK(backend.broadcast({world, root, data, data}, kPatience));
       CHECK(data.back() == static_cast<std::byte>(root + 1));
     }
   });
@@ -165,7 +165,7 @@ TEST(backends_interleave_process_sets_over_the_same_slots) {
         std::vector<float> values(step % 2 == 0 ? 10 : 3000, static_cast<float>(rank + step));
         const Piece piece{values.data(), values.data(), values.size()};
         CHECK_OK(
-            backend.allreduce(group, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, kPatience));
+            backend.allreduce({group, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}}, kPatience));
         float sum = 0;
         for (const int member : group.ranks) sum += static_cast<float>(member + step);
         CHECK_EQ(values.back(), sum);
@@ -186,21 +186,21 @@ TEST(backends_interleave_process_sets_and_collectives_across_hosts) {
         if (group.index_of(rank) < 0) continue;
         const int root = group.ranks[static_cast<std::size_t>(step) % group.ranks.size()];
         std::vector<std::byte> data(9000, static_cast<std::byte>(rank == root ? step + 1 : 0));
-        CHECK_OK(backend.broadcast(group, root, data, data, kPatience));
+        CHECK_OK(backend.broadcast({group, root, data, data}, kPatience));
         CHECK(data.front() == static_cast<std::byte>(step + 1));
         CHECK(data.back() == static_cast<std::byte>(step + 1));
 
         std::vector<double> values(3000, rank + 0.5);
         const Piece piece{values.data(), values.data(), values.size()};
         CHECK_OK(
-            backend.allreduce(group, DataType::kFloat64, ReduceOp::kMax, {&piece, 1}, kPatience));
+            backend.allreduce({group, DataType::kFloat64, ReduceOp::kMax, {&piece, 1}}, kPatience));
         CHECK_EQ(values.front(), group.ranks.back() + 0.5);
         CHECK_EQ(values.back(), group.ranks.back() + 0.5);
 
         const std::vector<std::byte> own(7, static_cast<std::byte>(rank));
         const std::vector<std::size_t> bytes(group.ranks.size(), own.size());
         std::vector<std::byte> gathered(own.size() * group.ranks.size());
-        CHECK_OK(backend.allgather(group, own, bytes, gathered, kPatience));
+        CHECK_OK(backend.allgather({group, own, bytes, gathered}, kPatience));
         CHECK(gathered.back() == static_cast<std::byte>(group.ranks.back()));
         CHECK_OK(backend.barrier(group, kPatience));
       }
@@ -217,14 +217,16 @@ TEST(backends_notice_a_lost_rank_in_every_collective) {
   const std::vector<std::uint64_t> counts(3, data.size());
   const std::vector<Call> calls = {
       [&](Backend& b, const Group& g) { return b.barrier(g, kPatience); },
-      [&](Backend& b, const Group& g) { return b.broadcast(g, 1, data, data, kPatience); },
-      [&](Backend& b, const Group& g) { return b.allgather(g, data, bytes, gathered, kPatience); },
+      [&](Backend& b, const Group& g) { return b.broadcast({g, 1, data, data}, kPatience); },
       [&](Backend& b, const Group& g) {
-        const Piece piece{gathered.data(), data.data(), gathered.size()};
-        return b.reducescatter(g, DataType::kUint8, ReduceOp::kSum, piece, counts, kPatience);
+        return b.allgather({g, data, bytes, gathered}, kPatience);
       },
       [&](Backend& b, const Group& g) {
-        return b.alltoall(g, gathered, bytes, swapped, bytes, kPatience);
+        const Piece piece{gathered.data(), data.data(), gathered.size()};
+        return b.reducescatter({g, DataType::kUint8, ReduceOp::kSum, piece, counts}, kPatience);
+      },
+      [&](Backend& b, const Group& g) {
+        return b.alltoall({g, gathered, bytes, swapped, bytes}, kPatience);
       }};
   const ProcessSets sets(3);
   for (const Hosts& hosts : {Hosts{0, 0, 0}, Hosts{0, 1, 1}}) {
@@ -254,7 +256,7 @@ TEST(backends_name_the_rank_that_makes_no_progress) {
       std::vector<float> values(10);
       const Piece piece{values.data(), values.data(), values.size()};
       const Status status =
-          backend.allreduce(world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, 50ms);
+          backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}}, 50ms);
       CHECK_STATUS(status, StatusCode::kTimeout);
       CHECK_EQ(status.failed_rank(), 1);
     });
@@ -275,8 +277,8 @@ TEST(backends_notice_a_lost_rank_at_once) {
     std::vector<float> values(5000);
     const Piece piece{values.data(), values.data(), values.size()};
     const auto begin = std::chrono::steady_clock::now();
-    const Status status =
-        backend.allreduce(*sets.get(0), DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, kPatience);
+    const Status status = backend.allreduce(
+        {*sets.get(0), DataType::kFloat32, ReduceOp::kSum, {&piece, 1}}, kPatience);
     CHECK_STATUS(status, StatusCode::kRankFailed);
     CHECK_EQ(status.failed_rank(), 1);
     CHECK(std::chrono::steady_clock::now() - begin < 1s);
@@ -292,16 +294,16 @@ TEST(backends_fake_fails_on_demand_and_records) {
   float value = 1;
   const Piece piece{&value, &value, 1};
   CHECK_STATUS(
-      fake.allreduce(*sets.get(0), DataType::kFloat32, ReduceOp::kMax, {&piece, 1}, kPatience),
+      fake.allreduce({*sets.get(0), DataType::kFloat32, ReduceOp::kMax, {&piece, 1}}, kPatience),
       StatusCode::kRankFailed);
   CHECK_STATUS(fake.barrier(*sets.get(0), kPatience), StatusCode::kRankFailed);
   CHECK_EQ(calls.at(0), std::string("allreduce of 1 float32 by max"));
   CHECK_EQ(calls.at(1), std::string("barrier"));
   const std::vector<std::uint64_t> counts{1};
-  CHECK_STATUS(fake.reducescatter(*sets.get(0), DataType::kFloat32, ReduceOp::kSum, piece, counts,
+  CHECK_STATUS(fake.reducescatter({*sets.get(0), DataType::kFloat32, ReduceOp::kSum, piece, counts},
                                   kPatience),
                StatusCode::kRankFailed);
-  CHECK_STATUS(fake.alltoall(*sets.get(0), {}, {}, {}, {}, kPatience), StatusCode::kRankFailed);
+  CHECK_STATUS(fake.alltoall({*sets.get(0), {}, {}, {}, {}}, kPatience), StatusCode::kRankFailed);
   CHECK_EQ(calls.at(2), std::string("reducescatter of 1 float32 by sum"));
   CHECK_EQ(calls.at(3), std::string("alltoall of 0 bytes"));
 }

@@ -49,7 +49,7 @@ TEST(backends_reduce_and_scatter_every_dtype_op_and_block) {
           const auto input = make_tensor(type, all, [&](auto i) { return value_of(rank, i); });
           std::vector<std::byte> output(counts[rank] * size_of(type));
           const Piece piece{input.data(), output.data(), all};
-          CHECK_OK(backend.reducescatter(world, type, op, piece, counts, kPatience));
+          CHECK_OK(backend.reducescatter({world, type, op, piece, counts}, kPatience));
           const std::uint64_t begin = sum(counts, rank);
           CHECK(output == make_tensor(type, counts[rank],
                                       [&](auto i) { return expected(op, size, begin + i); }));
@@ -70,10 +70,10 @@ TEST(backends_reducescatter_gives_the_bits_of_an_allreduce) {
           });
           std::vector<std::byte> whole(input.size());
           const Piece reduced{input.data(), whole.data(), all, 0.3, 1.7};
-          CHECK_OK(backend.allreduce(world, type, op, {&reduced, 1}, kPatience));
+          CHECK_OK(backend.allreduce({world, type, op, {&reduced, 1}}, kPatience));
           std::vector<std::byte> block(counts[rank] * size_of(type));
           const Piece piece{input.data(), block.data(), all, 0.3, 1.7};
-          CHECK_OK(backend.reducescatter(world, type, op, piece, counts, kPatience));
+          CHECK_OK(backend.reducescatter({world, type, op, piece, counts}, kPatience));
           const auto begin = static_cast<std::ptrdiff_t>(sum(counts, rank) * size_of(type));
           CHECK(std::equal(block.begin(), block.end(), whole.begin() + begin));
         }
@@ -98,7 +98,7 @@ TEST(backends_exchange_parts_of_any_length) {
         }
       }
       std::vector<std::byte> output(wanted.size());
-      CHECK_OK(backend.alltoall(world, input, sent, output, received, kPatience));
+      CHECK_OK(backend.alltoall({world, input, sent, output, received}, kPatience));
       CHECK(output == wanted);
     }
   });
@@ -119,7 +119,7 @@ TEST(backends_scatter_in_process_sets_beside_other_collectives) {
         std::vector<double> values(700 * members, rank + step);
         std::vector<double> block(700);
         const Piece piece{values.data(), block.data(), values.size()};
-        CHECK_OK(backend.reducescatter(group, DataType::kFloat64, ReduceOp::kMax, piece, counts,
+        CHECK_OK(backend.reducescatter({group, DataType::kFloat64, ReduceOp::kMax, piece, counts},
                                        kPatience));
         CHECK_EQ(block.front(), group.ranks.back() + step);
         CHECK_EQ(block.back(), group.ranks.back() + step);
@@ -127,7 +127,7 @@ TEST(backends_scatter_in_process_sets_beside_other_collectives) {
         const std::vector<std::size_t> bytes(members, 3000);
         const std::vector<std::byte> input(3000 * members, static_cast<std::byte>(rank));
         std::vector<std::byte> output(input.size());
-        CHECK_OK(backend.alltoall(group, input, bytes, output, bytes, kPatience));
+        CHECK_OK(backend.alltoall({group, input, bytes, output, bytes}, kPatience));
         CHECK(output.front() == static_cast<std::byte>(group.ranks.front()));
         CHECK(output.back() == static_cast<std::byte>(group.ranks.back()));
         CHECK_OK(backend.barrier(group, kPatience));

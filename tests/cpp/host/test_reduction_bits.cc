@@ -237,7 +237,7 @@ void reduce_all(Backend& backend, const Group& world, int rank,
   for (const Prepared& one : prepared) {
     const Case& c = one.c;
     Tensors tensors(one, rank);
-    CHECK_OK(backend.allreduce(world, c.dtype, c.op, tensors.pieces, 20s));
+    CHECK_OK(backend.allreduce({world, c.dtype, c.op, tensors.pieces}, 20s));
     if (!tensors.hold(one.expected, c.in_place)) {
       hvdlite::testing::report_failure(
           __FILE__, __LINE__,

@@ -89,7 +89,7 @@ TEST(coordinator_refuses_what_only_a_broken_rank_can_ask_for) {
     Request request = allreduce_of("a", 4, set);
     request.kind = kind;
     request.root = root;
-    request.splits = {1, 2};
+    request.ranks = {1, 2};
     for (const int rank : {1, 2}) {
       const Status status = coordinator.submit(rank, request, kStart);
       CHECK_STATUS(status, StatusCode::kInternal);
@@ -303,7 +303,7 @@ TEST(coordinator_answers_without_those_that_have_joined) {
   CHECK_OK(coordinator.submit(0, join, kStart));
   responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_EQ(responses[0].first_dimensions, (std::vector<std::int64_t>{0}));
+  CHECK_EQ(responses[0].last_joined, 0);
   CHECK(coordinator.idle());
   for (int rank = 0; rank < 3; ++rank) {
     CHECK_OK(coordinator.submit(rank, allreduce_of("a", 4), kStart));

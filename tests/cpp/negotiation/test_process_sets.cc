@@ -20,7 +20,7 @@ Request change(Kind kind, const std::string& name, const std::vector<std::int64_
   Request request;
   request.kind = kind;
   request.name = name;
-  request.splits = ranks;
+  request.ranks = ranks;
   return request;
 }
 
@@ -62,7 +62,7 @@ TEST(process_sets_give_free_lanes_again_but_no_id) {
 
 TEST(coordinator_adds_and_removes_process_sets) {
   Coordinator coordinator = make_coordinator(3);
-  CHECK_EQ(decide(coordinator, 3, adding({0, 2})).first_dimensions, (std::vector<std::int64_t>{1}));
+  CHECK_EQ(decide(coordinator, 3, adding({0, 2})).set_id, 1);
   CHECK_EQ(coordinator.group(1).ranks, (std::vector<int>{0, 2}));
   CHECK_STATUS(decide(coordinator, 3, adding({0, 2})).error, StatusCode::kInvalidArgument);
   CHECK_STATUS(decide(coordinator, 3, adding({0, 1, 2})).error, StatusCode::kInvalidArgument);
@@ -70,10 +70,9 @@ TEST(coordinator_adds_and_removes_process_sets) {
        std::vector<std::vector<std::int64_t>>{{}, {1, 0}, {1, 1}, {1, 3}, {-1, 1}}) {
     CHECK_STATUS(decide(coordinator, 3, adding(bad)).error, StatusCode::kInvalidArgument);
   }
-  CHECK_EQ(decide(coordinator, 3, removing({0, 2})).first_dimensions,
-           (std::vector<std::int64_t>{1}));
+  CHECK_EQ(decide(coordinator, 3, removing({0, 2})).set_id, 1);
   CHECK_STATUS(decide(coordinator, 3, removing({0, 2})).error, StatusCode::kInvalidArgument);
-  CHECK_EQ(decide(coordinator, 3, adding({0, 2})).first_dimensions, (std::vector<std::int64_t>{2}));
+  CHECK_EQ(decide(coordinator, 3, adding({0, 2})).set_id, 2);
   CHECK_EQ(coordinator.books().size(), std::size_t{2});
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <random>
 
 #include "check.h"
@@ -57,6 +58,38 @@ TEST(wire_respond_survives_a_round_trip) {
   CHECK(read[1].first_dimensions == responses[1].first_dimensions);
   CHECK_EQ(read[2].error.message(), std::string("they differ"));
   CHECK_EQ(read[2].error.failed_rank(), 2);
+}
+
+// A list of numbers means splits and rows, or ranks, a set and the last rank to join.
+TEST(wire_ranks_sets_and_joins_travel_as_other_numbers_do) {
+  Response rows;
+  rows.form = Response::Form::kFull;
+  rows.request.kind = Kind::kAlltoall;
+  rows.request.splits = {0, 2};
+  rows.first_dimensions = {3};
+  Response adds;
+  adds.form = Response::Form::kFull;
+  adds.request.kind = Kind::kAddProcessSet;
+  adds.request.ranks = {0, 2};
+  adds.set_id = 3;
+  Response joins = rows;
+  joins.request.kind = Kind::kJoin;
+  joins.first_dimensions.clear();
+  joins.last_joined = 3;
+  const Bytes expected = encode_respond({rows});
+  for (const Response& response : {adds, joins}) {
+    Bytes frame = encode_respond({response});
+    std::vector<Response> read;
+    CHECK(decode_respond(body_of(frame), read));
+    CHECK(read.at(0).request == response.request);
+    CHECK_EQ(read[0].set_id, response.set_id);
+    CHECK_EQ(read[0].last_joined, response.last_joined);
+    CHECK(read[0].first_dimensions.empty());
+    const auto kind = std::find(frame.begin(), frame.end(), std::byte(response.request.kind));
+    CHECK(kind != frame.end());
+    *kind = std::byte(Kind::kAlltoall);
+    CHECK(frame == expected);
+  }
 }
 
 TEST(wire_every_truncation_is_refused) {

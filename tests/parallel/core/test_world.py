@@ -112,7 +112,7 @@ def _reduce_in_two_sets() -> list[float]:
     for ranks in ([0, 1], [1, 2]):
         handle = engine.add_process_set(f"set.{ranks}", ranks)
         handle.wait()
-        sets[handle.first_dimensions[0]] = ranks
+        sets[handle.set_id] = ranks
     arrays, handles = {}, []
     for number, ranks in sets.items():
         if basics.rank() not in ranks:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from hvdlite.torch.replicas import checksums
+from hvdlite.torch.optimizers.replicas import checksums
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
 

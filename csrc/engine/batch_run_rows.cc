@@ -1,8 +1,8 @@
-// The collectives of rows, whose results are the engine's own memory, and broadcast.
+// The collectives of rows of a BatchRun, whose results are the engine's own memory, and broadcast.
 #include <new>
 #include <numeric>
 
-#include "engine/executor.h"
+#include "engine/batch_run.h"
 
 namespace hvdlite {
 namespace {
@@ -20,7 +20,7 @@ std::uint64_t row_elements(const TensorShape& tensor) {
   return elements;
 }
 
-// By member that is present, from rows by position in the set.
+// Takes rows by position in the set, and returns bytes by member that is present.
 std::vector<std::size_t> bytes_of_rows(const TensorShape& tensor,
                                        std::span<const std::int64_t> rows,
                                        const Presence& present) {
@@ -53,45 +53,46 @@ Status no_memory(const Entry& entry, std::size_t bytes, int rank, const std::str
 
 }  // namespace
 
-Result<std::byte*> Executor::add_output(const Entry& entry, DeviceType device, std::size_t bytes) {
+Result<std::byte*> BatchRun::add_output(const Entry& entry, DeviceType device, std::size_t bytes) {
   Completion::Output& output = entry.completion->outputs.emplace_back();
   output.bytes = bytes;
   if (device == DeviceType::kHost) {
     output.data.reset(new (std::nothrow) std::byte[bytes]);
-    if (output.data == nullptr) return no_memory(entry, bytes, rank_);
+    if (output.data == nullptr) return no_memory(entry, bytes, parts_.rank);
     return output.data.get();
   }
-  Result<DeviceMemory> memory = gpus_.allocate(entry.gpu->ordinal, bytes);
+  Result<DeviceMemory> memory = parts_.gpus.allocate(entry.gpu->ordinal, bytes);
   if (!memory.ok()) {
-    return no_memory(entry, bytes, rank_, " (" + memory.status().message() + ")");
+    return no_memory(entry, bytes, parts_.rank, " (" + memory.status().message() + ")");
   }
   output.device = std::move(memory.value());
-  output.pool = gpus_.pool(entry.gpu->ordinal);
+  output.pool = parts_.gpus.pool(entry.gpu->ordinal);
   return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
 }
 
-Status Executor::allgather(const Agreed& agreed, const Members& members) {
-  const Entry& entry = *agreed.entry;
-  const std::span<const std::int64_t> rows(agreed.first_dimensions);
-  const std::size_t size = members.present.size();
-  entry.completion->first_dimensions = agreed.first_dimensions;
+Status BatchRun::allgather() {
+  const Entry& entry = *first().entry;
+  const std::span<const std::int64_t> rows(first().first_dimensions);
+  const std::size_t size = members_.present.size();
+  entry.completion->first_dimensions = first().first_dimensions;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
-    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members.present);
+    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members_.present);
     const std::size_t total = sum(bytes);
     const Result<std::byte*> output = add_output(entry, tensor.device, total);
     HVDLITE_RETURN_IF_ERROR(output.status());
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor).allgather(members.group,
-                                                       bytes_of(entry.inputs[i], tensor.bytes()),
-                                                       bytes, {output.value(), total}, patience()));
+    const Allgather call{
+        members_.group, bytes_of(entry.inputs[i], tensor.bytes()), bytes, {output.value(), total}};
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).allgather(call, patience()));
   }
   return Status();
 }
 
-Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
-  const Entry& entry = *agreed.entry;
+Status BatchRun::reducescatter() {
+  const Entry& entry = *first().entry;
+  const Group& group = members_.group;
   const Request& request = entry.request;
-  const auto self = static_cast<std::size_t>(group.index_of(rank_));
+  const auto self = static_cast<std::size_t>(group.index_of(parts_.rank));
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorShape& tensor = request.tensors[i];
     const auto rows = scattered_rows(tensor.dims[0], group.ranks.size());
@@ -105,34 +106,40 @@ Status Executor::reducescatter(const Agreed& agreed, const Group& group) {
     entry.completion->first_dimensions.push_back(rows[self]);
     const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
                       request.postscale};
-    HVDLITE_RETURN_IF_ERROR(
-        plane_of(tensor).reducescatter(group, tensor.dtype, request.op, piece, counts, patience()));
+    const Reducescatter call{group, tensor.dtype, request.op, piece, counts};
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience()));
   }
   return Status();
 }
 
-Status Executor::alltoall(const Agreed& agreed, const Members& members) {
-  const Entry& entry = *agreed.entry;
+Status BatchRun::alltoall() {
+  const Entry& entry = *first().entry;
   const TensorShape& tensor = entry.request.tensors[0];
-  const Presence& present = members.present;
+  const Presence& present = members_.present;
   const auto sent = bytes_of_rows(tensor, rows_given(entry.request, present), present);
-  const auto received = bytes_of_rows(tensor, agreed.first_dimensions, present);
+  const auto received = bytes_of_rows(tensor, first().first_dimensions, present);
   const std::size_t total = sum(received);
-  entry.completion->first_dimensions = agreed.first_dimensions;
+  entry.completion->first_dimensions = first().first_dimensions;
   const Result<std::byte*> output = add_output(entry, tensor.device, total);
   HVDLITE_RETURN_IF_ERROR(output.status());
-  return plane_of(tensor).alltoall(members.group, bytes_of(entry.inputs[0], tensor.bytes()), sent,
-                                   {output.value(), total}, received, patience());
+  const Alltoall call{members_.group,
+                      bytes_of(entry.inputs[0], tensor.bytes()),
+                      sent,
+                      {output.value(), total},
+                      received};
+  return plane_of(tensor.device).alltoall(call, patience());
 }
 
-Status Executor::broadcast(const Agreed& agreed, const Group& group) {
-  const Entry& entry = *agreed.entry;
+Status BatchRun::broadcast() {
+  const Entry& entry = *first().entry;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
     const std::uint64_t bytes = tensor.bytes();
-    HVDLITE_RETURN_IF_ERROR(
-        plane_of(tensor).broadcast(group, entry.request.root, bytes_of(entry.inputs[i], bytes),
-                                   {static_cast<std::byte*>(entry.outputs[i]), bytes}, patience()));
+    const Broadcast call{members_.group,
+                         entry.request.root,
+                         bytes_of(entry.inputs[i], bytes),
+                         {static_cast<std::byte*>(entry.outputs[i]), bytes}};
+    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).broadcast(call, patience()));
   }
   return Status();
 }

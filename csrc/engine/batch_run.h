@@ -1,0 +1,88 @@
+// One batch on its way through a data plane: open(), execute(), close(), and then it is gone.
+//
+// A weighted average is two all-reduces: the weights of the batch's tensors (a few float64 numbers,
+// summed like any other), then the tensors, each scaled on the way in by this rank's share of the
+// sum. A rank of weight 0 contributes zeros, whatever its tensors hold.
+// Tensors in host memory take the host's data plane, those on a GPU the data plane of their process
+// set. A batch on a GPU is done when the device has been given all of it; the weights of its
+// tensors still travel on the host. What an allgather, an alltoall or a reducescatter receives goes
+// to memory that is allocated here, and travels out with the entry's completion.
+//
+// The executor makes a BatchRun for each batch, and lends it all that its constructor takes; only
+// the runner calls it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/entry.h"
+#include "engine/finite_check.h"
+#include "engine/fusion_plan.h"
+#include "engine/parts.h"
+
+namespace hvdlite {
+
+// Who takes part in a batch: the members of its process set that have not joined.
+struct Members {
+  Group group;
+  Presence present;  // by position in the set
+};
+
+// What outlives a batch: the check that reports on several, and memory that is kept for its
+// capacity. Every batch fills the memory anew.
+struct BatchBuffers {
+  explicit BatchBuffers(EngineParts& parts)
+      : finite(parts.rank, parts.config.check_finite != 0, parts.counters.nonfinite) {}
+
+  FiniteCheck finite;
+  std::vector<Piece> pieces;
+  std::vector<double> weights;   // by tensor; then their sums
+  std::vector<std::byte> zeros;  // what a rank of weight 0 gives
+};
+
+class BatchRun {
+ public:
+  BatchRun(EngineParts& parts, BatchBuffers& buffers, const Batch& batch, const Members& members,
+           const std::vector<Agreed>& round)
+      : parts_(parts), buffers_(buffers), batch_(batch), members_(members), round_(round) {}
+
+  // Opens the data plane of the batch's GPU tensors, if there are any, and puts it in order after
+  // their producers. A status that is not sticky is the same on every member, and concerns the
+  // batch alone.
+  Status open();
+  Status execute();
+  // Marks the end of the batch on its GPU.
+  Status close();
+
+ private:
+  const Agreed& first() const { return round_[batch_.tensors[0].agreed]; }
+  const Entry& entry_of(const TensorRef& ref) const { return *round_[ref.agreed].entry; }
+  Backend& plane_of(DeviceType device) const {
+    return device == DeviceType::kHost ? *parts_.backend : *gpu_;
+  }
+  Status execute_kind();
+  Status change_sets();
+  Status allreduce();
+  Status sum_weights();
+  // Looks at what this rank gives to an all-reduce: on the host before it does, on a GPU as it
+  // does.
+  Status check_finite();
+  // batch_run_rows.cc
+  Status allgather();
+  Status reducescatter();
+  Status alltoall();
+  Status broadcast();
+  // Makes room for the entry's next result, on the device of its tensor.
+  Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
+  Patience patience() const { return patience_of(parts_.config.collective_timeout); }
+
+  EngineParts& parts_;
+  BatchBuffers& buffers_;
+  const Batch& batch_;
+  const Members& members_;
+  const std::vector<Agreed>& round_;
+  DeviceBackend* gpu_ = nullptr;  // where the batch has GPU tensors, from open() on
+  FiniteWord nonfinite_;          // where these are looked at; read when the device has ended
+};
+
+}  // namespace hvdlite

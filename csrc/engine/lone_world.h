@@ -1,0 +1,32 @@
+// A world of one rank: it needs no agreement, and has neither a thread nor a fabric. The thread
+// that submits a collective executes it, one thread at a time, and it is done when submit()
+// returns. So nobody waits, nothing is in flight when the world ends, and no error ends it.
+#pragma once
+
+#include "base/mutex.h"
+#include "engine/executor.h"
+#include "engine/parts.h"
+#include "engine/world.h"
+
+namespace hvdlite {
+
+class LoneWorld : public World {
+ public:
+  explicit LoneWorld(EngineParts& parts);  // borrowed
+
+  Status submit(EntryPtr entry, bool blocking) override;
+  bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
+  void abort(const std::string& /*reason*/) override {}
+  void shutdown() override;
+  Status status() const override { return Status(); }
+  Tunables tunables() const override;
+
+ private:
+  Status execute(const EntryPtr& entry);
+
+  EngineParts& parts_;
+  Mutex mutex_;  // its holder is the runner
+  Executor executor_ HVDLITE_GUARDED_BY(mutex_);
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,236 @@
+#include "engine/peer_world.h"
+
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr auto kFirstSlice = std::chrono::microseconds(50);
+// Between two looks at work that a GPU has under way: for errors only, nobody waits for them.
+constexpr auto kGpuInterval = std::chrono::milliseconds(20);
+constexpr auto kLongestSlice = std::chrono::milliseconds(2);
+
+}  // namespace
+
+PeerWorld::PeerWorld(EngineParts& parts)
+    : parts_(parts),
+      waiter_(*parts.fabric->waiter),
+      negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters,
+                  parts.timeline),
+      executor_(parts),
+      tunables_(tunables_of(parts.config)) {
+  if (parts.config.autotune != 0 && parts.rank == 0) {
+    autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
+                                           parts.fabric->own_segment->layout().slot_bytes);
+  }
+  thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
+}
+
+Status PeerWorld::submit(EntryPtr entry, bool blocking) {
+  HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
+  if (!blocking) {
+    token_.wake();
+    waiter_.bell().ring();
+  }
+  return Status();
+}
+
+bool PeerWorld::wait(const Entry& entry, bool blocking, Deadline deadline) {
+  Completion& completion = *entry.completion;
+  std::chrono::nanoseconds slice = kFirstSlice;
+  while (!completion.done() && !deadline.passed()) {
+    if (token_.try_take()) {
+      drive(completion, deadline);
+      const bool work_left = negotiator_.pending() > 0 || !parts_.queue.empty();
+      token_.release(work_left);
+      slice = kLongestSlice;
+    } else if (blocking && !ending()) {
+      // The engine thread probably holds the token while asleep: ask for it.
+      token_.request();
+      waiter_.bell().ring();
+      (void)completion.wait_until(deadline.earlier(Deadline::after(slice)));
+      slice = std::min<std::chrono::nanoseconds>(2 * slice, kLongestSlice);
+    } else {
+      (void)completion.wait_until(deadline);
+    }
+  }
+  return completion.done();
+}
+
+void PeerWorld::drive(const Completion& completion, Deadline deadline) {
+  while (!completion.done() && !deadline.passed() && !ending()) {
+    if (!run_once() && !completion.done()) sleep(deadline, Sleeper::kForeground);
+  }
+}
+
+void PeerWorld::background() {
+  while (token_.take_background()) {
+    while (!ending() && !token_.requested()) {
+      if (!run_once()) sleep(Deadline::never(), Sleeper::kBackground);
+    }
+    token_.release(/*work_left=*/ending());
+  }
+  drain();
+  end_world();
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  stopped_changed_.notify_all();
+}
+
+void PeerWorld::drain() {
+  // Half of the time, so that the other half is left for telling the peers.
+  const Deadline deadline = Deadline::after_knob(parts_.config.shutdown_timeout / 2);
+  const auto work_left = [&] {
+    return negotiator_.pending() > 0 || !parts_.queue.empty() || negotiator_.awaited();
+  };
+  while (!ending_.load() && !deadline.passed() && work_left()) {
+    if (!run_once()) sleep(deadline, Sleeper::kLeaving);
+  }
+}
+
+bool PeerWorld::run_once() {
+  const std::vector<EntryPtr> entries = parts_.queue.take();
+  if (!entries.empty()) negotiator_.submit(entries);
+  std::vector<Round> rounds;
+  if (Status status = negotiator_.receive(rounds); !status.ok()) request_end(std::move(status));
+  run_rounds(rounds);
+  look_at_gpus();
+  return !entries.empty() || !rounds.empty() || ending_.load();
+}
+
+void PeerWorld::run_rounds(std::vector<Round>& rounds) {
+  if (rounds.empty()) return;
+  const bool serves = negotiator_.serves();
+  if (serves) waiter_.set_meanwhile([this] { negotiator_.serve(); });
+  for (const Round& round : rounds) parts_.timeline.agreed(round.entries);
+  for (Round& round : rounds) {
+    tune(round);
+    Status status = this->status();
+    if (status.ok()) {
+      status = executor_.run(round.entries);
+      if (!status.ok()) request_end(negotiator_.root_cause(std::move(status)));
+    }
+    for (const Agreed& agreed : round.entries) {
+      if (agreed.entry != nullptr) fail(agreed.entry, this->status());
+    }
+    collectives_ += round.entries.size();
+  }
+  if (serves) waiter_.set_meanwhile(nullptr);
+}
+
+void PeerWorld::tune(const Round& round) {
+  if (round.tunables) {
+    executor_.tune(*round.tunables);
+    MutexLock lock(mutex_);
+    tunables_ = *round.tunables;
+  }
+  if (autotune_ == nullptr) return;
+  const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
+  if (wanted) negotiator_.tune(*wanted);
+  if (autotune_->done()) autotune_.reset();
+}
+
+void PeerWorld::look_at_gpus() {
+  if (!(parts_.gpus.busy() || parts_.timeline.waits_for_devices()) || !next_gpu_look_.passed())
+    return;
+  next_gpu_look_ = Deadline::after(kGpuInterval);
+  parts_.timeline.write_devices();
+  if (Status status = parts_.gpus.poll(); !status.ok()) {
+    request_end(negotiator_.root_cause(std::move(status)));
+  }
+}
+
+void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
+  const auto ready = [&] {
+    // This is checked here and not before: shutdown() may come between the runner's last look and
+    // its sleep.
+    const bool ends = sleeper == Sleeper::kLeaving ? ending_.load() : ending();
+    return ends || !parts_.queue.empty() || negotiator_.poll() ||
+           (sleeper == Sleeper::kBackground && token_.requested());
+  };
+  const auto never_fails = [] { return Status(); };
+  const bool looks = parts_.gpus.busy() || parts_.timeline.waits_for_devices();
+  const Deadline look = looks ? next_gpu_look_ : Deadline::never();
+  (void)waiter_.wait(ready, never_fails, deadline.earlier(negotiator_.wake_at()).earlier(look));
+}
+
+void PeerWorld::end_world() {
+  Status cause = status();
+  const bool clean = cause.ok();
+  autotune_.reset();
+  if (clean) {
+    cause = Status(StatusCode::kShutdown,
+                   "hvdlite was shut down on rank " + std::to_string(parts_.rank));
+  }
+  std::vector<EntryPtr> entries = parts_.queue.close(cause);
+  for (EntryPtr& entry : negotiator_.take_pending()) entries.push_back(std::move(entry));
+  if (clean) {
+    negotiator_.announce_goodbye(collectives_);
+    parts_.gpus.close(Deadline::after_knob(parts_.config.shutdown_timeout / 2));
+  } else {
+    negotiator_.announce_abort(cause);  // first: it says why NCCL's connections break
+    parts_.gpus.abort();
+  }
+  parts_.fabric->close();
+  for (const EntryPtr& entry : entries) fail(entry, cause);
+}
+
+void PeerWorld::fail(const EntryPtr& entry, const Status& cause) {
+  parts_.queue.finish(
+      entry, Status(cause.code(),
+                    cause.message() + " [" + describe(entry->request) + " was in flight on rank " +
+                        std::to_string(parts_.rank) + "]",
+                    cause.failed_rank()));
+}
+
+void PeerWorld::request_end(Status cause) {
+  {
+    MutexLock lock(mutex_);
+    if (!sticky_.ok()) return;
+    sticky_ = std::move(cause);
+    ending_.store(true);
+    log(LogLevel::kDebug, parts_.rank, "the world ends: " + sticky_.message());
+  }
+  token_.close();
+}
+
+void PeerWorld::abort(const std::string& reason) {
+  request_end(Status(StatusCode::kRankFailed, reason, parts_.rank));
+  waiter_.interrupt();
+  stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));
+}
+
+void PeerWorld::shutdown() {
+  leaving_.store(true);
+  token_.close();
+  waiter_.bell().ring();
+  stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));
+}
+
+void PeerWorld::stop_thread(Deadline patience) {
+  {
+    MutexLock lock(mutex_);
+    while (!stopped_ && !patience.passed()) stopped_changed_.wait_until(mutex_, patience.when());
+  }
+  MutexLock joining(join_mutex_);
+  if (thread_ == nullptr) return;
+  request_end(Status(StatusCode::kShutdown,
+                     "rank " + std::to_string(parts_.rank) + " shut down during a collective",
+                     parts_.rank));
+  waiter_.interrupt();
+  thread_.reset();  // joins
+}
+
+Status PeerWorld::status() const {
+  MutexLock lock(mutex_);
+  return sticky_;
+}
+
+Tunables PeerWorld::tunables() const {
+  MutexLock lock(mutex_);
+  return tunables_;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,83 @@
+// A world of several ranks: agrees with the others on the order of collectives, and runs them.
+//
+// Threads: one thread at a time is the runner, which holds the token (runner_token.h): the engine's
+// own, or a caller blocked in wait(). The destructor expects that shutdown() or abort() has
+// returned.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/thread.h"
+#include "engine/autotune.h"
+#include "engine/executor.h"
+#include "engine/negotiator.h"
+#include "engine/parts.h"
+#include "engine/runner_token.h"
+#include "engine/world.h"
+
+namespace hvdlite {
+
+class PeerWorld : public World {
+ public:
+  // Borrows the parts, and starts the engine's thread.
+  explicit PeerWorld(EngineParts& parts);
+
+  Status submit(EntryPtr entry, bool blocking) override;
+  bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
+  void abort(const std::string& reason) override;
+  void shutdown() override;
+  Status status() const override;
+  Tunables tunables() const override;
+
+ private:
+  // Which thread sleeps: a caller that drives the engine, the engine's own, or that while this rank
+  // leaves.
+  enum class Sleeper { kForeground, kBackground, kLeaving };
+
+  // The functions of the runner.
+  void background();
+  bool run_once();  // false: there was nothing to do
+  void run_rounds(std::vector<Round>& rounds);
+  void tune(const Round& round);  // before it runs
+  void sleep(Deadline deadline, Sleeper sleeper);
+  void drain();  // lets what is in flight end before leaving
+  void drive(const Completion& completion, Deadline deadline);
+  void end_world();  // tells the peers, fails everything in flight
+  void fail(const EntryPtr& entry, const Status& cause);
+  void look_at_gpus();  // an error there ends the world
+
+  // The functions of any thread.
+  bool ending() const { return ending_.load() || leaving_.load(); }
+  // Makes the runner end the world. The first cause stays.
+  void request_end(Status cause);
+  void stop_thread(Deadline patience);  // joins; breaks a running collective after `patience`
+
+  EngineParts& parts_;
+  Waiter& waiter_;  // the fabric's
+  RunnerToken token_;
+
+  // The runner's, guarded by the token.
+  Negotiator negotiator_;
+  Executor executor_;
+  std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
+  Deadline next_gpu_look_ = Deadline::after({});
+  std::uint64_t collectives_ = 0;  // entries that ended well
+
+  std::atomic<bool> ending_{false};   // sticky_ was set; the runner acts on it
+  std::atomic<bool> leaving_{false};  // shutdown() was called
+
+  mutable Mutex mutex_;
+  Tunables tunables_ HVDLITE_GUARDED_BY(mutex_);
+  Status sticky_ HVDLITE_GUARDED_BY(mutex_);
+  bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
+  Condition stopped_changed_;
+
+  Mutex join_mutex_;                // guards the end of the thread
+  std::unique_ptr<Thread> thread_;  // last: it uses all of the above
+};
+
+}  // namespace hvdlite
