@@ -1,22 +1,26 @@
 """Many scenarios in one world: starting ranks and importing a framework costs more than most.
 
-A test file has functions `scenario_x()` that run on every rank and assert; `run_all(globals())`
-runs them in order, and `check(results, name)` fails with what went wrong in one of them.
+A test file has functions `scenario_x()` that run on every rank and assert, and a function, `body`,
+that is one rank: `run_all(globals())` in it runs them in order. `make_tests` makes of both one
+test for each scenario and each world, which fails with what went wrong in that scenario.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness import RankResult
+import pytest
+
+from harness import RankResult, run_world
 from hvdlite import basics
 
 PREFIX = "scenario_"
@@ -80,6 +84,42 @@ def check(results: Sequence[RankResult], name: str) -> None:
         if (result.value or {}).get(name, "not reached")
     ]
     assert not failures, "\n".join(failures)
+
+
+Worlds = Mapping[str, Mapping[str, Any]]  # by name in the tests' ids: arguments of `run_world`
+
+
+def sizes(*sizes: int) -> Worlds:
+    """Make worlds of one host with so many ranks."""
+    return {str(size): {"n": size} for size in sizes}
+
+
+def on_hosts(*placements: list[int]) -> Worlds:
+    """Make worlds whose ranks play these hosts."""
+    return {str(hosts): {"n": len(hosts), "hosts": hosts} for hosts in placements}
+
+
+def make_tests(body: Callable[[], Any], worlds: Worlds, **options: Any) -> Callable[..., None]:
+    """Make a test for each scenario above and each world; a world is run once.
+
+    Args:
+        body: runs the scenarios of its file in one rank.
+        worlds: in which they are run.
+        options: further arguments of `run_world`.
+
+    Example:
+        >>> test_tape = make_tests(body, sizes(1, 3), timeout=60)
+    """
+    starts = [
+        functools.partial(run_world, body=body, **world, **options) for world in worlds.values()
+    ]
+
+    @pytest.mark.parametrize("name", names_in(body.__globals__))
+    @pytest.mark.parametrize("results", starts, ids=list(worlds), indirect=True)
+    def test(results: list[RankResult], name: str) -> None:
+        check(results, name)
+
+    return test
 
 
 @contextlib.contextmanager

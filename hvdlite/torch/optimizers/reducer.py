@@ -20,7 +20,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -67,6 +67,17 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
     return found
 
 
+@dataclass
+class _Cycle:
+    """What is known of the cycle under way; between two cycles of the next one: nothing."""
+
+    open: bool = False
+    passes: dict[torch.Tensor, int] = field(default_factory=dict)  # by parameter
+    backwards: int = 0  # that have ended
+    weighed: bool = False  # the weight is this cycle's
+    failure: HvdliteError | None = None  # of the first submission that failed
+
+
 class GradientReducer:
     """Reduces the gradients of one optimizer's parameters.
 
@@ -100,20 +111,16 @@ class GradientReducer:
         self._layout: list[torch.Tensor] = []
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
-        self._passes: dict[torch.Tensor, int] = {}  # by parameter, in this cycle
-        self._backwards = 0  # that ended in this cycle
+        self._cycle = _Cycle()
         self._steps = 0  # since all ranks began to count
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self))
-        self._failure: HvdliteError | None = None  # of this cycle's submissions
         # What was reduced and may not be added to; only where sums are made.
         self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
-        self._open = False
         self._reduced = False  # gradients are reduced, and nothing came since
         self._paused = False
-        self._weight: float | None = None  # of this cycle
-        self._weighed = False
+        self._weight: float | None = None  # of this cycle, or of the last one
         self._thread = threading.get_ident()
         self._update_layout()
         _reducers.add(self)
@@ -125,12 +132,12 @@ class GradientReducer:
     @property
     def in_flight(self) -> bool:
         """Whether gradients are being reduced right now."""
-        return self._open and any(bucket.submitted for bucket in self._buckets)
+        return self._cycle.open and any(bucket.submitted for bucket in self._buckets)
 
     @property
     def waiting(self) -> bool:
         """Whether gradients are being reduced, or are ready to be."""
-        return any(n >= self.settings.passes for n in self._passes.values()) or self.in_flight
+        return any(n >= self.settings.passes for n in self._cycle.passes.values()) or self.in_flight
 
     @property
     def parameter_names(self) -> dict[torch.Tensor, str]:
@@ -153,7 +160,7 @@ class GradientReducer:
 
     def set_passes(self, passes: int) -> None:
         """Change how many backward passes a step has."""
-        if self._passes:
+        if self._cycle.passes:
             raise HvdliteError("backward_passes_per_step changes between step() and backward()")
         self.settings.passes = ops.check_passes(passes)
 
@@ -180,14 +187,14 @@ class GradientReducer:
         bucket = self._bucket_of.get(param)
         if bucket is None:
             return  # No longer one of the optimizer's.
-        passes = self._passes.get(param, 0) + (not self._paused)
+        passes = self._cycle.passes.get(param, 0) + (not self._paused)
         if bucket.submitted or passes > self.settings.passes:
             self._refuse_pass(param)
         if self._paused:
             return
         if self.settings.in_backward:
             self._end.expect()
-        self._passes[param] = passes
+        self._cycle.passes[param] = passes
         if passes == self.settings.passes:
             bucket.missing -= 1
             if bucket.missing == 0:
@@ -215,17 +222,17 @@ class GradientReducer:
         Several reducers may be about to, in another order on each rank. So all submit before one
         waits.
         """
-        self._backwards += 1
-        if self._open and self._backwards >= self.settings.passes:
+        self._cycle.backwards += 1
+        if self._cycle.open and self._cycle.backwards >= self.settings.passes:
             self._submit_rest(blocking=False)
             queue(self._wait)
 
     def _submit(self, bucket: Bucket, blocking: bool) -> None:
-        if not self._weighed:
+        if not self._cycle.weighed:
             weight = self.settings.weight
             weight = weight() if callable(weight) else weight
             self._weight = None if weight is None else float(weight)
-            self._weighed = True
+            self._cycle.weighed = True
         try:
             self._replicas.start(self._layout, self._names)
             bucket.submit(self.reduction, blocking, self._steps)
@@ -241,7 +248,7 @@ class GradientReducer:
     # The cycle.
 
     def _open_cycle(self) -> None:
-        if self._open:
+        if self._cycle.open:
             return
         self._update_layout()
         for param, reduced in self._sums.items():
@@ -256,9 +263,9 @@ class GradientReducer:
             # Ranks have missed steps: everybody starts anew.
             self._restarts = operation_names.restarts()
             self._steps = 0
-        self._open = True
+        self._cycle.open = True
         self._reduced = False
-        self._backwards = 0
+        self._cycle.backwards = 0
 
     def synchronize(self) -> None:
         """Reduce what is not reduced yet, and wait for all of it.
@@ -277,7 +284,7 @@ class GradientReducer:
 
     def before_forward(self) -> None:
         """Bring to its end what a backward that raised began, if one did."""
-        if self._open and self.waiting and self.may_synchronize():
+        if self._cycle.open and self.waiting and self.may_synchronize():
             self._drop_what_is_under_way()
 
     def _drop_what_is_under_way(self) -> None:
@@ -291,10 +298,10 @@ class GradientReducer:
                 try:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
-                    self._failure = self._failure or error
+                    self._cycle.failure = self._cycle.failure or error
 
     def _wait(self, dropped: bool = False) -> None:
-        failure = self._failure
+        failure = self._cycle.failure
         for bucket in self._buckets:
             if bucket.submitted:
                 try:
@@ -331,11 +338,8 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.reset()
         self._replicas.forget()
-        self._passes.clear()
         self._end.forget()
-        self._failure = None
-        self._open = False
-        self._weighed = False
+        self._cycle = _Cycle()
 
     def count_step(self) -> None:
         """Say that the optimizer made a step, or would have."""
@@ -360,7 +364,7 @@ class GradientReducer:
                 "gradients; call step() first, or synchronize() to drop them after that. Gradients "
                 "that a loss leaves here by the way are best made under optimizer.no_sync()"
             )
-        if self._open:
+        if self._cycle.open:
             self._end_cycle()
         self.expect_gradients()
 

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness import RankResult, run_world
-from parallel.scenarios import Later, check, names_in, run_all
+from parallel.scenarios import Later, make_tests, run_all
 
 torch: Any = Later("torch")
 hvd: Any = Later("hvdlite.torch")
@@ -447,12 +446,11 @@ def body(hosts: list[int]) -> dict[str, str]:
     return run_all(globals(), start=lambda: start(hosts))
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    size, hosts = WORLDS[request.param]
-    return run_world(size, body, hosts or [0] * size, hosts=hosts, timeout=120)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_table(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_table = make_tests(
+    body,
+    {
+        name: {"n": size, "args": [hosts or [0] * size], "hosts": hosts}
+        for name, (size, hosts) in WORLDS.items()
+    },
+    timeout=120,
+)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from faults.arrays import submit
-from harness import RankResult, run_world
+from harness import run_world
 from hvdlite import basics, operation_names
 from hvdlite import process_sets as sets
 from hvdlite.errors import ArgumentError, BootstrapError, MismatchError, RankFailedError
 from hvdlite.objects import allgather_object, broadcast_object
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, on_hosts, run_all
 
 
 def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
@@ -227,14 +227,7 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[[0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]], ids=str)
-def outcomes(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(len(request.param), _scenarios, hosts=request.param, timeout=110)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_scenario(outcomes: list[RankResult], name: str) -> None:
-    check(outcomes, name)
+test_scenario = make_tests(_scenarios, on_hosts([0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]), timeout=110)
 
 
 def _static() -> list[object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.scenarios import Later, run_all
+from parallel.scenarios import Later, Worlds, run_all
 
 BACKENDS = ("tensorflow", "torch")
 TIMEOUT = 240.0  # a busy machine of two cores compiles slowly
@@ -22,6 +22,11 @@ hvd: Any = Later("hvdlite.keras")
 
 def environment(backend: str) -> dict[str, str]:
     return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def on_backends(*worlds: tuple[int, str]) -> Worlds:
+    """Make worlds of so many ranks on that backend."""
+    return {f"{n}-{backend}": {"n": n, "env": environment(backend)} for n, backend in worlds}
 
 
 def on_tensorflow() -> bool:

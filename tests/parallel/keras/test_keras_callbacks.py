@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
 from parallel.keras.callback_fits import InTest, Probe, array, compiled, fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
     TIMEOUT,
     data,
     dense_model,
-    environment,
     hvd,
     keras,
+    on_backends,
     on_every_rank,
     run_scenarios,
     same_bits,
     weights_of,
 )
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests
 
 PRELOAD = ("keras",)
 
@@ -321,12 +320,6 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[(1, "tensorflow"), *((2, b) for b in BACKENDS)])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    ranks, backend = request.param
-    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_callbacks(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_callbacks = make_tests(
+    body, on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)), timeout=TIMEOUT
+)

@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
 from parallel.keras.keras_worlds import (
     BACKENDS,
     TIMEOUT,
     data,
     dense_model,
-    environment,
     hvd,
     keras,
     mine,
+    on_backends,
     on_tensorflow,
     run_scenarios,
     same_bits,
     weights_of,
 )
-from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.scenarios import make_tests, tensors_sent_by
 
 PRELOAD = ("keras",)
 STEPS, EPOCHS, BATCH = 3, 2, 4
@@ -269,12 +268,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[(2, backend) for backend in BACKENDS])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    ranks, backend = request.param
-    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_fit(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_fit = make_tests(body, on_backends(*((2, backend) for backend in BACKENDS)), timeout=TIMEOUT)

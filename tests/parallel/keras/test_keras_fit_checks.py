@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from harness import RankResult, run_world
 from parallel.keras.callback_fits import array, compiled, fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
     TIMEOUT,
     data,
     dense_model,
-    environment,
     hvd,
     keras,
+    on_backends,
     on_tensorflow,
     run_scenarios,
 )
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests
 
 PRELOAD = ("keras",)
 
@@ -165,12 +164,6 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[(1, "tensorflow"), *((2, b) for b in BACKENDS)])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    ranks, backend = request.param
-    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_fit_checks(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_fit_checks = make_tests(
+    body, on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)), timeout=TIMEOUT
+)

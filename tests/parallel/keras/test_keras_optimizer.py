@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
+from harness import run_world
 from parallel.keras.keras_worlds import (
     BACKENDS,
     TIMEOUT,
@@ -24,13 +24,14 @@ from parallel.keras.keras_worlds import (
     hvd,
     keras,
     mine,
+    on_backends,
     on_every_rank,
     on_tensorflow,
     run_scenarios,
     same_bits,
     weights_of,
 )
-from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.scenarios import make_tests, tensors_sent_by
 
 PRELOAD = ("keras",)
 
@@ -395,15 +396,9 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[(1, "torch"), *((2, b) for b in BACKENDS)])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    ranks, backend = request.param
-    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_optimizer(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_optimizer = make_tests(
+    body, on_backends((1, "torch"), *((2, b) for b in BACKENDS)), timeout=TIMEOUT
+)
 
 
 def refuse_backend() -> list[str]:

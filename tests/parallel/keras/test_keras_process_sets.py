@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
 from hvdlite.errors import ArgumentError
 from parallel.keras.keras_worlds import (
     TIMEOUT,
     data,
     dense_model,
-    environment,
     hvd,
     keras,
+    on_backends,
     on_tensorflow,
     weights_of,
 )
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all
 
 PRELOAD = ("keras",)
 
@@ -183,15 +182,6 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start, before_each=seeded)
 
 
-WORLDS = [("tensorflow", 3), ("torch", 4)]
-
-
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def outcomes(request: pytest.FixtureRequest) -> list[RankResult]:
-    backend, size = request.param
-    return run_world(size, _scenarios, env=environment(backend), timeout=TIMEOUT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_scenario(outcomes: list[RankResult], name: str) -> None:
-    check(outcomes, name)
+test_scenario = make_tests(
+    _scenarios, on_backends((3, "tensorflow"), (4, "torch")), timeout=TIMEOUT
+)

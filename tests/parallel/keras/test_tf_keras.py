@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
-from harness import RankResult, run_world
 from parallel.keras.keras_worlds import (
     TIMEOUT,
     Later,
@@ -29,7 +27,7 @@ from parallel.keras.tf_keras_worlds import (
     sgd,
     weights_of,
 )
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests, sizes
 
 PRELOAD = ("tf_keras",)
 tf: Any = Later("tensorflow")
@@ -116,11 +114,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[2])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=TIMEOUT, env=environment("tensorflow"))
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_tf_keras(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_tf_keras = make_tests(body, sizes(2), timeout=TIMEOUT, env=environment("tensorflow"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
+from harness import run_world
 from parallel.keras.keras_worlds import (
     TIMEOUT,
     data,
@@ -38,7 +38,7 @@ from parallel.keras.tf_keras_worlds import (
     sgd,
     weights_of,
 )
-from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.scenarios import make_tests, sizes, tensors_sent_by
 
 PRELOAD = ("tf_keras",)
 
@@ -220,14 +220,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=TIMEOUT, env=environment("tensorflow"))
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_tf_keras_model(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_tf_keras_model = make_tests(body, sizes(1, 2), timeout=TIMEOUT, env=environment("tensorflow"))
 
 
 def other_backend() -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests, sizes
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -158,11 +157,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=TIMEOUT, env=ENVIRONMENT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_gradients(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_gradients = make_tests(body, sizes(3), timeout=TIMEOUT, env=ENVIRONMENT)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests, on_hosts
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -190,12 +189,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0, 0], [0, 0, 1]]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    hosts = request.param
-    return run_world(len(hosts), body, timeout=TIMEOUT, env=ENVIRONMENT, hosts=hosts)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_tensorflow_join(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_tensorflow_join = make_tests(body, on_hosts(*WORLDS), timeout=TIMEOUT, env=ENVIRONMENT)

@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 
-from harness import RankResult, base_environment, run_world
+from harness import base_environment, run_world
 from hvdlite import basics
-from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -399,14 +399,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=TIMEOUT, env=ENVIRONMENT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_tensorflow_ops(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_tensorflow_ops = make_tests(body, sizes(1, 3), timeout=TIMEOUT, env=ENVIRONMENT)
 
 
 def worlds_in_turn() -> list[float]:

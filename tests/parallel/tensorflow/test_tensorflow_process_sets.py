@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness import RankResult, run_world
 from hvdlite.errors import ArgumentError
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -277,11 +276,4 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start, forms=(eagerly, in_graph))
 
 
-@pytest.fixture(scope="module", params=[4])
-def outcomes(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, _scenarios, env=ENVIRONMENT, timeout=TIMEOUT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_scenario(outcomes: list[RankResult], name: str) -> None:
-    check(outcomes, name)
+test_scenario = make_tests(_scenarios, sizes(4), env=ENVIRONMENT, timeout=TIMEOUT)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests, on_hosts
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, same, tf
 
 PRELOAD = ("tensorflow",)
@@ -267,12 +266,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 1, 1, 0]]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    hosts = request.param
-    return run_world(len(hosts), body, timeout=TIMEOUT, env=ENVIRONMENT, hosts=hosts)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_tensorflow_rows(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_tensorflow_rows = make_tests(body, on_hosts(*WORLDS), timeout=TIMEOUT, env=ENVIRONMENT)

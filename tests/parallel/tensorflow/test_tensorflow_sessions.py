@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, tensors_sent_by
+from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, tf
 
 PRELOAD = ("tensorflow",)
@@ -308,11 +307,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module")
-def results() -> list[RankResult]:
-    return run_world(2, body, timeout=TIMEOUT, env=ENVIRONMENT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_sessions(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_sessions = make_tests(body, sizes(2), timeout=TIMEOUT, env=ENVIRONMENT)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, heard_from, names_in, tensors_sent_by
+from parallel.scenarios import heard_from, make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -351,11 +350,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module")
-def results() -> list[RankResult]:
-    return run_world(3, body, timeout=TIMEOUT, env=ENVIRONMENT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_sparse(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_sparse = make_tests(body, sizes(3), timeout=TIMEOUT, env=ENVIRONMENT)

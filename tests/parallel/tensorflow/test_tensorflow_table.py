@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in
+from parallel.scenarios import make_tests, sizes
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, tf
 
 PRELOAD = ("tensorflow",)
@@ -380,11 +378,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=TIMEOUT, env=ENVIRONMENT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_table(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_table = make_tests(body, sizes(2, 3, 4), timeout=TIMEOUT, env=ENVIRONMENT)

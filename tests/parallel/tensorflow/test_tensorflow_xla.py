@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, tensors_sent_by
+from harness import run_world
+from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
     TIMEOUT,
@@ -225,14 +225,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, env=ENVIRONMENT, timeout=TIMEOUT)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_xla(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_xla = make_tests(body, sizes(1, 2), env=ENVIRONMENT, timeout=TIMEOUT)
 
 
 def killed_while_the_other_waits() -> str:

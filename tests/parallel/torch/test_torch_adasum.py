@@ -6,13 +6,11 @@ import copy
 import pickle
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import (
     assert_close,
     assert_same_everywhere,
@@ -178,11 +176,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1, 1]]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(len(request.param), body, timeout=100, hosts=request.param)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_adasum(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_adasum = make_tests(body, on_hosts(*WORLDS), timeout=100)

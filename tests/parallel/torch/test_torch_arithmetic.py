@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
 import torch
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
 from parallel.core.test_collective_table import ALLREDUCE_FORMS, SCATTER_FORMS
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -63,11 +61,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_arithmetic(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_arithmetic = make_tests(body, sizes(2, 3), timeout=100)

@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
     Checkpointed,
@@ -481,11 +480,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_backward(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_backward = make_tests(body, sizes(1, 2, 3), timeout=100)

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
+from harness import run_world
 from hvdlite.torch.optimizers import gradient_memory
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import check, make_tests, names_in, run_all, sizes
 from parallel.torch import (
     test_torch_join,
     test_torch_optimizer,
@@ -267,14 +266,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module")
-def results() -> list[RankResult]:
-    return run_world(2, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_bucket_view(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_bucket_view = make_tests(body, sizes(2), timeout=100)
 
 
 # What optimizers do without the option, they do with it. What is no matter of optimizers is left

@@ -10,8 +10,7 @@ from torch import nn
 
 import hvdlite
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import raises
 
 
@@ -62,11 +61,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module")
-def results() -> list[RankResult]:
-    return run_world(2, body)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_entry_points(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_entry_points = make_tests(body, sizes(2))

@@ -10,12 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 SCALES = [(1.0, 1.0), (0.5, 3.0)]
@@ -171,11 +169,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), start)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_gradients(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_gradients = make_tests(body, sizes(2, 3, 4), timeout=100)

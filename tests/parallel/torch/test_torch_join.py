@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_close, assert_same_everywhere, make_model
 
 PRELOAD = ("torch._dynamo",)
@@ -209,11 +208,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0], [0, 0, 1], [0, 1, 1, 0]]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(len(request.param), body, timeout=110, hosts=request.param)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_join(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_join = make_tests(body, on_hosts(*WORLDS), timeout=110)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import assert_same_everywhere, backward, inputs, make, raises
 
 TINY = 1e-6  # MiB: every parameter is a bucket
@@ -190,11 +188,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=list(WAYS.values()))
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def results(request: pytest.FixtureRequest) -> Iterator[list[RankResult]]:
-    yield run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_layout(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_layout = make_tests(body, sizes(2, 3), timeout=100)

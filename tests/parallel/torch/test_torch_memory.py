@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import raises
 
 PRELOAD = ("torch._dynamo",)
@@ -192,11 +190,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module")
-def results() -> list[RankResult]:
-    return run_world(2, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_memory(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_memory = make_tests(body, sizes(2), timeout=100)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from harness import run_world
+from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 REDUCED = [
@@ -355,14 +355,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_ops(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_ops = make_tests(body, sizes(1, 3), timeout=100)
 
 
 def alone() -> list[float]:

@@ -9,13 +9,12 @@ import os
 import pickle
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from harness import run_world
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
     assert_close,
@@ -288,14 +287,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_optimizer(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_optimizer = make_tests(body, sizes(1, 2, 3), timeout=100)
 
 
 def train_until_a_rank_dies() -> dict[str, Any]:

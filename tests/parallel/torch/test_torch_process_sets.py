@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 
@@ -282,11 +281,4 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start)
 
 
-@pytest.fixture(scope="module", params=[3, 4])
-def outcomes(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, _scenarios, timeout=110)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_scenario(outcomes: list[RankResult], name: str) -> None:
-    check(outcomes, name)
+test_scenario = make_tests(_scenarios, sizes(3, 4), timeout=110)

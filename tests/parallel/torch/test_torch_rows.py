@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, on_hosts, run_all
 
 PRELOAD = ("torch._dynamo",)
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -305,11 +304,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0], [0, 0, 1], [0, 1, 1, 0]]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(len(request.param), body, timeout=100, hosts=request.param)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_rows(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_rows = make_tests(body, on_hosts(*WORLDS), timeout=100)

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
 from hvdlite.torch.optimizers.replicas import checksums
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
 
 TINY = 1e-6  # MiB: every parameter is a bucket
@@ -272,14 +271,7 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=list(WAYS.values()))
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def results(request: pytest.FixtureRequest) -> Iterator[list[RankResult]]:
-    yield run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_same_start(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_same_start = make_tests(body, sizes(2, 3), timeout=100)
 
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e5m2")

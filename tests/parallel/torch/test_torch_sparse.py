@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
 from hvdlite.torch.collectives import sparse
-from parallel.scenarios import check, heard_from, names_in, run_all
+from parallel.scenarios import heard_from, make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_close, assert_same_everywhere, counters, raises
 
 PRELOAD = ("torch._dynamo",)
@@ -305,11 +303,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0], [0, 0, 0], [0, 0, 1]]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(len(request.param), body, timeout=100, hosts=request.param)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_sparse(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_sparse = make_tests(body, on_hosts(*WORLDS), timeout=100)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
+from harness import run_world
 from hvdlite import horovod_mode
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -235,14 +235,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_state(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_state = make_tests(body, sizes(1, 3), timeout=100)
 
 
 def without_pickle() -> str:

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from harness import RankResult, run_world
-from parallel.scenarios import check, names_in, run_all
+from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
 COUNTS = [4, 0, 3]  # samples by rank: unequal, and none
@@ -130,11 +129,4 @@ def scenarios() -> dict[str, str]:
     return run_all(globals())
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, scenarios, timeout=60.0)
-
-
-@pytest.mark.parametrize("name", names_in(globals()))
-def test_sync_batch_norm(results: list[RankResult], name: str) -> None:
-    check(results, name)
+test_sync_batch_norm = make_tests(scenarios, sizes(2, 3), timeout=60.0)
