@@ -1,7 +1,7 @@
 """Scenarios of hvdlite.torch that run on any device.
 
-Each scenario takes the device. On a GPU it tests what the fakes cannot: torch's own tensors and
-streams, the real NCCL, and the real kernels. On CPUs it shows that the scenario itself is right.
+Each scenario takes the device. On a GPU they show what the fakes cannot: torch's own tensors and
+streams, the real NCCL, the real kernels. On CPUs they show that the scenarios themselves are right.
 """
 
 from __future__ import annotations
