@@ -1,15 +1,19 @@
-"""Latency and bandwidth of a blocking all-reduce, beside memcpy and torch gloo in the same run.
+"""Measure a blocking all-reduce, beside memcpy and torch's gloo in the same run.
 
     python benchmarks/allreduce.py --np 2 > allreduce.jsonl
     python benchmarks/plot.py allreduce.jsonl allreduce.png
 
-Each row is one size: float32, sum, in place, an ordinary tensor, one thread per rank. The three
-contestants take turns in short rounds, so that whatever disturbs the machine disturbs all alike:
-`hvdlite` (hvd.allreduce_), `memcpy` (every rank copies a private buffer of that size, all at the
-same time: the yardstick) and `gloo` (torch.distributed.all_reduce). With --fp16 also `fp16`
-(hvd.allreduce with Compression.fp16, which casts in the core) and `fp16_by_hand` (the same casts by
-torch, before and after). A figure is the median over all rounds on the slowest rank, in
-microseconds.
+Each row is one size. The tensor is an ordinary one of float32, which is summed in place, with one
+thread per rank. The contestants take turns in short rounds, so that a disturbance of the machine
+affects all of them:
+
+- `hvdlite`: hvd.allreduce_.
+- `memcpy`: every rank copies a private buffer of that size, all at the same time; the yardstick.
+- `gloo`: torch.distributed.all_reduce.
+- `fp16`, with --fp16: hvd.allreduce with Compression.fp16, which casts in the core.
+- `fp16_by_hand`, with --fp16: the same, but torch casts before and after.
+
+A figure is the median over all rounds on the slowest rank, in microseconds.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ def main() -> int:
 
 
 def measure_all(arguments: argparse.Namespace) -> None:
-    """Be one rank: measure every size, and print the rows on rank 0."""
+    """Run one rank: measure every size, and print the rows on rank 0."""
     import hvdlite.torch as hvd
 
     torch.set_num_threads(1)
@@ -74,7 +78,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
 def contestants_for(
     tensor: torch.Tensor, allreduce_: Callable[..., torch.Tensor], total: int
 ) -> dict[str, Callable[[], object]]:
-    """Give one call per contestant on the same tensor."""
+    """Return, by contestant, a call that works on the same tensor."""
     size = tensor.numel() * tensor.element_size()
     copy = torch.empty_like(tensor).fill_(0.0)
     source, target = tensor.data_ptr(), copy.data_ptr()
@@ -87,7 +91,7 @@ def contestants_for(
 
 
 def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Give one call per place where a tensor can be cast to float16."""
+    """Return, by contestant, a call that reduces the tensor as float16."""
     import hvdlite.torch as hvd
 
     size = tensor.numel() * tensor.element_size()
@@ -99,7 +103,7 @@ def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Callable[[], obje
 
 
 def measure(contestants: dict[str, Callable[[], object]], quick: bool) -> dict[str, float]:
-    """Let the contestants take turns; return each one's median in microseconds."""
+    """Let the contestants take turns; return the median of each in microseconds."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     seconds = QUICK_SECONDS_PER_SIZE if quick else SECONDS_PER_SIZE
     budget = seconds / rounds / len(contestants)
@@ -108,14 +112,14 @@ def measure(contestants: dict[str, Callable[[], object]], quick: bool) -> dict[s
     for _ in range(rounds):
         for name, call in contestants.items():
             gloo.barrier()
-            call()  # the first one pays for the turn before
+            call()  # This one is not measured, because the turn before affects it.
             samples[name] += [timed(call) for _ in range(repeats[name])]
     medians = slowest([statistics.median(samples[name]) for name in contestants])
     return dict(zip(contestants, medians, strict=True))
 
 
 def repeats_within(call: Callable[[], object], budget: float) -> int:
-    """Say how often `call` fits into `budget` seconds: the same number on every rank."""
+    """Return how often `call` fits into `budget` seconds; all ranks get the same number."""
     gloo.barrier()
     first = [timed(call) for _ in range(3)]
     expected = slowest([statistics.median(first)])[0]
@@ -130,7 +134,11 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object]:
-    """Make the row: times, ratios (above 1 hvdlite is slower than memcpy, faster than gloo)."""
+    """Make the row, with times and ratios.
+
+    `times_memcpy` above 1 means that hvdlite is slower than memcpy, and `faster_than_gloo` above 1
+    that it is faster than gloo.
+    """
     ours = figures["hvdlite"]
     casts = {f"{name}_us": round(figures[name], 2) for name in figures if name.startswith("fp16")}
     return {

@@ -1,10 +1,11 @@
-"""What autotune finds for a training step on this machine, and how long it takes.
+"""Measure which values autotune finds for a training step on this machine, and how long it takes.
 
     python benchmarks/autotune.py --np 2
 
-Trains a model of benchmarks/step.py with hvd.DistributedOptimizer, one thread per rank, until the
-search is over. The row is the last line of autotune's log, with the steps and the seconds that it
-took and the rates of its final check, if there was one: docs/autotune.md explains the fields.
+Each rank trains a model of benchmarks/step.py with hvd.DistributedOptimizer, in one thread, until
+autotune's search is over. The row is the last line of autotune's log, with the steps and the
+seconds that the search took, and the rates of its final check, if there was one. docs/autotune.md
+explains the fields.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 def measure(name: str, steps_per_look: int) -> None:
-    """Be one rank: train until the log has its result, and print it on rank 0."""
+    """Run one rank: train until the log has its result, and print it on rank 0."""
     import hvdlite.torch as hvd
 
     torch.set_num_threads(1)
@@ -72,7 +73,7 @@ def measure(name: str, steps_per_look: int) -> None:
 
 
 def finished_rows(log: Path) -> list[dict[str, Any]]:
-    """Read autotune's log; nothing while its search goes on."""
+    """Read autotune's log; return no rows while the search goes on."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     return rows if rows and rows[-1]["event"] == "result" else []
 

@@ -1,4 +1,4 @@
-"""torch.distributed over gloo, joined by the ranks that hvdlite-run started: the peer to beat."""
+"""torch.distributed over gloo on ranks that hvdlite-run started, for comparisons."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import torch.distributed as gloo
 
 
 def join_gloo(store: str, rank: int, size: int, with_nccl: bool = False) -> None:
-    """Join torch.distributed's gloo group of the same ranks, over loopback; GPU tensors by NCCL."""
+    """Connect this rank to torch.distributed's gloo group of the same ranks, over loopback.
+
+    Args:
+        store: path of a file through which the ranks meet.
+        rank: this rank.
+        size: the number of ranks.
+        with_nccl: whether GPU tensors travel by NCCL.
+    """
     backend = "cpu:gloo,cuda:nccl" if with_nccl else "gloo"
     gloo.init_process_group(backend, store=gloo.FileStore(store, size), rank=rank, world_size=size)
 
 
 def slowest(microseconds: list[float]) -> list[float]:
-    """Take the maximum over ranks of each figure: a collective is as fast as its slowest rank."""
+    """Return the maximum over ranks of each figure: a collective is as fast as its slowest rank."""
     figures = torch.tensor(microseconds, dtype=torch.float64)
     gloo.all_reduce(figures, op=gloo.ReduceOp.MAX)
     return [float(figure) for figure in figures]

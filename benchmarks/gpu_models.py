@@ -1,4 +1,4 @@
-"""The models of gpu_step.py: a ResNet of 50 layers without torchvision, and a small transformer."""
+"""The models of gpu_step.py: a ResNet of 50 layers that needs no torchvision, and a transformer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions and a way past them (He et al. 2015, arXiv:1512.03385, figure 5)."""
+    """Three convolutions and a shortcut (He et al., 2016, CVPR, arXiv:1512.03385, figure 5)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Bottleneck(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """Give a convolution and its batch normalization."""
+    """Make a convolution and its batch normalization."""
     padding = size // 2
     return [
         nn.Conv2d(inputs, outputs, size, stride, padding, bias=False),
@@ -42,7 +42,7 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[n
 
 
 def make_resnet(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64) -> nn.Module:
-    """Build a ResNet; of these sizes it has 161 parameter tensors and 25.6 M parameters."""
+    """Build a ResNet; the default has 25.6 M parameters in 161 tensors."""
     layers = [*convolution(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     inputs = width
     for stage, count in enumerate(blocks):
@@ -62,7 +62,7 @@ def tokens(count: int) -> Batch:
     return drawn, drawn.flatten()
 
 
-# By name: what makes the model, and what makes a batch.
+# By name: a function that makes the model, and one that makes a batch.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
     "resnet50": (make_resnet, lambda: images(32, 224)),
     "transformer": (lambda: Transformer(256, 16), lambda: tokens(32)),

@@ -1,20 +1,23 @@
-"""What communication costs a training step on a GPU: bare, hvdlite, DistributedDataParallel.
+"""Measure what communication adds to a training step on a GPU, for hvdlite and torch's DDP.
 
     python benchmarks/gpu_step.py --np 1
     python benchmarks/gpu_step.py --np 2
     python benchmarks/gpu_step.py --np 2 --device cpu --small
 
-Two models: a ResNet of 50 layers (25.6 M parameters in 161 tensors) and a small transformer (200
-tensors). Copies of each train in turns of a few steps in the same processes: `bare` does not
-communicate; `views` is hvdlite with gradient_as_bucket_view=True, and so is `kept`, which also
-leaves the gradients in place (zero_grad(set_to_none=False)). `host_ms` is how long a step keeps the
-host, `step_ms` what it takes until the device is done, both medians on the slowest rank; `kernels`
-is what one step launches. `pack_us` is what the core's kernels take to move all gradients once, as
-tensors of one grouped allreduce, and `copy_us` what the device's own copy takes for as many bytes.
-On CPUs these three are null.
+There are two models: a ResNet of 50 layers (25.6 M parameters in 161 tensors) and a small
+transformer (200 tensors). Copies of each model train in turns of a few steps, in the same
+processes: `bare` does not communicate, `hvdlite` uses hvd.DistributedOptimizer, `views` also
+gradient_as_bucket_view=True, `kept` is like `views` with gradients that stay allocated
+(zero_grad(set_to_none=False)), and `ddp` is torch's DistributedDataParallel.
 
-Two ranks on a machine with one GPU share it: NCCL then runs over sockets, so `step_ms` of two ranks
-says little, and what the host does, kernels and copies, as much as ever.
+`host_ms` is how long a step keeps the host busy, and `step_ms` how long it takes until the device
+has finished; both are medians on the slowest rank. `kernels` is how many kernels one step launches.
+`pack_us` is the time in which the core's kernels move all gradients once, as tensors of one grouped
+allreduce, and `copy_us` the time in which the device copies as many bytes. On CPUs the last three
+are null.
+
+If a machine has one GPU, two ranks share it, and NCCL runs over sockets. Then `step_ms` says little
+about real machines; the times of the host, the kernels and the copies are still meaningful.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ def main() -> int:
 
 
 def measure_all(arguments: argparse.Namespace) -> None:
-    """Be one rank: measure every model, and print the rows on rank 0."""
+    """Run one rank: measure every model, and print the rows on rank 0."""
     import hvdlite.torch as hvd
 
     torch.set_num_threads(1)
@@ -89,7 +92,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
 
 
 def share_gpu(rank: int) -> None:
-    """Let NCCL run several ranks on one GPU: to it each is on a host of its own, over sockets."""
+    """Set variables with which NCCL runs several ranks on one GPU, as if each had its own host."""
     for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
         os.environ[name] = "1"
     os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_SOCKET_IFNAME="lo")
@@ -118,7 +121,7 @@ def make_contestants(
 
 
 def leave_buffers_alone() -> dict[str, bool]:
-    """Give the option, whose name depends on the version: hvdlite sends no buffers either."""
+    """Return DDP's option that it sends no buffers, like hvdlite; torch has renamed the option."""
     parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     newer = "forward_sync_buffers" in parameters
     return {"forward_sync_buffers" if newer else "broadcast_buffers": False}
@@ -137,7 +140,7 @@ def wait_for_device() -> None:
 def measure_steps(
     contestants: dict[str, Contestant], batch: Batch, quick: bool
 ) -> dict[str, float]:
-    """Let the contestants take turns; a collective call, for the figures are the slowest rank's."""
+    """Let the contestants take turns; all ranks call this and get figures of the slowest rank."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     steps = QUICK_STEPS_PER_TURN if quick else STEPS_PER_TURN
     host: dict[str, list[float]] = {name: [] for name in contestants}
@@ -177,7 +180,7 @@ def kernels_of(work: Callable[[], Any]) -> list[Any]:
 
 
 def count_kernels(contestants: dict[str, Contestant], batch: Batch) -> dict[str, int | None]:
-    """Count what one step of each launches."""
+    """Count the kernels that one step of each contestant launches; None on CPUs."""
     counts: dict[str, int | None] = {}
     for name, contestant in contestants.items():
         on_gpu = batch[0].is_cuda
@@ -216,7 +219,7 @@ def measure_pack(model: nn.Module) -> dict[str, float | None]:
 
 
 def time_copy(source: torch.Tensor, target: torch.Tensor) -> float:
-    """Give the microseconds that the device takes to copy a tensor."""
+    """Return the microseconds in which the device copies a tensor."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     target.copy_(source)

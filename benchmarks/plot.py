@@ -2,8 +2,8 @@
 
     python benchmarks/plot.py rows.jsonl picture.png
 
-All-reduce rows become time over size, one panel per number of ranks; step rows become one group of
-bars per model. A file may hold both.
+All-reduce rows are drawn as time over size, in one panel for each number of ranks. Step rows are
+drawn as bars, with one group for each model. A file may have both kinds of rows.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ def draw_allreduce(axis: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_step(axis: Axes, rows: list[dict[str, Any]]) -> None:
-    """Draw one group of bars per model, with the range of the turns."""
+    """Draw one group of bars for each model, with the range over the turns."""
     width = 0.8 / len(STEPS)
     for index, (column, label) in enumerate(STEPS.items()):
         medians = [row[column] for row in rows]
         ranges = [row[column.replace("_ms", "_range_ms")] for row in rows]
         below = [max(0.0, median - low) for median, (low, _) in zip(medians, ranges, strict=True)]
         above = [max(0.0, high - median) for median, (_, high) in zip(medians, ranges, strict=True)]
-        places = [place + (index - 1) * width for place in range(len(rows))]
-        axis.bar(places, medians, width, yerr=[below, above], capsize=3, label=label)
+        positions = [row + (index - 1) * width for row in range(len(rows))]
+        axis.bar(positions, medians, width, yerr=[below, above], capsize=3, label=label)
     axis.set_xticks(range(len(rows)), [row["model"] for row in rows])
     axis.set_ylabel("median step, ms")
 

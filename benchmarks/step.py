@@ -1,14 +1,20 @@
-"""What communication costs a training step: compute alone, hvdlite, DistributedDataParallel.
+"""Measure what communication adds to a training step, for hvdlite and DistributedDataParallel.
 
     python benchmarks/step.py --np 2
 
-Two models: an MLP of 25 M parameters in 10 tensors (bandwidth) and a transformer of 2.5 M in 200
-(many small tensors). Three copies of each train in turns of a few steps in the same processes, one
-thread per rank: `compute` has a bare barrier where the others communicate, `hvdlite` uses
-hvd.DistributedOptimizer, `ddp` torch's DistributedDataParallel over gloo. Figures are medians over
-all steps on the slowest rank, in milliseconds; an overhead is what a step takes beyond `compute`.
-With --views there are two more: `views` has gradient_as_bucket_view=True, and so has `kept`, which
-also leaves the gradients in place (zero_grad(set_to_none=False)).
+There are two models: an MLP of 25 M parameters in 10 tensors, which needs bandwidth, and a
+transformer of 2.5 M parameters in 200 small tensors. Copies of each model train in turns of a few
+steps, in the same processes, with one thread per rank:
+
+- `compute`: a plain optimizer, with a barrier where the others communicate.
+- `hvdlite`: hvd.DistributedOptimizer.
+- `ddp`: torch's DistributedDataParallel over gloo.
+- `views`, with --views: hvdlite with gradient_as_bucket_view=True.
+- `kept`, with --views: like `views`, with gradients that stay allocated
+  (zero_grad(set_to_none=False)).
+
+A figure is the median over all steps on the slowest rank, in milliseconds. An overhead is the time
+of a step minus that of `compute`.
 """
 
 from __future__ import annotations
@@ -77,7 +83,7 @@ def transformer_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class Contestant:
-    """One copy of the model, and how it communicates."""
+    """One copy of the model, and the way in which its gradients are combined."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -117,7 +123,7 @@ def main() -> int:
 
 
 def measure_all(arguments: argparse.Namespace) -> None:
-    """Be one rank: measure every model, and print the rows on rank 0."""
+    """Run one rank: measure every model, and print the rows on rank 0."""
     import hvdlite.torch as hvd
 
     torch.set_num_threads(1)
@@ -177,7 +183,7 @@ def measure(
     make_batch: Callable[[], tuple[torch.Tensor, ...]],
     quick: bool,
 ) -> dict[str, list[list[float]]]:
-    """Let the contestants take turns; return each one's step times in ms, by turn."""
+    """Let the contestants take turns; return, by contestant and turn, its step times in ms."""
     steps = QUICK_STEPS_PER_TURN if quick else STEPS_PER_TURN
     times: dict[str, list[list[float]]] = {name: [] for name in contestants}
     for round_number in range(1 + (QUICK_ROUNDS if quick else ROUNDS)):
@@ -187,13 +193,13 @@ def measure(
             for _ in range(1 + steps):
                 inputs, labels = make_batch()
                 turn.append(contestant.step((inputs, labels)))
-            if round_number > 0:  # the first round warms up, and so does the first step of a turn
+            if round_number > 0:  # The first round, and the first step of a turn, only warm up.
                 times[name].append(turn[1:])
     return times
 
 
 def row_of(name: str, model: nn.Module, turns: dict[str, list[list[float]]]) -> dict[str, object]:
-    """Make the row of one model; a collective call, for the figures are of the slowest rank."""
+    """Make the row of one model; all ranks call this, as the figures are of the slowest rank."""
     row: dict[str, object] = {
         "benchmark": "step",
         "model": name,

@@ -1,14 +1,15 @@
-"""What hvdlite's TensorFlow operations cost: per tensor, and per training step.
+"""Measure the cost of hvdlite's TensorFlow operations, for a tensor and for a training step.
 
     python benchmarks/tensorflow_ops.py --np 2
 
-`tensorflow_ops`: a tf.function of 161 small tensors, in a world of one (so that nothing but the way
-into the core and back is measured): each tensor through hvd.allreduce, or through a
-tf.numpy_function that copies it, beside the same function with neither. Microseconds per tensor.
+`tensorflow_ops` runs a tf.function of 161 small tensors in a world of one, so that only the way
+into the core and back is measured. It compares hvd.allreduce of each tensor, a tf.numpy_function
+that copies each tensor, and the same function with neither. Figures are microseconds per tensor.
 
-`tensorflow_step`: a training step of a plain TensorFlow MLP on N ranks: compute alone,
-hvd.DistributedGradientTape, and MultiWorkerMirroredStrategy. The strategy wants processes of its
-own, so the two worlds take turns in rounds. Milliseconds, medians on the slowest rank.
+`tensorflow_step` runs a training step of a plain TensorFlow MLP on N ranks. It compares compute
+alone, hvd.DistributedGradientTape, and MultiWorkerMirroredStrategy. The strategy needs processes of
+its own, so two worlds take turns in rounds. Figures are medians on the slowest rank, in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> int:
 
 
 def run_everything(arguments: argparse.Namespace) -> int:
-    """Be the user's process: start the worlds in turn and print the rows."""
+    """Run in the user's process: start the worlds in turn, and print the rows."""
     quick = ["--quick"] * arguments.quick
     status = run_ranks(__file__, 1, arguments.output, ["--mode", "ops", *quick])
     if status != 0:
@@ -166,7 +167,7 @@ def time_steps(steps: int, contestants: dict[str, Callable[[], Any]]) -> dict[st
 
 
 def one_thread() -> None:
-    """Give every rank the same: one thread to compute, two to schedule."""
+    """Let TensorFlow use one thread to compute and two to schedule, as on every other rank."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -253,7 +254,7 @@ def measure_strategy(steps: int) -> None:
 
 
 def run_strategy_world(ranks: int, quick: list[str]) -> float:
-    """Start the strategy's workers on free ports; return the slowest one's median."""
+    """Start the strategy's workers on free ports; return the median of the slowest one, in ms."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(ranks)]
     addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
     for listener in listeners:

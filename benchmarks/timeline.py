@@ -1,9 +1,10 @@
-"""What a timeline costs: the same collectives with and without one, in turns.
+"""Measure what a timeline costs: the same collectives with and without one, in turns.
 
     python benchmarks/timeline.py --np 2
 
-Prints one JSON line per kind of work: the median time of one round without a timeline, with one,
-and without one again: what noise alone makes of the ratio.
+For each kind of work it prints one JSON line, with the median time of one round without a timeline
+("off"), with one ("on"), and without one again ("off_again"). The ratio of the last to the first
+shows how much noise there is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> int:
 
 
 def measure_all(quick: bool) -> None:
-    """Be one rank: measure every kind of work, and print the rows on rank 0."""
+    """Run one rank: measure every kind of work, and print the rows on rank 0."""
     import hvdlite.torch as hvd
 
     torch.set_num_threads(1)
@@ -56,14 +57,14 @@ def measure_all(quick: bool) -> None:
         with tempfile.TemporaryDirectory() as own:
             folder = hvd.broadcast_object(own, root_rank=0)
             row = measure(work, Path(folder) / "timeline.json", quick)
-            hvd.barrier()  # some rank may still be merging
+            hvd.barrier()  # A rank may still be merging the parts.
         if hvd.rank() == 0:
             print_row({"benchmark": "timeline", "np": hvd.size(), "work": name, **row})
     hvd.shutdown()
 
 
 def measure(work: Callable[[], None], path: Path, quick: bool) -> dict[str, float]:
-    """Let the ways take turns; give each one's median in microseconds."""
+    """Let the ways take turns; return the median of each in microseconds, and ratios."""
     import hvdlite.torch as hvd
 
     seconds = QUICK_SECONDS_PER_TURN if quick else SECONDS_PER_TURN
@@ -88,7 +89,7 @@ def measure(work: Callable[[], None], path: Path, quick: bool) -> dict[str, floa
 
 
 def rounds_within(work: Callable[[], None], seconds: float) -> int:
-    """Say how many rounds fit into so many seconds."""
+    """Return how many rounds fit into so many seconds."""
     took = min(timed(work) for _ in range(3))
     return max(2, min(5000, int(seconds * 1e6 / took)))
 

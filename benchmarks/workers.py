@@ -1,8 +1,8 @@
-"""How a benchmark starts its own ranks, and what its ranks share.
+"""Functions with which a benchmark starts its own ranks, and prints its rows.
 
-A benchmark is one file that is run twice: by the user, where `run_ranks` starts it again on N ranks
-through hvdlite-run and hands on the JSON lines that rank 0 prints; and by hvdlite-run, with
-`--worker`, where it measures.
+A benchmark is one file that runs in two roles. The user runs it; `run_ranks` then starts it again
+on N ranks by hvdlite-run, with `--worker`, and passes on the JSON lines that rank 0 prints. With
+`--worker`, it measures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIXED_ROW = re.compile(r"^(?:\[[^]]*\]\s*)?(\{.*\})\s*$")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every benchmark takes."""
+    """Add the arguments that every benchmark has."""
     parser.add_argument("--np", type=int, default=2, metavar="N", help="number of ranks (2)")
     parser.add_argument("--quick", action="store_true", help="a smoke run: few sizes, few rounds")
     parser.add_argument("--output", type=Path, help="also append the JSON lines to this file")
@@ -67,7 +67,7 @@ def hand_on(line: str, output: Path | None) -> None:
 
 
 def machine(framework: str) -> dict[str, Any]:
-    """Say where a row was measured, and with which version of the framework's package."""
+    """Describe the machine of a row, and the version of the framework's package."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 1),
@@ -77,5 +77,5 @@ def machine(framework: str) -> dict[str, Any]:
 
 
 def print_row(row: dict[str, Any], framework: str = "torch") -> None:
-    """Print one JSON line (rank 0 alone calls this)."""
+    """Print one JSON line; only rank 0 calls this."""
     print(json.dumps({**row, **machine(framework)}), flush=True)

@@ -3,8 +3,8 @@
     hvdlite-run -np 2 python examples/keras_digits.py --compare
     KERAS_BACKEND=torch hvdlite-run -np 2 python examples/keras_digits.py
 
-The global batch is the same on any number of ranks, and so is the loss curve after the warm-up:
-with --compare rank 0 first trains alone on whole batches, at the same learning rates.
+The global batch is the same on any number of ranks, and so is the loss curve after the warm-up.
+With --compare, rank 0 first trains alone on whole batches, at the same learning rates.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 class Share(keras.utils.PyDataset):
-    """This rank's share of each global batch; every rank has as many batches."""
+    """This rank's share of each global batch; every rank has the same number of batches."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, rank: int, ranks: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def make_model(optimizer: keras.Optimizer) -> keras.Model:
 
 
 def train(model: keras.Model, data: Share, epochs: int, callbacks: list) -> tuple[list, float]:
-    """Train; return the loss of each epoch, and samples/s of all ranks."""
+    """Train; return the loss of each epoch, and the samples per second of all ranks."""
     warmup = hvd.callbacks.LearningRateWarmupCallback(LEARNING_RATE, warmup_epochs=2)
     watch, samples, verbose = Stopwatch(), len(data) * GLOBAL_BATCH, 2 if hvd.rank() == 0 else 0
     timing = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: watch.end_epoch(samples))
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        gpus = tf.config.list_physical_devices("GPU")  # It would take all: choose, or take none.
+        gpus = tf.config.list_physical_devices("GPU")  # By default every rank would use all GPUs.
         mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []
         tf.config.set_visible_devices(mine, "GPU")
     images, labels = load()

@@ -1,4 +1,4 @@
-"""How fast the examples train, and what that means on this machine. Nothing here is hvdlite's."""
+"""Measure how fast the examples train, and explain the result. This file does not use hvdlite."""
 
 import math
 import os
@@ -8,8 +8,8 @@ import time
 class Stopwatch:
     """Counts samples from the end of the first epoch on.
 
-    The first epoch of a process also imports, traces or compiles code: up to seconds that no later
-    epoch takes, and that say nothing about speed.
+    In its first epoch a process also imports, traces or compiles code. That may take seconds, and
+    says nothing about the speed of training.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Stopwatch:
         self._samples = 0
 
     def end_epoch(self, samples: int) -> None:
-        """Note that an epoch of so many samples has ended."""
+        """Note the end of an epoch that had this number of samples."""
         self._end = time.perf_counter()
         if math.isnan(self._begin):
             self._begin = self._end
@@ -30,13 +30,13 @@ class Stopwatch:
 
 
 def report(rate: float, ranks: int, local_ranks: int, alone: float = math.nan) -> str:
-    """Say in words what rates mean on this machine's cores.
+    """Describe a rate, and explain it by the number of this machine's cores.
 
     Args:
         rate: samples per second of all ranks together.
-        ranks: how many ranks train.
-        local_ranks: how many of them run on this machine.
-        alone: samples per second of one rank that trained alone, if one did.
+        ranks: the number of ranks.
+        local_ranks: the number of ranks on this machine.
+        alone: samples per second of one rank that trained alone; NaN if none did.
     """
     if math.isnan(rate):
         return "One epoch is too short to measure the speed."

@@ -1,4 +1,4 @@
-"""Train a small convolutional network on handwritten digits in a loop of one's own.
+"""Train a small convolutional network on handwritten digits in a custom TensorFlow loop.
 
     hvdlite-run -np 2 python examples/tensorflow_tape.py
 
@@ -29,7 +29,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_model() -> keras.Model:
-    keras.utils.set_random_seed(hvd.rank())  # each its own start, until it is broadcast
+    keras.utils.set_random_seed(hvd.rank())  # Ranks begin differently, until rank 0 broadcasts.
     return keras.Sequential(
         [
             keras.Input([8, 8, 1]),
@@ -61,7 +61,7 @@ def make_step(
 
 
 def train(model: keras.Model, epochs: int) -> float:
-    """Train on this rank's share of each global batch; return samples/s of all ranks."""
+    """Train on this rank's share of each global batch; return the samples per second of all."""
     images, labels = (part[TEST_IMAGES:] for part in load())
     steps_per_epoch = -(-len(images) // GLOBAL_BATCH)
     rate = keras.optimizers.schedules.CosineDecay(4e-3, epochs * steps_per_epoch)

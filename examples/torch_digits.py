@@ -2,8 +2,8 @@
 
     hvdlite-run -np 2 python examples/torch_digits.py --compare
 
-The global batch is the same on any number of ranks, and so is the loss curve: with --compare rank 0
-first trains alone on whole batches, and demo-output/loss.png shows both curves.
+The global batch is the same on any number of ranks, and so is the loss curve. With --compare, rank
+0 first trains alone on whole batches, and demo-output/loss.png shows both curves.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def make_model() -> nn.Sequential:
 def train(
     model: nn.Sequential, optimizer: torch.optim.Optimizer, rank: int, ranks: int, epochs: int
 ) -> tuple[torch.Tensor, float]:
-    """Train on this rank's share of each global batch; return losses, and samples/s of all."""
+    """Train on this rank's share of each global batch; return losses, and all ranks' samples/s."""
     images, labels = (part[TEST_IMAGES:] for part in load(model[0].weight.device))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     losses, watch = [], Stopwatch()
@@ -56,7 +56,7 @@ def train(
             optimizer.step()
             losses.append(loss.detach())
         scheduler.step()
-        losses[-1].item()  # waits for the GPU, if there is one
+        losses[-1].item()  # This waits for the GPU, if there is one.
         watch.end_epoch(len(images))
     return torch.stack(losses).cpu(), watch.rate()
 

@@ -13,22 +13,22 @@ INTRODUCTION = """\
 <!-- Written by tools/knobs_doc.py from csrc/base/config.h: run `make docs`, do not edit. -->
 
 Each knob is an environment variable that every rank reads when hvdlite starts. Set it in front of
-`hvdlite-run`, which hands it on to all ranks, or give hvdlite-run the flag of that name
-(`--fusion-threshold`). Where Horovod has a variable for the same thing, that one is read if ours is
-not set. All ranks must have the same values.
+`hvdlite-run`, which passes it on to all ranks, or give hvdlite-run the flag of that name
+(`--fusion-threshold`). If Horovod has a variable for the same thing, hvdlite reads that one where
+its own is not set. All ranks must have the same values.
 
-A number is written with a point, whatever the locale. Of every time in seconds 0 means never, or no
-limit, and so does `inf`.
+Numbers are written with a point in every locale. For every time in seconds, 0 and `inf` mean never,
+or no limit.
 """
 
 
 def quoted(text: str) -> str:
-    """Set `text` as code; nothing where there is none."""
+    """Format `text` as code; return "" for an empty text."""
     return f"`{text}`" if text else ""
 
 
 def knobs_page() -> str:
-    """Make the text of docs/knobs.md."""
+    """Return the text of docs/knobs.md."""
     lines = [
         INTRODUCTION,
         "| Variable | Type | Default | Unit | What it does | Horovod's name |",

@@ -1,11 +1,11 @@
-"""Compile csrc/cuda/kernels/pack.cu to the PTX text that the core carries, pack.ptx beside it.
-
-NVRTC 12.9 does it (the extra `ptx`; it needs no GPU): the last one that targets sm_70. A driver of
-any later device compiles this text on loading. The version in its header is lowered to what the
-drivers of CUDA 11 read, which the instructions used allow.
+"""Compile csrc/cuda/kernels/pack.cu to PTX, as pack.ptx beside it, which the core carries.
 
     python tools/make_ptx.py           # write the file
-    python tools/make_ptx.py --check   # only say whether it is what the source gives
+    python tools/make_ptx.py --check   # only check that it is up to date
+
+The compiler is NVRTC 12.9 (the extra `ptx`; it needs no GPU), the last release that targets sm_70.
+The driver of any later device compiles this PTX when the core loads it. The PTX version in the
+header is lowered to one that drivers of CUDA 11 read; the kernels use no newer instruction.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# The CUDA source, and what it includes.
+# The CUDA source, and the header that it includes.
 SOURCES = ("csrc/cuda/kernels/pack.cu", "csrc/cuda/kernel_args.h")
 GENERATED = ROOT / "csrc/cuda/kernels/pack.ptx"
-# 7.0 came with CUDA 11.0, the first whose drivers NCCL 2.18 takes.
+# PTX 7.0 came with CUDA 11.0, whose drivers are the oldest that NCCL 2.18 accepts.
 PTX_VERSION = "7.0"
 OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-execution-space")
 
@@ -33,11 +33,7 @@ HEADER = """\
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Hash what the generated file is made from.
-
-    Returns:
-        The SHA-256 of the sources and of what decides how they are compiled, in hexadecimal.
-    """
+    """Return the SHA-256, in hexadecimal, of the sources and of the compiler's options."""
     digest = hashlib.sha256(" ".join((PTX_VERSION, *OPTIONS)).encode())
     for name in SOURCES:
         digest.update((root / name).read_bytes())
@@ -45,13 +41,13 @@ def source_digest(root: Path = ROOT) -> str:
 
 
 def recorded_digest(generated: str) -> str:
-    """Read the hash that a generated text was made from; "" where it names none."""
+    """Return the digest of the sources that a generated text names; "" if it names none."""
     match = re.search(r"(?m)^// source: ([0-9a-f]+)$", generated)
     return match.group(1) if match else ""
 
 
 def wheel_file(name: str) -> Path | None:
-    """Find a file of NVIDIA's wheels, below site-packages/nvidia; None when it is not installed."""
+    """Find a file of NVIDIA's wheels below site-packages/nvidia; None if it is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(folder) / name).exists():
@@ -60,7 +56,7 @@ def wheel_file(name: str) -> Path | None:
 
 
 def nvrtc_library() -> Path | None:
-    """Find the NVRTC of the wheel; None when it is not installed."""
+    """Find the NVRTC of the wheel; None if it is not installed."""
     return wheel_file("cuda_nvrtc/lib/libnvrtc.so.12")
 
 
@@ -71,7 +67,7 @@ def compile_ptx(library: Path) -> str:
         The text for the core to carry.
 
     Raises:
-        RuntimeError: with the compiler's log, when the source has errors.
+        RuntimeError: the source has errors; the message is the compiler's log.
     """
     nvrtc = ctypes.CDLL(str(library))
     program = ctypes.c_void_p()
@@ -97,7 +93,7 @@ def _read(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> str:
 
 
 def _lower(ptx: str) -> str:
-    """Set the version that old drivers read; drop comments, empty lines, and a hint of PTX 8.3."""
+    """Lower the PTX version; remove comments, empty lines, and a pragma that came with PTX 8.3."""
     ptx = re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", ptx)
     ptx = re.sub(r'(?m)^\s*\.pragma "used_bytes_mask .*";$', "", ptx)
     lines = (re.sub(r"\s*//.*", "", line) for line in ptx.splitlines())
@@ -117,7 +113,7 @@ def main() -> int:
     if not options.check:
         GENERATED.write_text(text)
     elif text != GENERATED.read_text():
-        print(f"{GENERATED.relative_to(ROOT)} is not what its source gives", file=sys.stderr)
+        print(f"{GENERATED.relative_to(ROOT)} is out of date: run make ptx", file=sys.stderr)
         return 1
     return 0
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages with which the tests build hosts, networks and a cluster: sshd, nft, tc,
-# ip, Slurm and Open MPI 4. Without them those tests are skipped, and say why. And ccache, with which
-# CMake compiles nothing twice.
+# ip, Slurm and Open MPI 4. Without them those tests are skipped, and say why. It also installs ccache,
+# with which CMake compiles no file twice.
 set -euo pipefail
 
 packages=(ccache iproute2 munge nftables openmpi-bin openssh-client openssh-server slurm-client slurm-wlm

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def tidy(build: Path, source: str) -> tuple[str, str]:
-    """Check one source; return its name and what is wrong with it ("" when nothing is)."""
+    """Check one source; return its name and clang-tidy's complaints ("" if there are none)."""
     command = [
         "clang-tidy",
         "--quiet",

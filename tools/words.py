@@ -2,9 +2,9 @@
 
     python tools/words.py [FILE...]
 
-Without files it reads all that git knows. It prints one line for each phrase, with what to write
-instead, and exits with status 1 if there is one. It cannot judge grammar: the rest of the page is
-for readers.
+Without files it reads every tracked file of the right type. It prints one line for each phrase that
+it finds, with what to write instead, and exits with status 1 if it found one. It cannot judge
+grammar; people must check the other rules of the page.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = {".cc", ".cu", ".h", ".inc", ".md", ".py", ".pyi", ".sh", ".toml"}
-# They name the phrases, or are not ours to reword.
+# These files name the phrases, or have texts that are not to be changed.
 EXEMPT = {"docs/style.md", "tools/words.py", "tests/unit/test_words.py", "CHANGELOG.md"}
 
-# By phrase: what to write instead. Spaces also match line breaks with comment marks.
+# By pattern: what to write instead. A space also matches a line break with a comment mark.
 PHRASES = {
     r"\b(is|are|was|were) no (?!(longer|more|less|fewer)\b)": "say 'is not a', or 'there is no'",
     r"\b(Who|who)ever\b": "name who it is",
@@ -52,7 +52,7 @@ def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def tracked_files() -> Iterator[str]:
-    """Name the files that git knows and that hold sentences of ours."""
+    """Give the tracked files that may have sentences to check."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -62,7 +62,7 @@ def tracked_files() -> Iterator[str]:
 
 
 def main(names: Iterable[str]) -> int:
-    """Print what is found; return the exit status."""
+    """Print the phrases in these files, or in all; return the exit status."""
     found = 0
     for name in names or tracked_files():
         text = (ROOT / name).read_text(encoding="utf-8")

@@ -39,7 +39,7 @@ SUITES = {"ops": test_torch_ops, "rows": test_torch_rows}
 
 
 def suite_by_default(name: str) -> dict[str, str]:
-    """Be one rank: run a suite that knows no devices, with its tensors on the GPU."""
+    """Run one rank of a suite that does not choose devices, with the GPU as torch's default."""
     torch.set_default_device("cuda")
     return run_all(vars(SUITES[name]))
 

@@ -1,4 +1,4 @@
-"""What hvdlite.torch must do with tensors of one device, whichever that is.
+"""Scenarios of hvdlite.torch that run on any device.
 
 Each scenario takes the device. On a GPU they show what the fakes cannot: torch's own tensors and
 streams, the real NCCL, the real kernels. On CPUs they show that the scenarios themselves are right.
@@ -36,20 +36,20 @@ def total() -> int:
 
 
 def is_all(tensor: torch.Tensor, value: float, device: torch.device) -> bool:
-    """Say whether a tensor is on the device and has this value everywhere."""
+    """Return whether a tensor is on the device and all of its elements have this value."""
     expected = torch.full_like(tensor, value)
     return tensor.device.type == device.type and torch.equal(tensor, expected)
 
 
 def stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Work on a stream of its own, where the device has streams."""
+    """Return a context in which work is queued on another stream, if the device has streams."""
     if device.type == "cuda":
         return torch.cuda.stream(torch.cuda.Stream(device))
     return contextlib.nullcontext()
 
 
 def delay(device: torch.device, cycles: int = 100_000_000) -> None:
-    """Let the current stream pause (about 50 ms), so that whoever does not wait for it is early."""
+    """Pause the current stream for about 50 ms, so that code that does not wait for it is wrong."""
     if device.type == "cuda":
         torch.cuda._sleep(cycles)
 
@@ -99,7 +99,7 @@ def scenario_many_tensors_are_fused(device: torch.device) -> None:
 def scenario_sizes_and_places(device: torch.device) -> None:
     for shape in [(), (0,), (3, 0, 2), (1,), (5,), (3_000_001,)]:
         assert is_all(hvd.allreduce(mine(device, *shape), op=hvd.Sum), total(), device)
-    for start in range(1, 8):  # not on a boundary of 16 bytes
+    for start in range(1, 8):  # These parts are not aligned to 16 bytes.
         part = mine(device, 1000, dtype=torch.bfloat16)[start:]
         hvd.grouped_allreduce_([part, mine(device, 3, dtype=torch.bfloat16)], op=hvd.Sum)
         assert is_all(part, total(), device)
@@ -179,7 +179,7 @@ def scenario_memory_in_flight_is_not_reused(device: torch.device) -> None:
 
 def scenario_the_host_does_not_wait(device: torch.device) -> None:
     tensor = mine(device, 1000)
-    hvd.allreduce_(tensor, op=hvd.Sum)  # loads the kernels
+    hvd.allreduce_(tensor, op=hvd.Sum)  # This loads the kernels.
     if device.type == "cuda":
         torch.cuda.synchronize()
         delay(device, 2_000_000_000)
@@ -327,7 +327,7 @@ def scenario_gradients_are_views_of_buckets(device: torch.device) -> None:
         assert len({view.untyped_storage().data_ptr() for view in views}) == 1
         train(model, optimizer, part, device, set_to_none)
         assert all(p.grad is view for p, view in zip(model.parameters(), views, strict=True))
-        del optimizer, model, views  # the device is done with them, or is waited for
+        del optimizer, model, views  # The release waits until the device has finished with them.
     assert is_all(hvd.allreduce(mine(device, 1000), op=hvd.Sum), total(), device)
 
 
@@ -353,13 +353,13 @@ def scenario_disagreement_is_an_error_and_the_world_goes_on(device: torch.device
 
 
 def conformance(device_name: str) -> dict[str, str]:
-    """Be one rank: run every scenario on the device; see `run_all`."""
+    """Run one rank, with every scenario on the device; see `run_all`."""
     torch.set_num_threads(1)
     return run_all(globals(), forms=[torch.device(device_name)])
 
 
 def lose_a_peer(device_name: str) -> tuple[str, float]:
-    """Be rank 0, whose peer is killed; say which error that was, and how soon it came."""
+    """Run one rank of two, of which rank 1 is killed; return rank 0's error and its delay in s."""
     device = torch.device(device_name)
     hvd.init()
     hvd.allreduce(mine(device, 1000))

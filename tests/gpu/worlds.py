@@ -1,12 +1,13 @@
-"""How two ranks share the one GPU that a test machine has."""
+"""The environment with which two ranks share the one GPU of a test machine."""
 
 from __future__ import annotations
 
 
 def shared_gpu(rank: int) -> dict[str, str]:
-    """Give what lets NCCL run two ranks on one GPU: to it they are on two hosts, over sockets.
+    """Return the variables with which NCCL runs two ranks on one GPU.
 
-    GPU tensors that pass through the host are errors, so that no test passes by way of that.
+    They make NCCL take the ranks for two hosts that are connected by sockets. They also make it an
+    error if GPU tensors pass through the host, so that no test passes in that way.
     """
     return {
         "NCCL_HOSTID": f"rank{rank}",

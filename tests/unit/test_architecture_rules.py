@@ -1,4 +1,4 @@
-"""The tree obeys the rules of the house, and the check notices when it does not."""
+"""The tree obeys the rules of docs/architecture.md, and the check finds planted violations."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LONG_BODY = "  work();\n" * 81
 VIOLATIONS = {
     "include points up": ("layer", "csrc/base/status.cc", '#include "transport/channel.h"\n'),
     "include points sideways": ("layer", "csrc/wire/message.cc", '#include "kernels/chunks.h"\n'),
-    "include across floor 0": ("layer", "csrc/base/log.cc", '#include "os/fd.h"\n'),
-    "include without a room": ("layer", "csrc/wire/message.cc", '#include "message.h"\n'),
-    "folder on no floor": ("layer", "csrc/misc/odd.cc", "int odd();\n"),
+    "lowest folder includes another": ("layer", "csrc/base/log.cc", '#include "os/fd.h"\n'),
+    "include without a folder": ("layer", "csrc/wire/message.cc", '#include "message.h"\n'),
+    "folder in no layer": ("layer", "csrc/misc/odd.cc", "int odd();\n"),
     "getenv": ("environment", "csrc/os/cpu.cc", 'auto home = std::getenv("HOME");\n'),
     "pybind11": ("pybind11", "csrc/engine/engine.cc", "#include <pybind11/pybind11.h>\n"),
     "bare mutex": ("mutex", "csrc/engine/queue.cc", "std::mutex mutex;\n"),
     "bare mutex in a C++ test": ("mutex", "tests/cpp/queue_test.cc", "std::mutex mutex;\n"),
     "bare condition": ("mutex", "csrc/wire/a.cc", "std::condition_variable_any any;\n"),
     "#ifdef": ("preprocessor", "csrc/gpu/nccl.cc", "#ifdef __x86_64__\n#endif\n"),
-    "#if in a collective that is no kernel": (
+    "#if in a file that is not a kernel": (
         "preprocessor",
         "csrc/kernels/ring.cc",
         "#if __AVX2__\n#endif\n",
@@ -85,7 +85,7 @@ def test_planted_violation_is_caught(tmp_path: Path, rule: str, path: str, text:
 
 INNOCENT = {
     "include points down": ("csrc/engine/a.cc", '#include "base/status.h"\n#include <mutex>\n'),
-    "include within the room": ("csrc/wire/message.cc", '#include "wire/message.h"\n'),
+    "include within the folder": ("csrc/wire/message.cc", '#include "wire/message.h"\n'),
     "words in comments and strings": (
         "csrc/wire/a.cc",
         '// std::mutex and getenv\n/* pybind11\n#if 0 */\nauto a = "getenv // std::mutex";\n',
@@ -97,7 +97,7 @@ INNOCENT = {
         "csrc/base/a.cc",
         "namespace n {\n" + "int a(int b) {\n  return b;\n}\n" * 40 + "}\n",
     ),
-    "environment at its place": ("hvdlite/bootstrap/environment.py", "import os\nos.environ\n"),
+    "environment in its module": ("hvdlite/bootstrap/environment.py", "import os\nos.environ\n"),
     "adapter imports downwards": (
         "hvdlite/torch/a.py",
         "import torch\nfrom hvdlite import basics\nfrom ..ops import Sum\nfrom . import ops\n",

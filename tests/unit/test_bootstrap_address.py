@@ -1,4 +1,4 @@
-"""Where ranks meet: any address of a host, or a message that says what is wrong with it."""
+"""Ranks can meet at any address of a host; an address that is wrong gets a clear message."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def has_ipv6() -> bool:
     ],
 )
 @pytest.mark.parametrize("job", [{}, {"HVDLITE_JOB_ID": "00" * 16}])
-def test_address_that_is_none_is_named_with_its_variable(address: str, job: dict[str, str]) -> None:
+def test_text_that_is_not_an_address_is_shown(address: str, job: dict[str, str]) -> None:
     with pytest.raises(BootstrapError, match="HVDLITE_RENDEZVOUS cannot be used: .* a port, such"):
         detect({**BY_HAND, **job, "HVDLITE_RENDEZVOUS": address})
 
 
 def names(monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[str]]) -> None:
-    """Have these names stand for these addresses, in this order."""
+    """Make the resolver return these addresses for these names, in this order."""
     ask = socket.getaddrinfo
 
     def answer(host: str, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -56,7 +56,7 @@ def names(monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[str]]) -> None:
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 @pytest.mark.parametrize("addresses", [["::1"], ["::1", "127.0.0.1"], ["127.0.0.1"]])
-def test_name_with_whatever_addresses_can_be_met_at(
+def test_ranks_meet_at_a_name_with_any_addresses(
     addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(monkeypatch, {"node1": addresses})
@@ -68,7 +68,7 @@ def test_name_with_whatever_addresses_can_be_met_at(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_port_can_be_listened_at_again_at_once(host: str) -> None:
-    """Whoever closes first leaves its port in TIME_WAIT."""
+    """The side that closes a connection first leaves its port in TIME_WAIT."""
     if host == "[::1]" and not has_ipv6():
         pytest.skip("no IPv6 here")
     with listen(f"{host}:0") as free:

@@ -1,4 +1,4 @@
-"""Store and mesh over real sockets, with threads as ranks."""
+"""The store and the mesh of connections over real sockets, with threads as ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = Job(TOKEN, JOB_ID, 0)
 
 
 def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
-    """Run body(rank) in a thread per rank; results, or the exceptions, by rank."""
+    """Run body(rank) in a thread for each rank; return the results, or exceptions, by rank."""
     results: list[object] = [None] * size
 
     def run(rank: int) -> None:
@@ -181,7 +181,7 @@ def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
     assert open_descriptors() == before
 
 
-def test_store_that_closes_frees_whoever_waits() -> None:
+def test_store_that_closes_ends_the_waits_of_its_clients() -> None:
     store = Store.start(2, JOB)
     with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as client:
         threading.Timer(0.2, store.close).start()

@@ -1,4 +1,4 @@
-"""How long a start takes: what a timeout may be, what 0 means, and that it can be given up."""
+"""Timeouts of a start: valid values are accepted, 0 means no limit, and a start can be given up."""
 
 from __future__ import annotations
 

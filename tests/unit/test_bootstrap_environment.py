@@ -1,4 +1,4 @@
-"""Who am I: every launcher's variables, and what is wrong with them."""
+"""The variables of every launcher are recognised, and wrong ones are named."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SLURM = {
 SECRET = {"HVDLITE_TOKEN": "ab" * 32}
 
 
-def test_nobody_makes_a_world_of_one() -> None:
+def test_no_launcher_makes_a_world_of_one() -> None:
     worker = detect({"PATH": "/bin"})
     assert (worker.rank, worker.size, worker.rendezvous, worker.launcher) == (0, 1, None, "none")
 
@@ -137,7 +137,7 @@ def test_ranks_started_by_hand_meet_where_they_are_told() -> None:
 
 
 @pytest.mark.parametrize("missing", ["SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
-def test_batch_script_is_no_task_of_slurm(missing: str) -> None:
+def test_batch_script_is_not_a_task_of_slurm(missing: str) -> None:
     variables = {name: value for name, value in SLURM.items() if name != missing}
     assert detect(variables).launcher == "none"
 
@@ -169,8 +169,8 @@ def test_what_is_missing_between_hosts_is_said(
     assert SECRET["HVDLITE_TOKEN"] not in said
 
 
-def test_launchers_words_about_local_ranks_win() -> None:
-    """Open MPI may number ranks across hosts; hosts that share memory stay what they are."""
+def test_local_ranks_of_the_launcher_win() -> None:
+    """Open MPI may number ranks across hosts; the identities still decide who shares memory."""
     said = [
         LauncherNumbers(1, 2),
         LauncherNumbers(0, 2),
@@ -188,7 +188,7 @@ def test_launchers_words_about_local_ranks_win() -> None:
     ]
 
 
-def test_launchers_words_that_contradict_each_other_are_not_taken() -> None:
+def test_contradictory_local_ranks_of_the_launcher_are_not_used() -> None:
     topologies = [
         find_topology(["a", "a"], rank, [LauncherNumbers(0, 1), LauncherNumbers(0, 1)])
         for rank in range(2)
@@ -210,7 +210,7 @@ def test_import_takes_the_secret_out_of_the_environment() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_places_follow_from_hosts() -> None:
+def test_topology_follows_from_the_hosts() -> None:
     hosts = ["b", "a", "b", "b", "a"]
     topologies = [find_topology(hosts, rank) for rank in range(5)]
     assert {topology.host_of for topology in topologies} == {(0, 1, 0, 0, 1)}

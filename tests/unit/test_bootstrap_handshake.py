@@ -1,4 +1,4 @@
-"""The handshake without sockets: who gets in, who does not, and what strangers learn."""
+"""The handshake, without sockets: ranks get in, and strangers do not and learn nothing."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_tampered_frame_is_refused(position: int, change: int) -> None:
     frame[position] ^= change
     reader = FrameReader(b"k")
     try:
-        assert reader.feed(bytes(frame)) == []  # a longer length: it waits for more
+        assert reader.feed(bytes(frame)) == []  # With a greater length, the reader waits for more.
     except BootstrapError:
         pass
 

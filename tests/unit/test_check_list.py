@@ -1,10 +1,12 @@
-"""tests/check.txt, what `make check` runs: it exists, and reaches every package."""
+"""Lists of test files: their files exist, and those of `make check` use every package."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+import tensorflow_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 CHOSEN = [
@@ -17,6 +19,10 @@ PACKAGES = sorted(path.parent.name for path in (ROOT / "hvdlite").glob("*/__init
 
 def test_every_line_is_a_test() -> None:
     assert [path for path in CHOSEN if not path.exists()] == []
+
+
+def test_files_for_older_releases_of_tensorflow_exist() -> None:
+    assert len(list(ROOT.glob(tensorflow_versions.TESTS))) > 1
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,11 +1,11 @@
-"""Every python and bash snippet of README.md and docs/ does what it says: it is run.
+"""Every python and bash snippet of README.md, CONTRIBUTING.md and docs/ runs without an error.
 
 The snippets of one page run in order, each in a process of its own, in one temporary folder. An
 HTML comment on the line before a fence changes that:
 
     <!-- snippet: compile-only -->    only compiled (python) or parsed (bash -n)
     <!-- snippet: file train.py -->   saved under that name, for a later bash snippet to start
-    <!-- snippet: continues -->       python that goes on from the page's python snippets before it
+    <!-- snippet: continues -->       run after the code of the python snippets before it
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ class Snippet:
 
 
 def snippets_of(page: str) -> Iterator[Snippet]:
-    """List the python and bash snippets of a page; refuse what would not be tested."""
+    """List the python and bash snippets of a page.
+
+    Raises:
+        ValueError: a snippet would not be tested, because its language or mark is not known.
+    """
     for match in FENCE.finditer(page):
         line = page.count("\n", 0, match.start("text"))
         language, mark = match["language"], match["mark"] or ""
@@ -98,7 +102,11 @@ class PageRun:
 
 
 def run_page(text: str, folder: Path) -> int:
-    """Run a page's snippets; return how many there were. The error names the line."""
+    """Run the snippets of a page; return their number.
+
+    Raises:
+        AssertionError: a snippet failed; the message names its line.
+    """
     run = PageRun(folder)
     count = 0
     for snippet in snippets_of(text):

@@ -1,4 +1,4 @@
-"""examples/speed.py: what the demo says about speed."""
+"""examples/speed.py measures the speed of the examples, and explains it."""
 
 from __future__ import annotations
 

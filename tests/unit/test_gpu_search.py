@@ -1,4 +1,4 @@
-"""Where NCCL is looked for, and what is said where it is not."""
+"""The search for NCCL finds copies in the documented order; a missing one gets a clear message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite import _core, gpu
 # The time to compile the fakes does not count as the tests' own.
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
-# Loads a library as a framework does, if one is given, and then looks.
+# A program that loads a library, if one is given, as a framework does, and then searches NCCL.
 SEARCH = """\
 import ctypes, sys
 loaded, *folders = sys.argv[1:]
@@ -47,7 +47,7 @@ def test_missing_libraries_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Copies:
-    """Four copies of NCCL, each of a version of its own, in the places where one may be."""
+    """Copies of the fake NCCL, of different versions, in all locations where NCCL may be."""
 
     def __init__(self, folder: Path) -> None:
         self.loaded = self._copy(folder / "framework", 22807)
@@ -62,7 +62,7 @@ class Copies:
         return folder / "libnccl.so.2"
 
     def search(self, *, loaded: Path | None, named: bool, wheel: bool) -> str:
-        """Say what a new process finds; the system has a copy always."""
+        """Return what a new process finds, where the system always has a copy."""
         env = {**base_environment(), **fake_gpu.environment(self.system.parent)}
         if named:
             env["HVDLITE_NCCL_LIBRARY"] = str(self.named)

@@ -1,4 +1,4 @@
-"""docs/horovod.md says of every name of Horovod what became of it, and it is so."""
+"""docs/horovod.md lists every name of Horovod, and its statements about each are true."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows_of(page: str) -> Iterator[Row]:
     """Read the tables.
 
     Raises:
-        ValueError: a row says nothing that is known.
+        ValueError: the state of a row is not known, or lacks its reason.
     """
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         heading = section.splitlines()[0]
@@ -59,7 +59,7 @@ SECTIONS = {key: [row for row in ROWS if row.heading.startswith(key)] for key in
 
 
 def parameters_of(text: str) -> tuple[list[str], list[str]]:
-    """List the parameters of a row: by position, and by keyword alone."""
+    """Return the parameters of a row: those that may be positional, and those by keyword only."""
     (function,) = ast.parse(f"def f({text}): ...").body
     assert isinstance(function, ast.FunctionDef)
     arguments = function.args
@@ -81,7 +81,7 @@ def test_every_name_of_horovod_is_in_the_table_once(section: str) -> None:
 
 
 def difference(found: Any, wanted: str) -> str:
-    """Say which of the parameters `found` lacks or has in another place; "" when none."""
+    """Describe parameters that `found` lacks, or has in another position; "" if there are none."""
     positional, keywords = parameters_of(wanted)
     try:
         ours = inspect.signature(found).parameters
@@ -99,7 +99,7 @@ def difference(found: Any, wanted: str) -> str:
 
 
 def examples() -> dict[tuple[str, str], Any]:
-    """Make one of each: what its methods are looked up on."""
+    """Make an object of each class, on which the rows of its methods are looked up."""
     import tensorflow as tf
     import torch
 
@@ -136,7 +136,7 @@ def look_up(module: str, name: str, found: dict[tuple[str, str], Any]) -> Any:
 
 
 def problems_of(module: str, row: Row, found: dict[tuple[str, str], Any]) -> str:
-    """Compare a row with a module; return what is wrong, "" when nothing is."""
+    """Compare a row with a module; return what is wrong, or "" if nothing is."""
     value = look_up(module, row.name, found)
     if row.state == "not there":
         return "" if value is _MISSING else "is there"
@@ -158,7 +158,7 @@ def modules_of(row: Row) -> list[str]:
 
 
 def compare_modules(rows: list[Row]) -> list[str]:
-    """Compare rows with the modules that their headings name; runs in a rank."""
+    """Compare rows with the modules that their headings name; this runs in a rank."""
     from hvdlite import basics
 
     basics.init()
@@ -187,7 +187,7 @@ def test_run_takes_what_the_table_says(row: Row) -> None:
         return
     _, keywords = parameters_of(row.parameters or "")
     for name in keywords:
-        # That there are no ranks is noticed after the others were looked at.
+        # np=0 is refused last, so an argument without effect leads to that message.
         refused = f"{name}=...\\): elastic jobs" if row.state == "refused" else "at least one rank"
         with pytest.raises(ArgumentError, match=refused):
             run(print, np=0, **{name: 1})

@@ -1,4 +1,4 @@
-"""docs/knobs.md is what the table of knobs says."""
+"""docs/knobs.md is up to date with the core's table of knobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduce operations: what stands for one, and what merely equals its number."""
+"""Reduce operations are accepted by name or number; other values, even equal ones, are refused."""
 
 from __future__ import annotations
 

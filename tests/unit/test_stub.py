@@ -1,4 +1,4 @@
-"""hvdlite/_core.pyi describes the module as it was compiled."""
+"""hvdlite/_core.pyi describes the compiled module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# True of every pybind11 class, and no user's business.
+# Complaints that concern every pybind11 class, and do not matter to users.
 PYBIND11 = re.compile(
     r"is inconsistent, metaclass differs$"
     r"|(Handle|GradientMemory)\.__init__ is inconsistent, stub does not have \*args"

@@ -1,4 +1,4 @@
-"""Merging the parts of timelines: clocks, files that were cut, files that are none."""
+"""Merging the parts of timelines: clocks, parts that were cut, and files that are not parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_part(
     complete: bool = True,
     target: Path = Path("/nowhere/out.json"),
 ) -> Path:
-    """Write what a rank of two would: a batch of 5 us, by its own clock."""
+    """Write the part of one of two ranks: a batch of 5 us, on the rank's own clock."""
     header = merge.Header(rank, 2, "here", 1, str(target), begin - 1000, *clock)
     process = rank + 1
     lines = ["[\n", *merge.opening_lines(header)]
@@ -71,7 +71,7 @@ def test_merge_tolerates_a_part_that_was_cut(tmp_path: Path, cut: int) -> None:
     merged = read_merged(tmp_path / "out.json")
     assert [rank["complete"] for rank in merged.ranks] == [True, False]
     (span,) = merged.batches(1)
-    assert span.end is None  # its end was in the line that was cut
+    assert span.end is None  # Its end was in the line that was cut.
     assert "was killed" in (tmp_path / "out.json").read_text()
 
 

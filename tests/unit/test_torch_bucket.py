@@ -1,4 +1,4 @@
-"""Which parameters share a bucket (pure), and numbering and checks that need no other rank."""
+"""Buckets, automatic names and argument checks of the PyTorch adapter, without other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def tensors(*sizes: float, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Make tensors of so many MiB."""
+    """Make tensors of these sizes in MiB."""
     return [torch.empty(int(size * MIB) // dtype.itemsize, dtype=dtype) for size in sizes]
 
 
