@@ -1,4 +1,4 @@
-"""Compression of TensorFlow tensors by a narrower floating-point type on the way."""
+"""Compression of TensorFlow tensors: they travel as a narrower floating-point type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE = (tf.float32, tf.float64)
 
 
 class _CastCompressor(Compressor):
-    """Sends float32 and float64 as `wire`, everything else as it is."""
+    """Sends float32 and float64 as `wire`, and other dtypes unchanged."""
 
     wire: str
 

@@ -50,10 +50,10 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         forward_sync_buffers: where given, what broadcast_buffers says of forwards; buffers become
             those of the first rank at construction either way.
         process_set: whose members train together; on other ranks the model trains alone.
-        compression: what happens to gradients on the way, see `Compression`.
+        compression: how gradients are compressed while they travel, see `Compression`.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
         ArgumentError: an argument cannot be used; the message says what to do.
         MismatchError: the ranks' models differ.
 

@@ -29,7 +29,7 @@ def broadcast_parameters(
             module's extra state) are sent as objects and replaced in the mapping itself: give the
             mapping to `load_state_dict` afterwards. None stays None.
         root_rank: the rank whose values all receive.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: a value cannot be sent; the message names it.
@@ -149,7 +149,7 @@ def broadcast_optimizer_state(
         optimizer: of the same kind, over the same parameters, on all ranks.
         root_rank: the rank whose state all receive.
         model: not needed; scripts written for Horovod may pass it.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: the state holds a tensor that cannot be sent.

@@ -222,7 +222,7 @@ def DistributedOptimizer(
     Args:
         optimizer: any optimizer; it is changed in place, and schedulers made before go on working.
         named_parameters: `model.named_parameters()`, for messages that name parameters.
-        compression: what happens to gradients on the way, see `Compression`.
+        compression: how gradients are compressed while they travel, see `Compression`.
         backward_passes_per_step: how many backward() calls accumulate before gradients are sent.
             They are summed, as in torch: divide the loss by their number for a mean.
         op: `Average`, `Sum`, or `Adasum` of what the optimizer changes.
@@ -246,7 +246,7 @@ def DistributedOptimizer(
         with the methods of `Distributed` besides.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
         ArgumentError: an argument cannot be used; the message says what to do.
 
     Example:

@@ -104,13 +104,13 @@ def allreduce(
 
     Args:
         tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
-        average: the older way to say `op`: True for `Average`, False for `Sum`.
-        name: identifies the operation on all ranks; numbered without.
-        compression: what happens to the tensor on the way, see `Compression`.
+        average: the older form of `op`: True for `Average`, False for `Sum`.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
         weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
             example. All ranks give one, or none does. Zero: nothing to give.
 
@@ -210,7 +210,7 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors, of any dtypes, that complete together; else as `allreduce`.
+    """Reduce several tensors, of any dtypes, that complete together; otherwise as `allreduce`.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")

@@ -20,7 +20,7 @@ def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process
 
     Args:
         model: whose buffers are averaged in place.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: `model` is not a model, or a buffer cannot be sent.

@@ -72,8 +72,8 @@ def allgather(
     Args:
         tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
             agree.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A new tensor, the same on every rank.
@@ -112,7 +112,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Gather several tensors, of any dtypes, that complete together; else as `allgather`.
+    """Gather several tensors, of any dtypes, that complete together; otherwise as `allgather`.
 
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
@@ -184,10 +184,10 @@ def reducescatter(
 
     Args:
         tensor: at least one dimension, the same shape on all ranks; not bool.
-        name: identifies the operation on all ranks; numbered without.
-        compression: what happens to the tensor on the way, see `Compression`.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
@@ -250,7 +250,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Reduce-scatter several tensors that complete together; else as `reducescatter`.
+    """Reduce-scatter several tensors that complete together; otherwise as `reducescatter`.
 
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([torch.ones(5, 3), torch.ones(5)])
@@ -328,7 +328,7 @@ def alltoall(
             rows for rank 0 come first, then those for rank 1, and so on.
         splits: how many rows go to each rank, zero or more; they add up to the first dimension.
             Without it every rank gets the same number.
-        name: identifies the operation on all ranks; numbered without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: whose members take part, one split each; all ranks without.
 
     Returns:

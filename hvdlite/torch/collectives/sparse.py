@@ -78,10 +78,10 @@ class RowGathering:
 
         Args:
             tensors: sparse ones.
-            names: what messages call them.
+            names: their names in messages.
             name: identifies the operation on all ranks.
             reduction: by `Average` or `Sum`; a weight of zero sends no rows.
-            compression: what happens to the values on the way.
+            compression: how the values are compressed while they travel.
             blocking: whether the caller waits at once.
         """
         self._reduction = reduction
@@ -145,9 +145,9 @@ def sparse_allreduce_async(
     Args:
         tensor: in torch's COO layout; of the same shape on all ranks, with any number of entries.
             Entries of one index are added up before they are sent.
-        name: identifies the operation on all ranks; numbered without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         op: `Average` or `Sum`.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 

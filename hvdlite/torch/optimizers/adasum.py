@@ -160,7 +160,7 @@ def distribute_adasum(
     Args:
         optimizer: that becomes an instance of a subclass of its class.
         names: of the parameters, as far as known.
-        compression: what happens to deltas on the way.
+        compression: how deltas are compressed while they travel.
         cap_mb: how many MiB of deltas travel as one request.
         process_set: whose members' deltas are combined; other ranks step for themselves.
     """

@@ -150,7 +150,7 @@ class Bucket:
             name: identifies its operations on all ranks.
             params: whose gradients it takes.
             names: of the parameters.
-            compression: what happens to gradients on the way.
+            compression: how gradients are compressed while they travel.
             sparse_as_dense: whether sparse gradients become dense.
             places: gives where reduced gradients lie; without, each lies where its gradient lay.
             layout: a number that ranks must have alike, see `hvdlite.torch.optimizers.layout`.

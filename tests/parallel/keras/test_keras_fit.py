@@ -180,7 +180,7 @@ def scenario_local_variables_say_what_they_cannot() -> None:
     scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     optimizer = hvd.DistributedOptimizer(scaler)
     optimizer.register_local_var(variable)
-    with pytest.raises(hvd.ArgumentError, match="do not go with loss scaling"):
+    with pytest.raises(hvd.ArgumentError, match="do not work with loss scaling"):
         optimizer.apply([keras.ops.ones(2)], [variable])
 
 
