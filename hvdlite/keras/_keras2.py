@@ -61,8 +61,8 @@ class _Reduces(Distributed):
         distribution = self._require_distribution()
         if distribution.passes > 1 and distribution.accumulator is None:
             raise ArgumentError(
-                f"backward_passes_per_step={distribution.passes} does not work with the loss scaling "
-                "of tf_keras; leave it out, or use Keras 3"
+                f"backward_passes_per_step={distribution.passes} does not work with the loss "
+                "scaling of tf_keras; leave it out, or use Keras 3"
             )
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]

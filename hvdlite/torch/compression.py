@@ -1,4 +1,4 @@
-"""Compression of torch tensors by a narrower floating-point type on the way."""
+"""Compression of torch tensors: they travel as a narrower floating-point type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 class _CastCompressor(Compressor):
-    """Sends float32 and float64 as `wire`, everything else as it is."""
+    """Sends float32 and float64 as `wire`, and other dtypes unchanged."""
 
     wire: str
 

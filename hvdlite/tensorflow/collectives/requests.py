@@ -19,7 +19,7 @@ from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.graph import loops, xla
 from hvdlite.tensorflow.graph.library import raw_ops
-from hvdlite.tensorflow.graph.names import WireName, in_session_graph, is_nested, call_scalars
+from hvdlite.tensorflow.graph.names import WireName, call_scalars, in_session_graph, is_nested
 from hvdlite.tensorflow.graph.ordering import turn
 
 
@@ -179,7 +179,7 @@ def allreduce_with(
     op: int,
     cast: int | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce tensors of one dtype; `last` is the operation's `call_scalars`, `cast` its wire dtype."""
+    """Reduce tensors of one dtype; `last` is `call_scalars`, `cast` the dtype while they travel."""
     number = -1 if cast is None or tensors[0].dtype not in WIDE else cast
     outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
         tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number

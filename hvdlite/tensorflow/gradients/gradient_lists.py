@@ -39,7 +39,7 @@ def reduce_gradients(
         compression: how gradients are compressed while they travel.
         sparse_as_dense: makes tf.IndexedSlices dense tensors.
         groups: positions of gradients that travel together in a function; the others go alone.
-        process_set: gradients are reduced over its members; gradients of other ranks stay as they are.
+        process_set: gradients are reduced over its members; other ranks keep their own.
     """
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)

@@ -1,9 +1,9 @@
-"""Allreduce of torch tensors; `broadcasting` and `rows` have the other collectives.
+"""Allreduce of torch tensors; `broadcast` and `gather` have the other collectives.
 
-Each comes in up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument, and
-`verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
-leaf that is overwritten in place is treated as data. `name` identifies the operation on all ranks:
-without it calls are numbered, and every rank makes them in the same order.
+Each collective has up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument,
+and `verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
+leaf that is overwritten in place is treated as data. `name` identifies the operation on all ranks.
+Calls without a name are numbered, so every rank must make them in the same order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def start_reducing(
     in_place: bool,
     blocking: bool = False,
 ) -> Handle:
-    """Submit an allreduce; its handle gives the list of results."""
+    """Submit an allreduce; `wait` of its handle returns the list of results."""
     specs, sources, outputs = [], [], []
     for tensor, tensor_name in zip(tensors, names, strict=True):
         source, output = read_and_written(tensor, tensor_name, "allreduce", in_place)
@@ -76,7 +76,7 @@ def _reduce(
     reduction: Reduction,
     compression: Any,
 ) -> list[torch.Tensor]:
-    """Allreduce tensors into new ones, compressed on the way, and wait for them."""
+    """Allreduce tensors, compressed while they travel, into new ones, and wait for them."""
     for tensor, tensor_name in zip(tensors, names, strict=True):
         check(tensor, tensor_name)
     wire, compression = cast_in_core(compression, reduction.op)
@@ -103,7 +103,8 @@ def allreduce(
     """Reduce a tensor over all ranks into a new one.
 
     Args:
-        tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
+        tensor: any shape, the same on all ranks; not bool. Averages of integers are rounded towards
+            zero.
         average: the older form of `op`: True for `Average`, False for `Sum`.
         name: identifies the operation on all ranks; a call without a name is numbered.
         compression: how the tensor is compressed while it travels, see `Compression`.
@@ -111,8 +112,9 @@ def allreduce(
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
         process_set: its members take part; by default all ranks.
-        weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
-            example. All ranks give one, or none does. Zero: nothing to give.
+        weight: makes the result sum(weight * tensor) / sum(weight). It is this rank's number of
+            samples or tokens, for example; zero leaves this rank out. All ranks give one, or none
+            does.
 
     Returns:
         The result, with the same bits on every rank.
@@ -120,7 +122,7 @@ def allreduce(
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
         MismatchError: the ranks' tensors differ in shape, dtype or op.
-        HorovodInternalError: the world is over, because a rank died for example.
+        HorovodInternalError: the world is over, for example because a rank died.
 
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))

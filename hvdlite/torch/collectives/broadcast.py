@@ -1,4 +1,4 @@
-"""Broadcast of torch tensors, in the four forms that `ops` describes, and the barrier."""
+"""Broadcast of torch tensors, in the four forms that `allreduce` describes, and the barrier."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Copy one rank's tensor to all, into a new tensor.
+    """Copy one rank's tensor to all ranks, into a new tensor.
 
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
-        root_rank: the rank whose values all receive: its number in the world.
+        root_rank: the rank (in the world) whose values all receive.
         name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: its members take part; by default all ranks.
 

@@ -1,6 +1,6 @@
-"""The collectives on torch tensors that work on rows: their results have other first dimensions.
+"""The collectives on torch tensors that work on rows, slices along the first dimension.
 
-Each has a blocking and an asynchronous form, as in `ops`; all are differentiable.
+Each has a blocking and an asynchronous form, as in `allreduce`; all are differentiable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _start_gathering(
     process_set: ProcessSet,
     blocking: bool,
 ) -> Handle:
-    """Submit an allgather; its handle gives the list of results."""
+    """Submit an allgather; `wait` of its handle returns the list of results."""
     sources = _sources(tensors, names)
     core = start_allgather(name, _specs(sources, names), process_set, sources, blocking)
 
@@ -70,8 +70,8 @@ def allgather(
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
     Args:
-        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
-            agree.
+        tensor: at least one dimension; the first may differ between ranks, and may be 0; the others
+            must be the same.
         name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: its members take part; by default all ranks.
 
@@ -149,7 +149,7 @@ def _start_scattering(
     reduction: Reduction,
     blocking: bool,
 ) -> Handle:
-    """Submit a reducescatter; its handle gives the list of results."""
+    """Submit a reducescatter; `wait` of its handle returns the list of results."""
     sources = _sources(tensors, names)
     core = start_reducescatter(name, _specs(sources, names), reduction, sources, blocking)
 
@@ -179,8 +179,8 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, and keep this rank's share of the rows.
 
-    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more: in the
-    order of ranks the shares are the result of `allreduce`, bit for bit.
+    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more. The
+    shares in rank order are the result of `allreduce`, bit for bit.
 
     Args:
         tensor: at least one dimension, the same shape on all ranks; not bool.
@@ -298,7 +298,7 @@ def _start_exchanging(
     process_set: ProcessSet,
     blocking: bool,
 ) -> Handle:
-    """Submit an alltoall; its handle gives what `alltoall` returns."""
+    """Submit an alltoall; `wait` of its handle returns the result of `alltoall`."""
     (source,) = _sources([tensor], [name])
     numbers = _split_list(splits, name)
     one = spec(name, source, None)
@@ -324,20 +324,20 @@ def alltoall(
     """Send some of a tensor's rows to each rank, and receive some from each.
 
     Args:
-        tensor: at least one dimension; the first may differ between ranks, the others agree. The
-            rows for rank 0 come first, then those for rank 1, and so on.
-        splits: how many rows go to each rank, zero or more; they add up to the first dimension.
-            Without it every rank gets the same number.
+        tensor: at least one dimension; the first may differ between ranks, the others must be the
+            same. The rows for rank 0 come first, then those for rank 1, and so on.
+        splits: the number of rows for each rank, zero or more; they add up to the first dimension.
+            Without `splits` every rank gets the same number.
         name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: whose members take part, one split each; all ranks without.
 
     Returns:
-        A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and how many
-        rows came from each rank (of the dtype of `splits`, if that is a tensor; int64 otherwise).
+        A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and the number
+        of rows from each rank (of the dtype of `splits`, if that is a tensor; int64 otherwise).
 
     Raises:
-        ArgumentError: the tensor cannot be used, or some rank's splits are wrong: then on every
-            rank, and the message names that one.
+        ArgumentError: the tensor cannot be used, or some rank's splits are wrong. Every rank then
+            gets the error, and the message names that rank.
         MismatchError: the ranks' tensors differ in dtype or in another dimension.
 
     Example:
@@ -354,7 +354,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an `alltoall`; `synchronize` returns what that returns.
+    """Start an `alltoall`; `synchronize` returns its result.
 
     Example:
         >>> handle = hvd.alltoall_async(torch.ones(2 * hvd.size(), 3))

@@ -1,10 +1,8 @@
-"""How gradients flow back through the collectives.
+"""The gradients of the collectives.
 
-Each function here ties the output of a completed collective to its input; the backward is a
-collective itself, and differentiable again. The formulas are Horovod's, and docs/collectives.md has
-them: an allreduce and an alltoall give what the ranks' outputs say about the input in sum, a gather
-and a broadcast give the mean over the ranks, and a reducescatter followed by a gather gives what an
-allreduce does.
+Each function here ties the output of a completed collective to its input, so that autograd calls
+its backward, which is a collective itself and can be differentiated again. The formulas are
+Horovod's; docs/collectives.md has them.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ from hvdlite.torch.collectives.tensors import note_written, readable, spec
 def tie(
     function: Any, tensor: torch.Tensor, output: torch.Tensor, *arguments: object
 ) -> torch.Tensor:
-    """Make `output` depend on `tensor` where autograd asks for it; return it.
+    """Make `output` depend on `tensor` if autograd needs it; return `output`.
 
-    A leaf that was overwritten in place is left alone: scripts treat parameters so, outside of any
-    graph.
+    A leaf that was overwritten in place is not tied, because scripts overwrite parameters outside
+    of any graph.
     """
     in_place = output is tensor
     if tensor.requires_grad and torch.is_grad_enabled() and not (in_place and tensor.is_leaf):
-        # In a list, or autograd would see a second input.
+        # `output` is in a list, because autograd would otherwise see a second input.
         tied: torch.Tensor = function.apply(tensor, [output], *arguments)
         return tied
     if in_place:
@@ -76,7 +74,7 @@ def gather(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Te
 def exchange(
     tensor: torch.Tensor, name: str, splits: Sequence[int], process_set: ProcessSet
 ) -> torch.Tensor:
-    """Send rows to each rank and return those that come back, and wait; differentiable."""
+    """Send rows to each rank, wait, and return the rows that come back; differentiable."""
     source = readable(tensor)
     one = spec(name, source, None)
     handle = start_alltoall(name, one, splits, process_set, keep=source, blocking=True)
@@ -116,7 +114,7 @@ class Reduced(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Reduce the gradients in the same way; in a weighted average each rank takes its share."""
+        """Reduce the gradients in the same way; with weights, each rank takes its share."""
         name, reduction = f"{ctx.name}.backward", ctx.reduction
         _check_differentiable("allreduce", ctx.name, reduction.op)
         if reduction.weight is not None:
@@ -170,9 +168,9 @@ class Scattered(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Gather the ranks' gradients, with the same scales: each is about some of the rows.
+        """Gather the gradients of all rows from the ranks, with the same scales.
 
-        Those of a sum are multiplied by the number of ranks.
+        For a sum they are multiplied by the number of ranks.
         """
         reduction = ctx.reduction
         _check_differentiable("reducescatter", ctx.name, reduction.op)
@@ -201,7 +199,7 @@ class Exchanged(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Send the gradients of the rows back to where the rows came from."""
+        """Send the gradient of each row back to the rank that sent the row."""
         name = f"{ctx.name}.backward"
         back = exchange(gradient, name, ctx.received_splits, ctx.process_set)
         return back, None, None, None, None
@@ -225,7 +223,7 @@ class Broadcast(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        """Average the ranks' gradients on the root; what the others put in had no effect."""
+        """Average the ranks' gradients on the root; the inputs of the others had no effect."""
         mean = _combine(gradient, f"{ctx.name}.backward", ops.Average, ctx.process_set)
         if ctx.process_set.ranks[ctx.process_set.rank()] != ctx.root_rank:
             mean = torch.zeros_like(mean)

@@ -62,7 +62,7 @@ def scenario_duplicates_are_merged_before_they_are_sent() -> None:
 
 
 def scenario_misuse_says_what_to_do() -> None:
-    with raises("is no sparse tensor"):
+    with raises("is not a sparse"):
         hvd.sparse_allreduce_async(torch.ones(2))
     with raises("op=hvd.Max cannot be gathered"):
         hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), op=hvd.Max)

@@ -191,7 +191,7 @@ def scenario_parameters_that_are_no_tensors() -> None:
     hvd.broadcast_parameters(state, root_rank=hvd.size() - 1)
     assert (state["tensor"] == hvd.size() - 1).all()
     assert state["extra"] == {"rank": hvd.size() - 1} and state["none"] is None
-    with pytest.raises(hvd.ArgumentError, match=r"'extra' is no tensor.*model.state_dict\(\)"):
+    with pytest.raises(hvd.ArgumentError, match=r"'extra' is not a tensor.*model.state_dict\(\)"):
         hvd.broadcast_parameters(list(state.items()))
     with pytest.raises(hvd.ArgumentError, match=r"model.named_parameters\(\)"):
         hvd.broadcast_parameters(nn.Linear(2, 2).parameters())
