@@ -1,7 +1,7 @@
-"""GPU tensors through the Python binding, on the doubles of the driver and NCCL.
+"""GPU tensors through the Python binding, with the fakes of the driver and NCCL.
 
-torch cannot make tensors on the double: these tests speak to it as a framework would, with streams
-and memory of their own.
+torch cannot make tensors with the fakes: these tests use the binding as a framework would, with
+their own streams and memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUM = 1
 
 
 class Gpu:
-    """One device of the double: a stream, and float32 tensors."""
+    """A device of the fake driver: a stream, and float32 tensors."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -75,7 +75,7 @@ def _environment(**options: str) -> dict[str, str]:
 
 
 def reduce_on_gpus(ordinal: int | None) -> tuple[list[float], bool, bool]:
-    """Reduce; say the result, and whether the host was free while the producer was held."""
+    """Reduce; return the result, and whether the host was free while the producer was held."""
     from hvdlite import _core, basics
 
     basics.init()
@@ -171,7 +171,7 @@ def reduce_in_a_slot() -> tuple[list[float], list[float], int]:
         handle = basics.engine().allreduce("x", specs, SUM, keep=slot, stream=gpu.stream)
         handle.wait(timeout=60, stream=gpu.stream)
         results.append(gpu.read(begin, 5) + gpu.read(begin + 32, 4))
-    del handle, slot  # waits for the device, not for ever
+    del handle, slot  # waits for the device, with a deadline
     basics.shutdown()
     return *results, begin % 16
 
@@ -182,7 +182,7 @@ def test_outputs_in_a_slot_are_reduced_there() -> None:
 
 
 class Kept:
-    """Says when nobody keeps it any more."""
+    """Tells when it is no longer kept alive."""
 
     alive = 0
 

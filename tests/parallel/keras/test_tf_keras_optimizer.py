@@ -51,7 +51,7 @@ def scenario_passes_of_legacy() -> None:
 
 
 def mixed_model(optimizer: Any, **how: Any) -> Any:
-    """Make and compile a model under "mixed_float16", which puts a LossScaleOptimizer around."""
+    """Make and compile a model under "mixed_float16", which adds a LossScaleOptimizer."""
     k2.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = dense_model()

@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def optimizer_classes() -> Iterator[type[torch.optim.Optimizer]]:
-    """List every optimizer that this torch has."""
+    """List every optimizer of the installed torch."""
     for value in vars(torch.optim).values():
         if (
             inspect.isclass(value)
@@ -96,7 +96,7 @@ def scenario_state_of_every_optimizer() -> None:
                     step(optimizer, model, seed=i)
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-            if kind is not torch.optim.Adagrad:  # which makes its state when it is made
+            if kind is not torch.optim.Adagrad:  # which creates its state in its constructor
                 assert (not optimizer.state) == (0 not in owners), kind
             assert_equal_everywhere(everything_of(optimizer))
             for i in range(2):

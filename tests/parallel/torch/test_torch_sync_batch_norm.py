@@ -1,4 +1,4 @@
-"""SyncBatchNorm: what one process computes on the samples of all ranks."""
+"""SyncBatchNorm equals one process on the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
 
 PRELOAD = ("torch._dynamo",)
-COUNTS = [4, 0, 3]  # samples by rank: unequal, and none
+COUNTS = [4, 0, 3]  # samples by rank: different numbers, and none
 
 
 def own_samples() -> slice:
@@ -29,7 +29,7 @@ def samples(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def outcome(layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor) -> dict[str, Any]:
-    """Run forward and backward; give outputs, gradients and running moments."""
+    """Run forward and backward; return outputs, gradients and running moments."""
     inputs = inputs.clone().requires_grad_()
     outputs = layer(inputs)
     (outputs * factors).sum().backward()
