@@ -95,8 +95,8 @@ class ReductionCheck:
         if 0 < updates - self._updates <= steps and reductions == self._reductions:
             raise HvdliteError(
                 f"rank {basics.rank()}: {type(self._part).__name__} has updated variables without "
-                "a reduction of their gradients, and ranks would train apart; in a train_step of "
-                "your own call its apply() or apply_gradients(), and otherwise use "
+                "a reduction of their gradients, so that the ranks' models would diverge; in a "
+                "custom train_step call its apply() or apply_gradients(), and otherwise use "
                 "jit_compile=False in compile(), and report this"
             )
 

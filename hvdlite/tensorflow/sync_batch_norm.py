@@ -48,7 +48,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if kwargs.get("synchronized"):
             raise ArgumentError("synchronized=True is for tf.distribute; leave it out")
         if fused:
-            raise ArgumentError("fused=True knows one rank's batch only; leave it out")
+            raise ArgumentError("fused=True normalizes by one rank's batch only; leave it out")
         super().__init__(*args, **kwargs)
         self._process_set = process_set
 

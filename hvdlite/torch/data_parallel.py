@@ -168,8 +168,10 @@ def _check(module: Any, device_ids: Any, dim: int, process_group: Any, cap_mb: f
             "this model already: leave one of the two out"
         )
     if device_ids is not None and len(device_ids) > 1:
-        raise ArgumentError("device_ids names one device: every rank has its own")
+        raise ArgumentError("device_ids must name one device, because every rank has its own")
     if process_group is not None or dim != 0:
-        raise ArgumentError("give process_set=hvd.add_process_set(...) for process_group; dim is 0")
+        raise ArgumentError(
+            "use process_set=hvd.add_process_set(...) instead of process_group, and leave dim out"
+        )
     if cap_mb <= 0:
-        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
+        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")

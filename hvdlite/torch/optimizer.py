@@ -286,7 +286,7 @@ def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Red
 def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
     if isinstance(groups, int):
         if groups < 0:
-            raise ArgumentError("the number of groups is zero (cut by size) or more")
+            raise ArgumentError("the number of groups must be zero (divide by size) or more")
         return groups
     lists = [list(group) for group in groups]
     members = [param for group in lists for param in group]
@@ -332,15 +332,15 @@ def _check_options(
             "with the plain optimizer, or leave DistributedDataParallel out"
         )
     if reduce_in not in ("backward", "step"):
-        raise ArgumentError(f"reduce_in={reduce_in!r}: say 'backward' or 'step'")
+        raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
     if bucket_cap_mb <= 0:
-        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
+        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")
     if weight is not None:
         _check_weight(op)
     if bucket_view and op == ops.Adasum:
         raise ArgumentError(
-            "gradient_as_bucket_view goes with op=hvd.Average or hvd.Sum: with hvd.Adasum changes "
-            "of the parameters travel, not gradients"
+            "gradient_as_bucket_view works with op=hvd.Average or hvd.Sum only: hvd.Adasum "
+            "combines changes of the parameters, not gradients"
         )
 
 

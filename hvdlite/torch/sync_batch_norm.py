@@ -125,7 +125,7 @@ def _moments(
     sums = allreduce(own, op=ops.Sum, process_set=process_set)
     total = sums[0].detach()
     if bool((total < 2).any()):
-        raise ArgumentError("SyncBatchNorm: all ranks together have less than 2 samples a channel")
+        raise ArgumentError("SyncBatchNorm: all ranks together have fewer than 2 samples")
     mean = sums[1] / total
     variance = functional.relu(sums[2] / total - mean.square())
     return total, mean, variance

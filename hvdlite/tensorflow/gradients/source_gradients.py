@@ -102,7 +102,7 @@ def source_gradients(
 def _check_groups(groups: Groups) -> Groups:
     if isinstance(groups, int):
         if groups < 0:
-            raise ArgumentError("the number of groups is zero (each gradient alone) or more")
+            raise ArgumentError("the number of groups must be zero (each gradient alone) or more")
         return groups
     lists = [list(group) for group in groups]
     members = [id(source) for group in lists for source in group]

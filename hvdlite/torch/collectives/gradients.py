@@ -87,7 +87,7 @@ def _check_differentiable(verb: str, name: str, op: int) -> None:
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
             f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
-            "use hvd.Average or hvd.Sum, or detach() what goes in"
+            "use hvd.Average or hvd.Sum, or detach() the input"
         )
 
 

@@ -155,7 +155,9 @@ class GradientReducer:
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes per step."""
         if self._passes:
-            raise HvdliteError("backward_passes_per_step changes between step() and backward()")
+            raise HvdliteError(
+                "backward_passes_per_step can only be changed between step() and backward()"
+            )
         self.settings.passes = check_passes(passes)
 
     def set_weight(self, weight: Weight) -> None:

@@ -145,9 +145,7 @@ def control_flow(version: int) -> Iterator[None]:
 
 def scenario_loops_and_branches_of_both_versions() -> None:
     if hvd.rank() == 0:
-        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(
-            tf.constant(1)
-        )  # a further name
+        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1))  # one more
     for version in (1, 2):
         with control_flow(version), tf.Graph().as_default(), tf.compat.v1.Session() as session:
             count = tf.compat.v1.placeholder(tf.int32, [])

@@ -72,7 +72,7 @@ def scenario_reduce_in_step_is_as_before() -> None:
     assert optimizer._reducer.in_flight
     optimizer.step()
     assert_close(gradients(model), mean_gradients())
-    with raises("reduce_in='forward': say 'backward' or 'step'"):
+    with raises("reduce_in='forward': use 'backward' or 'step'"):
         make(make_model(), reduce_in="forward")
 
 

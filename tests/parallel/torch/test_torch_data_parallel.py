@@ -138,7 +138,7 @@ def scenario_refusals() -> None:
             hvd.DistributedOptimizer(sgd, op=op)
     with raises("takes a model, not a SGD"):
         hvd.DistributedDataParallel(sgd)
-    with raises("device_ids names one device"):
+    with raises("device_ids must name one device"):
         hvd.DistributedDataParallel(make_model(), device_ids=[0, 1])
     with raises("give process_set="):
         hvd.DistributedDataParallel(make_model(), process_group=dist.group.WORLD)
