@@ -22,7 +22,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 @dataclass
 class Distribution:
-    """How one optimizer's gradients are reduced.
+    """The settings and the state of the reduction of one optimizer's gradients.
 
     The wire name of a gradient is the prefix and the index of its variable. Wire names must not
     depend on other models of a rank, or on how often it traces a function. An optimizer without a

@@ -30,7 +30,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 
 class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
-    """What `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
+    """The methods that `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce the gradients over all ranks, then update the variables with them.

@@ -4,7 +4,8 @@ Rows of equal indices are added up before anything is sent. An allreduce then su
 numbers of rows. The sum is the same on every rank, so all ranks choose alike between rows and
 dense. In a function this costs no time: a gradient's indices are known before its values, often
 before the forward pass, so the sum is ready before the values are. A gradient that travelled dense
-becomes rows again, so that an optimizer treats it in the same way.
+becomes rows again, so that an optimizer treats it in the same way. The rule for the choice is in
+`hvdlite.sparse`, which PyTorch shares.
 """
 
 from __future__ import annotations

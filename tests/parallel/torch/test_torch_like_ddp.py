@@ -225,7 +225,7 @@ def dcgan(way: Way) -> Iterator[Any]:
     yield from [*critic.parameters(), *maker.parameters()]
 
 
-def gan_with_joined_losses(way: Way) -> Iterator[Any]:
+def gan_with_summed_losses(way: Way) -> Iterator[Any]:
     """Add the losses of D up, and zero the gradients by the optimizers."""
     critic, optimizer_d, maker, optimizer_g = make_pair(way)
     for step in range(STEPS):
@@ -259,7 +259,7 @@ SCRIPTS: dict[str, Script] = {
     "no_sync and clipping": accumulation_with_no_sync_and_clipping,
     "counting batches": accumulation_by_counting_batches,
     "DCGAN": dcgan,
-    "GAN with joined losses": gan_with_joined_losses,
+    "GAN with summed losses": gan_with_summed_losses,
 }
 
 

@@ -122,7 +122,7 @@ def scenario_misuse_says_what_to_do() -> None:
     with pytest.raises(hvd.ArgumentError, match="at least 2 dimensions, not 1"):
         hvd.SyncBatchNorm(3)(torch.ones(3))
     one = torch.ones(1 if hvd.rank() == 0 else 0, 3)
-    with pytest.raises(hvd.ArgumentError, match="less than 2 samples"):
+    with pytest.raises(hvd.ArgumentError, match="fewer than 2 samples"):
         hvd.SyncBatchNorm(3)(one)
 
 
