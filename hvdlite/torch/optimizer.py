@@ -238,8 +238,7 @@ def DistributedOptimizer(
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets are sent
             early, and the core fuses buckets that are ready together.
         weight: this rank's weight in the average, see `Distributed.weight`.
-        reduce_in: "backward" or "step": whether backward() waits for gradients at its end, or only
-            `synchronize` and `step` do.
+        reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
 
