@@ -1,6 +1,11 @@
 """hvdlite for Keras 3, on its TensorFlow and PyTorch backends: `import hvdlite.keras as hvd`.
 
-The optimizer and the callbacks also take models of Keras 2, the package `tf_keras`.
+The optimizer and the callbacks also work with models of Keras 2, the package `tf_keras`.
+
+This package depends on no framework but Keras. The optimizer overrides `apply`, and passes the
+gradients to one function of the backend's adapter, `allreduce_gradients` (`_tensorflow`, `_torch`).
+Weights and metrics travel as NumPy arrays (`collectives`). `_keras2` contains what is different for
+objects of `tf_keras`; `adapters` imports it when the first such object turns up.
 
 Example:
     >>> import keras
@@ -53,10 +58,10 @@ import_adapter()
 
 
 def broadcast_global_variables(root_rank: int = 0) -> None:
-    """Refuse: Keras 3 keeps no list of global variables.
+    """Raise an error: Keras 3 keeps no list of global variables.
 
     Raises:
-        ArgumentError: always; it says what to use.
+        ArgumentError: always; the message says what to use.
     """
     raise ArgumentError(
         "Keras 3 has no global variables; use hvd.callbacks.BroadcastGlobalVariablesCallback"
@@ -66,7 +71,7 @@ def broadcast_global_variables(root_rank: int = 0) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Give the `Compression` of the backend, which is known once Keras is asked."""
+    """Look up `Compression` in the adapter of Keras's backend, at first use."""
     if name == "Compression":
         return seam().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

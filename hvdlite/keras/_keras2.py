@@ -1,10 +1,10 @@
-"""What hvdlite.keras asks about objects of Keras 2, the package `tf_keras`.
+"""The adapter of hvdlite.keras for objects of Keras 2, the package `tf_keras`.
 
-It is imported when an object of that package turns up, never before: see `hvdlite.keras.adapters`.
+`hvdlite.keras.adapters` imports it when the first object of that package turns up, never before.
 
-Keras 2 has two families of optimizers. Both let gradients through one method of theirs before they
-clip. `LossScaleOptimizer` calls that method of the optimizer inside of it before it looks for
-infinities, so that all ranks come to the same verdict.
+Keras 2 has two families of optimizers. In both, one method receives the gradients before they are
+clipped. `LossScaleOptimizer` calls that method of its inner optimizer before it looks for
+infinities, so that all ranks decide alike whether to skip the step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _Legacy: Any = tf_keras.optimizers.legacy.Optimizer
 _LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer
 _Schedule: Any = tf_keras.optimizers.schedules.LearningRateSchedule
 
-# What can be distributed.
+# The classes that can be distributed.
 Optimizer: Any = (tf_keras.optimizers.Optimizer, _Legacy)
 
 
 class _Positions:
-    """The index of each variable, in the order in which they were seen first."""
+    """Numbers variables in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self._index_of: dict[Any, int] = {}
         self.variables: list[Any] = []
 
     def of(self, variables: Iterable[Any]) -> list[int]:
-        """Return the indices of variables; new ones get the next."""
+        """Return the indices of variables; a new variable gets the next index."""
         indices = []
         for variable in variables:
             key = variable.ref()
@@ -52,7 +52,7 @@ class _Positions:
 
 
 class _Reduces(Distributed):
-    """What both families share."""
+    """The code that both families share."""
 
     _positions: _Positions
 
@@ -61,8 +61,8 @@ class _Reduces(Distributed):
         distribution = self._require_distribution()
         if distribution.passes > 1 and distribution.accumulator is None:
             raise ArgumentError(
-                f"backward_passes_per_step={distribution.passes} does not go with the loss scaling "
-                "of tf_keras; leave it out, or use Keras 3"
+                f"backward_passes_per_step={distribution.passes} does not work with the loss "
+                "scaling of tf_keras; leave it out, or use Keras 3"
             )
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -79,22 +79,22 @@ class _Reduces(Distributed):
 
         Args:
             grads_and_vars: pairs of a gradient of this rank and its variable.
-            args: as for the optimizer that was wrapped.
-            options: as for the optimizer that was wrapped; those that leave out aggregation leave
-                out the other ranks.
+            args: as for the wrapped optimizer.
+            options: as for the wrapped optimizer; those that skip the aggregation of gradients
+                also skip the reduction over ranks.
         """
         distribution = self._require_distribution()
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         known = len(self._positions.variables)
-        indices = self._positions.of(variables)  # Also of those that have no gradient.
+        indices = self._positions.of(variables)  # also of variables without a gradient
         apply_plain = super().apply_gradients  # type: ignore[misc]
         if distribution.passes == 1:
             return apply_plain(pairs, *args, **options)
         if distribution.accumulator is not None and len(self._positions.variables) > known:
             raise ArgumentError(
-                "with backward_passes_per_step an optimizer of tf_keras accumulates for the "
-                "variables that it saw first; wrap another one for the others"
+                "with backward_passes_per_step an optimizer of tf_keras accumulates gradients for "
+                "the variables of its first step only; use another optimizer for the others"
             )
         if distribution.accumulator is None:
             distribution.accumulator = Accumulator(
@@ -127,11 +127,11 @@ def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
     """Make an optimizer of Keras 2 a distributed one.
 
     Args:
-        optimizer: of either family, or what scales the loss for one, which goes on doing so.
+        optimizer: of either family, or a `LossScaleOptimizer` around one, which goes on scaling.
         distribution: how gradients are reduced.
 
     Raises:
-        ArgumentError: accumulation over batches is not possible.
+        ArgumentError: gradients cannot be accumulated over batches on this backend.
     """
     if distribution.passes > 1 and keras.backend.backend() != "tensorflow":
         raise ArgumentError(
@@ -145,7 +145,7 @@ def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
 
 
 def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
-    """Build an optimizer where it is not built yet, and list its variables.
+    """List the variables of an optimizer; build it first if necessary.
 
     Args:
         optimizer: of either family.
@@ -160,10 +160,10 @@ def optimizer_variables(optimizer: Any, trainable: Sequence[Any]) -> list[Any]:
 
 
 def check_rate(optimizer: Any) -> None:
-    """Make sure that a callback can set the learning rate.
+    """Check that a callback can set the learning rate.
 
     Raises:
-        ArgumentError: a schedule decides it.
+        ArgumentError: the learning rate is a schedule.
     """
     rate = optimizer.learning_rate if isinstance(optimizer, _Legacy) else optimizer._learning_rate
     if isinstance(rate, _Schedule):
@@ -174,7 +174,7 @@ def check_rate(optimizer: Any) -> None:
 
 
 def velocities(optimizer: Any, trainable: Sequence[Any]) -> list[tf.Variable]:
-    """List what holds gradients times the learning rate: the momentum of SGD."""
+    """List the variables that hold gradients times the learning rate: the momentum of SGD."""
     if isinstance(optimizer, tf_keras.optimizers.legacy.SGD):
         if not optimizer._momentum:
             return []

@@ -1,4 +1,4 @@
-"""What hvdlite.keras asks of the TensorFlow backend."""
+"""The adapter of hvdlite.keras for the TensorFlow backend."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def allreduce_gradients(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """Reduce gradients over all ranks, eagerly, in a function, or in one that XLA compiles.
+    """Reduce gradients over all ranks, eagerly, in a function, or in a function that XLA compiles.
 
     Args:
         gradients: tensors, tf.IndexedSlices, or None, which stays None.
         names: their wire names, the same in every step and at every trace.
         op: `Average` or `Sum`.
-        compression: what happens on the way.
-        prescale_factor: multiplies what goes in.
-        postscale_factor: multiplies what comes out.
+        compression: how gradients are compressed while they travel.
+        prescale_factor: multiplies the input.
+        postscale_factor: multiplies the result.
         sparse_as_dense: makes tf.IndexedSlices dense tensors.
-        process_set: over whose members.
+        process_set: gradients are reduced over its members.
     """
     reduction = Reduction(op, prescale_factor, postscale_factor)
     return reduce_gradients(

@@ -1,4 +1,4 @@
-"""What hvdlite.keras asks of the PyTorch backend."""
+"""The adapter of hvdlite.keras for the PyTorch backend."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def allreduce_gradients(
     sparse_as_dense: bool,
     process_set: ProcessSet,
 ) -> list[Any]:
-    """Reduce gradients over all ranks, in place where they are contiguous.
+    """Reduce gradients over all ranks, in place if they are contiguous.
 
     Args:
         gradients: tensors, or None, which stays None.
         names: their wire names, the same in every step.
         op: `Average` or `Sum`.
-        compression: what happens on the way.
-        prescale_factor: multiplies what goes in.
-        postscale_factor: multiplies what comes out.
+        compression: how gradients are compressed while they travel.
+        prescale_factor: multiplies the input.
+        postscale_factor: multiplies the result.
         sparse_as_dense: makes sparse gradients dense; without it they are an error.
         process_set: whose members take part.
     """
@@ -62,11 +62,11 @@ def allreduce_gradients(
 
 
 def keep_apply(optimizer: Any) -> None:
-    """Make `torch.compile` call the `apply` of an optimizer's own class, and as it is.
+    """Make `torch.compile` call the `apply` of an optimizer's own class, uncompiled.
 
-    It looks methods up in what `__class__` says, which is the class that was wrapped (see
-    `hvdlite.keras.distribution`), and would call the `apply` of that; but what the object itself
-    has comes first.
+    Dynamo looks methods up in the class that `__class__` returns. That is the wrapped class (see
+    `hvdlite.keras.distribution`), whose `apply` does not reduce. An attribute of the object itself
+    takes precedence over both.
     """
     vars(optimizer)["apply"] = torch.compiler.disable(optimizer.apply)
 

@@ -1,4 +1,4 @@
-"""Gradients of several batches, summed on this rank before they are sent."""
+"""Gradients of several batches, summed on this rank before they are reduced."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import keras
 
 
 class Accumulator:
-    """The sums of the gradients of some variables, and how many batches are in them.
+    """Holds the sums of the gradients of some variables, and the number of batches in them.
 
-    Its variables are no part of the optimizer: a file that is saved in between has none of them.
+    Its variables do not belong to the optimizer, so they are never saved with it.
     """
 
     def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
         """Make empty sums.
 
         Args:
-            variables: all that the optimizer was built with.
-            passes: how many batches make an update.
+            variables: all variables with which the optimizer was built.
+            passes: the number of batches per update.
             average: whether an update gets the mean of its batches instead of their sum.
         """
         self._passes = passes
@@ -47,12 +47,12 @@ class Accumulator:
     ) -> None:
         """Add the gradients of one batch; after the last batch call `then` with the sums.
 
-        It works in functions that are traced, where `then` is traced once.
+        In a traced function, `then` is traced once.
 
         Args:
-            gradients: of the variables of these indices; None is no gradient.
-            indices: which variables.
-            then: receives the sums, None where there has been no gradient.
+            gradients: the gradients of the variables with these indices, or None.
+            indices: the positions of the variables.
+            then: receives the sums; None for a variable that never had a gradient.
         """
         for gradient, index in zip(gradients, indices, strict=True):
             if gradient is not None:

@@ -1,8 +1,8 @@
-"""What this package needs of the framework that Keras computes with.
+"""Finds the module of this package that knows the framework with which Keras computes.
 
-That is in one module for each backend, `_torch` and `_tensorflow`, and for Keras 2 in `_keras2`.
-They are imported by name at first use, so that no framework is imported that Keras has not imported
-already.
+There is one such module for each backend, `_torch` and `_tensorflow`, and `_keras2` for Keras 2.
+They are imported by name at first use, so that hvdlite imports no framework that Keras has not
+imported already.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BACKENDS = ("tensorflow", "torch")
 
 
 def import_adapter() -> None:
-    """Import the adapter of Keras's backend, if there is one: it gives each rank its own GPU."""
+    """Import hvdlite's adapter of Keras's backend, if there is one: it chooses the rank's GPU."""
     if keras.backend.backend() in _BACKENDS:
         importlib.import_module(f"hvdlite.{keras.backend.backend()}")
 
@@ -29,7 +29,7 @@ def seam() -> Any:
     """Return the module of Keras's backend, which has `allreduce_gradients` and `Compression`.
 
     Raises:
-        ArgumentError: this backend has none; the message says which have.
+        ArgumentError: hvdlite does not support this backend; the message names those that it does.
     """
     backend = keras.backend.backend()
     if backend not in _BACKENDS:
@@ -41,10 +41,10 @@ def seam() -> Any:
 
 
 def keras_2(thing: Any) -> Any:
-    """Return the module that knows `tf_keras` if an object's class is of that, None if not.
+    """Return the module for `tf_keras` if the class of an object comes from there, else None.
 
-    `tf_keras` is Keras 2, and knows no framework but TensorFlow. Whoever holds an object of it has
-    imported it; others never do.
+    `tf_keras` is Keras 2, which works with TensorFlow only. A script that has an object of it has
+    imported it already; other scripts never import it.
     """
     if any(each.__module__.partition(".")[0] == "tf_keras" for each in type(thing).__mro__):
         return importlib.import_module("hvdlite.keras._keras2")

@@ -32,7 +32,7 @@ Logs = dict[str, Any] | None
 
 
 class _HasBatchHooks:
-    """What `fit` of Keras 2 (`tf_keras`) asks of a callback: whether it wants to see batches."""
+    """Tells `fit` of Keras 2 (`tf_keras`) which batches the callback wants to see."""
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -49,23 +49,24 @@ class _Callback(_HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _ChecksReductions(_Callback):
-    """Raises where an update of `fit` came without a reduction of the gradients.
+    """Raises if `fit` updated the variables without a reduction of the gradients.
 
-    In the first step of each epoch: to look means to wait for a GPU. Before the first of all it
-    warns where ranks do not begin alike, or nothing would be reduced.
+    It checks the first step of each epoch only, because the check waits for the GPU. Before the
+    very first step it warns if ranks begin with different weights, or if the optimizer is not
+    distributed.
     """
 
     process_set: ProcessSet
     _check: ReductionCheck | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Look before the first step."""
+        """Read the counts before the first step."""
         warn_of_own_models(self.model, self.params, self.process_set, batch)
         if batch == 0:
             self._check = ReductionCheck(self.model.optimizer)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Compare after it."""
+        """Compare the counts after the first step."""
         if self._check is not None:
             self._check.check(steps=batch + 1)
             self._check = None
@@ -74,9 +75,9 @@ class _ChecksReductions(_Callback):
 class BroadcastGlobalVariablesCallback(_ChecksReductions):
     """Makes all ranks begin with one rank's weights and optimizer state.
 
-    Before the first batch where every rank's model is built by then, after it otherwise. The states
-    of random seeds stay each rank's own. It also compares the numbers of batches and epochs, where
-    they are known beforehand, and raises on every rank if they differ.
+    It broadcasts before the first batch if every rank's model is built by then, and otherwise after
+    it. Each rank keeps its own states of random seeds. The callback also compares the numbers of
+    batches and epochs, if they are known beforehand, and raises on every rank if they differ.
 
     Example:
         >>> model.fit(data, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
@@ -92,10 +93,10 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
         """Choose the rank.
 
         Args:
-            root_rank: whose values all receive.
+            root_rank: the rank whose values all receive.
             device: ignored; scripts written for Horovod may pass it.
             local_variables: ignored.
-            process_set: whose members begin alike; all ranks without.
+            process_set: its members get the same values; by default all ranks.
         """
         super().__init__()
         self.process_set = process_set
@@ -103,7 +104,7 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
         self.broadcast_done = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Broadcast if there is something already."""
+        """Broadcast if every rank's model is built already."""
         check_root(self.root_rank, self.process_set)
         self.broadcast_done = False
         everyone = agree_on_fit(self.params, self.process_set, built=bool(self.model.built))
@@ -111,7 +112,7 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Broadcast what the first batch has built."""
+        """Broadcast after the first batch, which has built the model."""
         super().on_train_batch_end(batch, logs)
         if not self.broadcast_done:
             self._broadcast()
@@ -133,10 +134,10 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
 class MetricAverageCallback(_ChecksReductions):
     """Replaces each epoch's metrics by those of all ranks together.
 
-    Put it first: callbacks after it (and the history) see the averages. It also ends `fit` with an
-    error where a rank's epoch has fewer batches than another's. Each rank counts by its
-    samples; what is no mean of samples (an AUC, for example) is averaged so, too. Given to
-    `evaluate`, it makes that return the averages; then every rank must call `evaluate`.
+    Put it first: callbacks after it (and the history) see the averages. It also raises an error in
+    `fit` if a rank's epoch has fewer batches than another's. Each rank is weighted by its number of
+    samples, also for metrics that are not means over samples (an AUC, for example). As a callback
+    of `evaluate`, it makes `evaluate` return the averages; then every rank must call `evaluate`.
 
     Example:
         >>> model.fit(data, callbacks=[hvd.callbacks.MetricAverageCallback(), early_stopping])
@@ -149,14 +150,14 @@ class MetricAverageCallback(_ChecksReductions):
         process_set: ProcessSet = global_process_set,
         average_buffers: bool = False,
     ) -> None:
-        """Choose whose metrics.
+        """Choose the ranks whose metrics are averaged.
 
         Args:
             device: ignored; scripts written for Horovod may pass it.
-            process_set: whose members' metrics are averaged; all ranks without.
+            process_set: the metrics of its members are averaged; by default all ranks.
             average_buffers: also call `hvd.allreduce_buffers(model)` when the batches of an epoch
                 are done, before validation: batch normalization then has the same moving
-                statistics on every rank, in validation and in what is saved.
+                statistics on every rank, in validation and in saved models.
         """
         super().__init__()
         self.process_set = process_set
@@ -198,12 +199,12 @@ class MetricAverageCallback(_ChecksReductions):
             self._evaluate = AveragedEvaluate(self.model, self.process_set)
 
     def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Let the batch see its own metrics."""
+        """Give the batch its own rank's metrics."""
         if self._evaluate is not None:
             self._evaluate.enter_batch()
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Average what is asked for from here on."""
+        """Average the metrics that are read from here on."""
         if self._evaluate is not None:
             self._evaluate.leave_batch()
 
@@ -214,14 +215,14 @@ class MetricAverageCallback(_ChecksReductions):
         self._end_evaluate()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Average the logs, in place; raise if another rank still trains."""
+        """Average the logs, in place; raise if another rank's epoch has not ended."""
         if not self._prefix:
             self._end_of_batches()
         if logs is not None:
             self._metrics.average(logs, f"#keras.end_of_epoch.{epoch}")
 
     def _end_of_batches(self) -> None:
-        """Do what follows the last batch of training, with or without validation."""
+        """Compare, count and average after the last batch of training, before any validation."""
         agree_on_end_of_epoch(self.model.optimizer, self._batches)
         self._metrics.count(self.model)
         if self.average_buffers:
@@ -239,7 +240,7 @@ class MetricAverageCallback(_ChecksReductions):
 class LearningRateScheduleCallback(_Callback):
     """Multiplies the learning rate during some epochs.
 
-    Where the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
+    If the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
 
     Example:
         >>> rate = 0.01 * hvd.size()
@@ -256,18 +257,18 @@ class LearningRateScheduleCallback(_Callback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Choose when and how much.
+        """Choose the epochs and the multiplier.
 
         Args:
             initial_lr: the learning rate that is multiplied.
-            multiplier: a number, or a function from the epoch (with a fraction, unless `staircase`)
-                to one.
+            multiplier: a number, or a function that maps the epoch (with a fraction, unless
+                `staircase`) to a number.
             start_epoch: the first epoch in which this callback acts.
-            end_epoch: the first in which it does no more.
+            end_epoch: the first epoch in which it no longer acts.
             staircase: set the rate once per epoch, rather than before each batch.
             momentum_correction: scale the velocities of SGD along with the rate.
-            steps_per_epoch: batches per epoch; needed without `staircase` where Keras does not
-                know them.
+            steps_per_epoch: batches per epoch; needed without `staircase` if Keras does not
+                know their number.
         """
         super().__init__()
         self.initial_lr = initial_lr
@@ -287,13 +288,13 @@ class LearningRateScheduleCallback(_Callback):
         self._rate: LearningRate | None = None
 
     def set_model(self, model: Any) -> None:
-        """Look at the optimizer, before `fit` traces it."""
+        """Prepare the optimizer's learning rate, before `fit` traces the optimizer."""
         super().set_model(model)
         if model is not None and model.optimizer is not None:
             self._rate = LearningRate(model, self.initial_lr)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Find out how many batches make an epoch."""
+        """Read the number of batches per epoch."""
         if self.staircase or self.steps_per_epoch is not None:
             return
         self.steps_per_epoch = self.params.get("steps")
@@ -326,8 +327,8 @@ class LearningRateScheduleCallback(_Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from that of one rank to that of all, over the first epochs.
 
-    From `initial_lr / size` linearly to `initial_lr`, as in Goyal et al. 2017, "Accurate, Large
-    Minibatch SGD", section 2.2.
+    The rate grows linearly from `initial_lr / size` to `initial_lr`, as in Goyal et al. 2017,
+    "Accurate, Large Minibatch SGD", section 2.2.
 
     Example:
         >>> rate = 0.01 * hvd.size()
@@ -342,14 +343,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Choose how long.
+        """Choose the length of the warm-up.
 
         Args:
             initial_lr: the learning rate after the warm-up, that of all ranks.
-            warmup_epochs: how many epochs it takes.
+            warmup_epochs: the number of epochs that the warm-up takes.
             momentum_correction: scale the velocities of SGD along with the rate.
-            steps_per_epoch: batches per epoch, where Keras does not know them.
-            verbose: 1 prints a line when it is over.
+            steps_per_epoch: batches per epoch, if Keras does not know their number.
+            verbose: 1 prints a line when the warm-up is over.
         """
 
         def multiplier(epoch: float) -> float:
@@ -377,7 +378,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(_HasBatchHooks, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Saves the model when it is the best so far, on rank 0 only.
 
-    Behind `MetricAverageCallback` the best is that of all ranks together.
+    After `MetricAverageCallback` in the list of callbacks, it judges the metrics of all ranks.
 
     Example:
         >>> best = hvd.callbacks.BestModelCheckpoint("best.keras", monitor="val_accuracy")
@@ -392,15 +393,15 @@ class BestModelCheckpoint(_HasBatchHooks, keras.callbacks.ModelCheckpoint):  # t
         save_freq: Any = "epoch",
         **options: Any,
     ) -> None:
-        """Choose the file and what "best" means.
+        """Choose the file, and the metric that decides.
 
         Args:
-            filepath: as for `keras.callbacks.ModelCheckpoint`, as all arguments.
+            filepath: as for `keras.callbacks.ModelCheckpoint`, like all other arguments.
             monitor: the metric.
             verbose: 1 prints a line for each file.
             mode: "min", "max" or "auto".
             save_freq: "epoch", or a number of batches.
-            options: further ones of `keras.callbacks.ModelCheckpoint`.
+            options: further arguments of `keras.callbacks.ModelCheckpoint`.
         """
         options.setdefault("save_best_only", True)
         super().__init__(

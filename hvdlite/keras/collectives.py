@@ -1,6 +1,6 @@
-"""Collectives of NumPy arrays and of Keras variables, past the framework of the backend.
+"""Collectives of NumPy arrays and of Keras variables, without the framework of the backend.
 
-For what is small or rare: metrics, scores, the variables at the start.
+They are for small or rare data: metrics, scores, the variables at the start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvdlite.process_sets import ProcessSet, check_root, global_process_set, mem
 
 
 def _array(value: Any) -> Any:
-    """Copy a number, an array, a tensor or a variable into an array of its own."""
+    """Copy a number, an array, a tensor or a variable into a new array."""
     if not isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         value = keras.ops.convert_to_numpy(value)
     return np.array(value, order="C")
@@ -49,13 +49,13 @@ def allreduce(
 
     Args:
         value: a number, an array, a tensor or a variable of the same shape on all ranks.
-        name: identifies the operation on all ranks; numbered without.
-        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        average: the older form of `op`: True for `Average`, False for `Sum`.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-        compression: what happens to it on the way, as a tensor of the backend; see `Compression`.
-        process_set: whose members take part; all ranks without.
+        compression: how the value is compressed while it travels; see `Compression`.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A NumPy array.
@@ -96,8 +96,8 @@ def allgather(
 
     Args:
         value: an array, a tensor or a variable of at least one dimension.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A NumPy array.
@@ -132,9 +132,9 @@ def reducescatter(
     Args:
         value: an array, a tensor or a variable of at least one dimension, of the same shape on all
             ranks.
-        name: identifies the operation on all ranks; numbered without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A NumPy array.
@@ -162,19 +162,19 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return one rank's array on all.
+    """Return one rank's array on all ranks.
 
     Args:
         value: a number, an array, a tensor or a variable of the same shape on all ranks.
         root_rank: the rank whose values all receive.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A NumPy array.
 
     Raises:
-        ArgumentError: the value cannot be sent, or `root_rank` is no rank.
+        ArgumentError: the value cannot be sent, or `root_rank` is not a rank.
         MismatchError: the ranks' values differ in shape or dtype.
 
     Example:
@@ -199,10 +199,10 @@ def broadcast_variables(
             `optimizer.variables`. (`model.variables` also has the states of random seeds: after it,
             dropout drops the same units on every rank.)
         root_rank: the rank whose values all receive.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
-        ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
+        ArgumentError: a variable cannot be sent, or `root_rank` is not a rank.
         MismatchError: the ranks' variables differ; the message names the first difference.
 
     Example:
@@ -214,7 +214,7 @@ def broadcast_variables(
     arrays = {}
     for index, variable in enumerate(targets):
         if not hasattr(variable, "assign"):
-            raise ArgumentError(f"a {type(variable).__name__} is no variable")
+            raise ArgumentError(f"a {type(variable).__name__} is not a variable")
         key = str(getattr(variable, "path", getattr(variable, "name", "variable")))
         arrays[key if key not in arrays else f"{key}.{index}"] = _array(variable)
     _broadcast(arrays, root_rank, name, process_set)
@@ -225,13 +225,13 @@ def broadcast_variables(
 def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) -> None:
     """Replace a model's floating-point weights that are not trained by their averages.
 
-    Batch normalization keeps moving statistics of what this rank sees. Call this before evaluation
-    and before a checkpoint, on every rank, and ranks evaluate the same model. The weights of frozen
-    layers, which are alike on all ranks, stay as they are.
+    Each rank's batch normalization computes moving statistics from that rank's batches. Call this
+    function on every rank before evaluation and before a checkpoint, so that all ranks evaluate
+    the same model. The weights of frozen layers are equal on all ranks and keep their values.
 
     Args:
         model: a model of Keras 3 or of Keras 2.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: `model` is not a model.
@@ -262,7 +262,7 @@ def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) 
 
 
 def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
-    """Overwrite arrays; element types that the core does not know travel as bytes."""
+    """Overwrite arrays with the root's values; dtypes unknown to the core travel as bytes."""
     specs = []
     for key, array in arrays.items():
         known = array.dtype.name in _core.DTYPES
@@ -275,21 +275,21 @@ def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: P
 
 
 def _received(handle: _core.Handle, sent: Any) -> Any:
-    """Wait, and return the rows that came, shaped and typed like those that were sent."""
+    """Wait, and return the received rows, with the shape and dtype of those that were sent."""
     handle.wait()
     received = np.frombuffer(handle.take_output(), sent.dtype)
     return received.reshape(sum(handle.first_dimensions), *sent.shape[1:])
 
 
 def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """Return what each member gave, by position in the set: something that JSON can hold."""
+    """Gather one value of each member, which JSON can represent, in the order of the members."""
     text = json.dumps(value).encode()
     blocks = gather_bytes(basics.engine(), text, name, member_id(process_set))
     return [json.loads(bytes(block)) for block in blocks]
 
 
 def checksum(variable: Any) -> int:
-    """Make a number of a variable's bits.
+    """Compute a checksum of a variable's bits.
 
     Example:
         >>> checksum(keras.Variable([1.0, 2.0])) == checksum(keras.Variable([2.0, 1.0]))
@@ -300,7 +300,7 @@ def checksum(variable: Any) -> int:
 
 
 def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:
-    """Say who has which value: "12 on rank 0, 11 on ranks 1 and 2"."""
+    """List the values with their ranks: "12 on rank 0, 11 on ranks 1 and 2"."""
     ranks_of: dict[Any, list[str]] = {}
     for rank, value in zip(process_set.ranks, values, strict=True):
         ranks_of.setdefault(value, []).append(str(rank))

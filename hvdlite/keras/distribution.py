@@ -1,9 +1,9 @@
-"""What is distributed about an optimizer, whichever Keras it is of.
+"""How an optimizer becomes distributed, for Keras 3 and Keras 2.
 
-A subclass that is made for the optimizer's class overrides the method that gradients come through,
-and the optimizer itself becomes an instance of that subclass. It stays the same object with the
-same variables, and to all who ask for its `__class__` (Keras does when it saves) it is what it was:
-files hold a plain optimizer.
+`distribute` makes a subclass of the optimizer's class that overrides the method that receives the
+gradients, and turns the optimizer into an instance of that subclass. The optimizer stays the same
+object with the same variables. Its `__class__`, which Keras reads when it saves, is still the
+wrapped class, so files contain a plain optimizer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from hvdlite.subclass import become, subclass_in_place
 
 @dataclass
 class Distribution:
-    """How one optimizer's gradients are reduced.
+    """The settings and the state of the reduction of one optimizer's gradients.
 
-    Wire names are the prefix and the index of the variable: what ranks have in common that built
-    other models besides, or trace a function more often. Without a name of its own an optimizer is
-    numbered when it reduces for the first time, since ranks may make some that they never use.
+    The wire name of a gradient is the prefix and the index of its variable. Wire names must not
+    depend on other models of a rank, or on how often it traces a function. An optimizer without a
+    name gets its number when it first reduces, because ranks may make optimizers that they never
+    use.
     """
 
     prefix: str | None
@@ -42,8 +43,8 @@ class Distribution:
     scales_local: bool = True
     process_set: ProcessSet = global_process_set
     accumulator: Accumulator | None = None
-    local: list[Any] = field(default_factory=list)  # variables that are not reduced
-    first_index: int = 0  # of those that are
+    local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
+    first_index: int = 0  # the index of the first variable whose gradient is reduced
     reductions: int = 0  # how often `reduce` was called, or traced
 
     def wire_name(self, index: int) -> str:
@@ -56,7 +57,7 @@ class Distribution:
         return next_object("keras.DistributedOptimizer", registered_id(self.process_set))
 
     def is_local(self, variable: Any) -> bool:
-        """Say whether a variable is this rank's own."""
+        """Return whether a variable is local, so that its gradient is not reduced."""
         return any(variable is one for one in self.local)
 
     def reduce(
@@ -66,8 +67,9 @@ class Distribution:
 
         Args:
             gradients: tensors, or None, which stays None.
-            indices: of the variables, by which ranks know them.
-            variables: the gradients of local ones stay, divided by the number of ranks if so asked.
+            indices: the indices of the variables, which are the same on all ranks.
+            variables: the gradients of local variables are not reduced, but divided by the number
+                of ranks if `scales_local`.
         """
         self.reductions += 1
         if not self.process_set.included():
@@ -95,20 +97,20 @@ class Distribution:
 
 
 class Distributed:
-    """What the subclasses have in common: the mark, and the class that was wrapped."""
+    """Base of the subclasses: marks a distributed optimizer, and keeps the wrapped class."""
 
     _wrapped_class: Any
     _distribution: Distribution | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The class that was wrapped: what a saved file names."""
+        """The wrapped class, which saved files name."""
         return self._wrapped_class
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep a variable this rank's own: its gradient is not reduced.
+        """Make a variable local to this rank: its gradient is not reduced.
 
-        Every rank registers the same ones before the first step.
+        Every rank registers the same variables before the first step.
 
         Example:
             >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -129,31 +131,32 @@ def distribute(optimizer: Any, mixin: Any, distribution: Distribution) -> None:
     """Make an optimizer a distributed one.
 
     Args:
-        optimizer: that becomes an instance of a subclass of its class.
-        mixin: overrides the method that gradients come through.
-        distribution: how they are reduced.
+        optimizer: becomes an instance of a subclass of its class.
+        mixin: overrides the method that receives the gradients.
+        distribution: how gradients are reduced.
     """
     subclass_in_place(optimizer, mixin)
     vars(optimizer)["_distribution"] = distribution  # Past Keras, which would track it.
 
 
 def give_up(optimizer: Any) -> Distribution:
-    """Make a distributed optimizer a plain one again; return how it was distributed."""
+    """Make a distributed optimizer a plain one again; return its `Distribution`."""
     distribution: Distribution = vars(optimizer).pop("_distribution")
     become(optimizer, optimizer._wrapped_class)
-    vars(optimizer).pop("apply", None)  # what `keep_apply` of a backend may have left
+    vars(optimizer).pop("apply", None)  # `keep_apply` of a backend may have set it
     return distribution
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Say whether an optimizer applies the gradients of all ranks."""
+    """Return whether an optimizer applies the gradients of all ranks."""
     return isinstance(optimizer, Distributed) and optimizer._distribution is not None
 
 
 def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
-    """Return the name under which ranks meet first in every step, and its process set's number.
+    """Return the wire name of the first reduction of each step, and its process set's number.
 
-    None if the optimizer is not distributed on this rank.
+    Returns:
+        None if the optimizer is not distributed on this rank.
     """
     part = distributed_part(optimizer)
     if part is None:
@@ -166,11 +169,11 @@ def first_wire_name(optimizer: Any) -> tuple[str, int] | None:
 
 
 def distributed_part(optimizer: Any) -> Any:
-    """Return what is distributed of an optimizer: itself, one that it contains, or None."""
+    """Return the distributed optimizer: this one, one that it contains, or None."""
     return next((part for part in with_inner(optimizer) if is_distributed(part)), None)
 
 
 def with_inner(optimizer: Any) -> list[Any]:
-    """List an optimizer and those that it contains."""
+    """List an optimizer and the optimizers that it contains."""
     contained = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     return [optimizer, *(part for one in contained if one is not None for part in with_inner(one))]

@@ -1,4 +1,4 @@
-"""What is checked about a call of `fit`: that ranks agree, and that gradients are reduced."""
+"""Checks of a call of `fit`: that ranks do the same, and that gradients are reduced."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _COMPARED = {
 def agree_on_fit(
     params: dict[str, Any], process_set: ProcessSet, **facts: Any
 ) -> list[dict[str, Any]]:
-    """Compare the numbers of batches and epochs, where they are known beforehand.
+    """Compare the numbers of batches and epochs, if they are known beforehand.
 
-    A rank that ran out of batches would leave the others waiting for it in the middle of a step.
+    The others would wait in the middle of a step for a rank that ran out of batches.
 
     Args:
-        params: those of a callback.
-        process_set: whose members train together.
-        facts: what else to exchange.
+        params: the `params` of a callback.
+        process_set: its members train together.
+        facts: further values to exchange.
 
     Returns:
         The facts of every rank, by rank.
@@ -60,16 +60,16 @@ def agree_on_fit(
 class ReductionCheck:
     """Notices an update of the variables whose gradients were not reduced.
 
-    Compilers have been seen to call the update past the reduction; ranks then train apart. Where
-    each step runs Python (on PyTorch) the step needs a reduction; where steps are traced, one must
-    have been traced.
+    A compiler may call the update and skip the reduction; the ranks' models then diverge. If each
+    step runs Python (on PyTorch), each step needs a reduction; if steps are traced, a reduction
+    must have been traced.
     """
 
     def __init__(self, optimizer: Any) -> None:
-        """Look at the counts before a step.
+        """Read the counts before a step.
 
         Args:
-            optimizer: of the model; nothing is checked unless it is distributed.
+            optimizer: the model's optimizer; nothing is checked unless it is distributed.
         """
         self._part = distributed_part(optimizer)
         self._updates, self._reductions = self._counts()
@@ -82,11 +82,11 @@ class ReductionCheck:
         return int(self._part.iterations), self._part._distribution.reductions
 
     def check(self, steps: int) -> None:
-        """Compare after the step.
+        """Compare the counts after the step.
 
         Args:
-            steps: how many there were; where the optimizer counts more, somebody has written the
-                count.
+            steps: the number of steps so far; if the optimizer counts more, the script has set the
+                count, and nothing is checked.
 
         Raises:
             HvdliteError: variables were updated with gradients of this rank alone.
@@ -95,8 +95,8 @@ class ReductionCheck:
         if 0 < updates - self._updates <= steps and reductions == self._reductions:
             raise HvdliteError(
                 f"rank {basics.rank()}: {type(self._part).__name__} has updated variables without "
-                "a reduction of their gradients, and ranks would train apart; in a train_step of "
-                "your own call its apply() or apply_gradients(), and otherwise use "
+                "a reduction of their gradients, so that the ranks' models would diverge; in a "
+                "custom train_step call its apply() or apply_gradients(), and otherwise use "
                 "jit_compile=False in compile(), and report this"
             )
 
@@ -104,20 +104,20 @@ class ReductionCheck:
 def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
     """Wait until every rank's epoch has ended.
 
-    The barrier has the name of the optimizer's first gradient: a rank that goes on meets it there,
-    and the core compares what ranks want under one name.
+    The barrier has the wire name of the optimizer's first gradient. If another rank goes on with a
+    step, its allreduce and this barrier have the same name, and the core reports the mismatch.
 
     Args:
-        optimizer: of the model; nothing happens unless it is distributed.
-        batches: how many this rank's epoch had.
+        optimizer: the model's optimizer; nothing happens unless it is distributed.
+        batches: the number of batches of this rank's epoch.
 
     Raises:
         ArgumentError: another rank's epoch goes on.
     """
-    place = first_wire_name(optimizer)
-    if place is None:
+    first = first_wire_name(optimizer)
+    if first is None:
         return
-    name, process_set = place
+    name, process_set = first
     try:
         basics.engine().barrier(name, process_set, blocking=True).wait()
     except MismatchError as error:
@@ -128,30 +128,30 @@ def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
         ) from error
 
 
-_looked_at: Any = None  # the params of the fit() that `warn_of_own_models` has seen last
+_looked_at: Any = None  # the params of the last fit() that `warn_of_own_models` has checked
 
 
 def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: int) -> None:
-    """Warn, once in each `fit`, where ranks are about to train models that differ.
+    """Warn, once in each `fit`, if ranks are about to train models that differ.
 
-    Either the optimizer is not distributed, or the variables that it trains are not the same on all
-    ranks, as where nothing broadcasts them. Callbacks have broadcast before the first batch where
-    every rank's model was built by then, and after it otherwise. The first rank warns.
+    Either the optimizer is not distributed, or its variables are not the same on all ranks, for
+    example because no broadcast was made. Callbacks have broadcast before the first batch if
+    every rank's model was built by then, and otherwise after it. The first rank warns.
 
     Args:
-        model: that is trained.
-        params: those of a callback, which all callbacks of one `fit` share.
-        process_set: of the callback. Variables are compared where it is that of the optimizer:
-            then every rank that takes steps comes by here.
+        model: the model that is trained.
+        params: the `params` of a callback, which all callbacks of one `fit` share.
+        process_set: the callback's process set. Variables are compared only if the optimizer has
+            the same one, because then every rank that takes steps calls this function.
         batch: the number of the batch that begins.
     """
     global _looked_at
     if params is _looked_at:
         return
-    place = first_wire_name(model.optimizer)
-    if place is not None:
-        if place[1] == member_id(process_set) and process_set.size() != 1:
-            complete, text = _compare(model, place[0], process_set)
+    first = first_wire_name(model.optimizer)
+    if first is not None:
+        if first[1] == member_id(process_set) and process_set.size() != 1:
+            complete, text = _compare(model, first[0], process_set)
             if not complete and batch == 0:
                 return
         else:
@@ -164,9 +164,10 @@ def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: 
 
 
 def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str | None]:
-    """Say whether every rank has variables, and what to warn of on this rank.
+    """Return whether every rank has variables, and the text of this rank's warning, or None.
 
-    A rank whose epoch is over meets the others under this name, see `agree_on_end_of_epoch`.
+    The exchange has the name that `agree_on_end_of_epoch` uses, so that a rank whose epoch is over
+    gets an error.
     """
     local = distributed_part(model.optimizer)._distribution.is_local
     variables = [one for one in model.trainable_variables if not local(one)] if model.built else []
@@ -181,13 +182,13 @@ def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str 
 
 
 def _not_distributed(model: Any, process_set: ProcessSet) -> str | None:
-    """Say what to warn of on this rank where its own gradients alone are applied."""
+    """Return the text of this rank's warning if the model's optimizer is not distributed."""
     optimizer = model.optimizer
     if optimizer is None or distributed_part(optimizer) is not None:
         return None
     maker = getattr(model.train_step, "__module__", "").partition(".")[0]
     if maker not in ("keras", "tf_keras"):
-        return None  # A train_step of the user's own may well reduce, by a tape for example.
+        return None  # A custom train_step may reduce gradients itself, for example with a tape.
     if process_set.size() == 1 or basics.rank() != process_set.ranks[0]:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Changing the learning rate of an optimizer from batch to batch, whatever decides it."""
+"""Changes the learning rate of an optimizer from batch to batch: a number or a schedule."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 
 
 class _Scaled(Schedule):  # type: ignore[misc]
-    """What is added to the class of a schedule to multiply what it returns.
+    """Put before the class of a schedule, to multiply the rate that it returns.
 
-    As with optimizers, the schedule's `__class__` stays what files name.
+    As with optimizers, the schedule's `__class__` stays the class that files name.
     """
 
     _wrapped_class: Any
@@ -35,11 +35,12 @@ class LearningRate:
     """The learning rate of a model's optimizer, multiplied."""
 
     def __init__(self, model: Any, initial_rate: float | None) -> None:
-        """Find out what decides the rate.
+        """Find the number or the schedule that decides the rate.
 
         Args:
-            model: compiled.
-            initial_rate: what is multiplied; a `LearningRateSchedule` is multiplied itself.
+            model: a compiled model.
+            initial_rate: the rate that is multiplied; a `LearningRateSchedule` is multiplied
+                itself.
 
         Raises:
             ArgumentError: the rate cannot be changed from outside.
@@ -73,7 +74,7 @@ class LearningRate:
         return schedule._factor
 
     def multiply(self, multiplier: float, correct_momentum: bool) -> None:
-        """Set the rate to `multiplier` times what it would be.
+        """Set the rate to `multiplier` times the initial rate, or the schedule's rate.
 
         Args:
             multiplier: the factor.

@@ -1,4 +1,4 @@
-"""The metrics of all ranks together, each rank counted by its samples."""
+"""The metrics of all ranks together, each rank weighted by its number of samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvdlite.process_sets import ProcessSet, member_id
 
 
 class MetricAverage:
-    """Averages logs over the ranks; remembers how many samples each of this rank's metrics saw."""
+    """Averages logs over the ranks, weighted by the number of samples of each rank's metrics."""
 
     def __init__(self, process_set: ProcessSet) -> None:
         """Start without any counts.
@@ -26,15 +26,15 @@ class MetricAverage:
         self._weights: dict[str, float] = {}
 
     def forget(self) -> None:
-        """Drop the counts."""
+        """Drop the sample counts."""
         self._weights = {}
 
     def count(self, model: Any, prefix: str = "") -> None:
-        """Keep the model's counts, before it resets its metrics.
+        """Keep the sample counts of the model's metrics, before it resets them.
 
         Args:
-            model: whose metrics have seen samples.
-            prefix: of the metrics' names in the logs: "val_" after validation.
+            model: a model whose metrics have seen samples.
+            prefix: prefix of the metrics' names in the logs: "val_" after validation.
         """
         for metric in _all_metrics(model):
             if hasattr(metric, "total") and hasattr(metric, "count"):
@@ -45,7 +45,7 @@ class MetricAverage:
         """Replace numbers by their averages, in place; every member of the process set calls it.
 
         Args:
-            logs: metrics by name. What other ranks have besides is added.
+            logs: metrics by name. Metrics that only other ranks have are added.
             name: identifies the operation on all ranks.
         """
         mine = {
@@ -65,17 +65,18 @@ class MetricAverage:
 class AveragedEvaluate:
     """Makes one call of `evaluate` return the metrics of all ranks together.
 
-    Callbacks see a copy of what `evaluate` returns, so they cannot change it. But when its last
-    batch is done it asks the model's `get_metrics_result()`, which each batch asks, too: that is
-    replaced on this one model until `evaluate` ends, and averages between batches.
+    Callbacks see a copy of the metrics that `evaluate` returns, so they cannot change these. But
+    after its last batch `evaluate` calls the model's `get_metrics_result()`, as each batch does.
+    Until `evaluate` ends, this class replaces that method on this one model; outside of a batch
+    the replacement returns averages.
     """
 
     def __init__(self, model: Any, process_set: ProcessSet) -> None:
         """Replace the method.
 
         Args:
-            model: which evaluates.
-            process_set: whose members evaluate together.
+            model: the model that evaluates.
+            process_set: its members evaluate together.
         """
         self._model = model
         self._process_set = process_set
@@ -84,11 +85,11 @@ class AveragedEvaluate:
         model.get_metrics_result = self._result
 
     def enter_batch(self) -> None:
-        """Say that a batch begins."""
+        """Note that a batch begins."""
         self._in_batch = True
 
     def leave_batch(self) -> None:
-        """Say that it ended."""
+        """Note that the batch has ended."""
         self._in_batch = False
 
     def end(self) -> None:

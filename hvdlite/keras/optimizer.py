@@ -1,7 +1,7 @@
 """`DistributedOptimizer`: a Keras optimizer that applies the gradients of all ranks.
 
-`fit` of Keras 3 reaches an optimizer by its public `apply`, on every backend: that is overridden
-here. What to override in an optimizer of Keras 2 (`tf_keras`), the adapter for TensorFlow knows.
+`fit` of Keras 3 calls the public `apply` of an optimizer, on every backend; this module overrides
+`apply`. For optimizers of Keras 2 (`tf_keras`), `_keras2` overrides other methods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 
 
 class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
-    """What `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
+    """The methods that `DistributedOptimizer` adds to the class of an optimizer of Keras 3."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce the gradients over all ranks, then update the variables with them.
@@ -47,13 +47,13 @@ class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
         variables = self._trainable_variables if given is None else given
         indices = self._indices_of(variables)
         if indices is None or len(indices) != len(gradients):
-            super().apply(gradients, given)  # which says what is wrong
+            super().apply(gradients, given)  # raises Keras's own error
             return
         distribution = self._require_distribution()
         if distribution.local and isinstance(self, keras.optimizers.LossScaleOptimizer):
             raise ArgumentError(
-                "local variables do not go with loss scaling, which skips a step where a gradient "
-                "is infinite: on the rank whose local gradient is; use bfloat16, or no local layers"
+                "local variables do not work with loss scaling: an infinite local gradient would "
+                "skip the step on its own rank only; use bfloat16, or no local layers"
             )
         if distribution.passes == 1:
             super().apply(distribution.reduce(gradients, indices, variables), given)
@@ -99,29 +99,30 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer apply the gradients of all ranks.
 
-    Every gradient is reduced exactly once per step, before clipping and loss scaling look at it, in
-    `fit` and in loops of your own. Models are saved with the plain optimizer and its state: they
+    Every gradient is reduced exactly once per step, before clipping and loss scaling, in
+    `fit` and in custom loops. Models are saved with the plain optimizer and its state: they
     load with and without hvdlite.
 
     Args:
         optimizer: any optimizer of Keras 3 or of `tf_keras`, built or not; it is changed in place.
-            What `compile()` makes of it under "mixed_float16" is distributed in its place.
-        name: the prefix of the gradients' names; without one optimizers are numbered as they are
-            used.
+            Under "mixed_float16" `compile()` puts a LossScaleOptimizer around it, which is then
+            the distributed one.
+        name: the prefix of the gradients' names; optimizers without a name are numbered in the
+            order of their first use.
         device_dense: ignored, as is device_sparse; scripts written for Horovod may pass them.
         device_sparse: ignored.
-        compression: what happens to gradients on the way, see `Compression`.
+        compression: how gradients are compressed while they travel, see `Compression`.
         sparse_as_dense: makes sparse gradients (of embeddings, on TensorFlow) dense; without it
-            they stay sparse, and all ranks' rows are gathered where that moves less.
+            they stay sparse, and the rows of all ranks are gathered if that moves fewer bytes.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
-            it, for ranges that overflow otherwise.
-        op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
-        backward_passes_per_step: how many batches accumulate on this rank before gradients are
-            sent and variables updated; `optimizer.iterations` counts updates.
-        average_aggregated_gradients: divides what has accumulated by that number.
-        num_groups: ignored, as is groups: the core sends those together that are ready together.
+            it, for sums that would overflow otherwise.
+        op: `Average`, `Sum` or `Adasum` (of each gradient separately).
+        backward_passes_per_step: the number of batches that accumulate on this rank before
+            gradients are reduced and variables updated; `optimizer.iterations` counts updates.
+        average_aggregated_gradients: divides the accumulated gradients by that number.
+        num_groups: ignored, as is groups: the core fuses gradients that are ready together.
         groups: ignored.
-        process_set: over whose members gradients are reduced; other ranks apply their own.
+        process_set: gradients are reduced over its members; other ranks apply their own.
         scale_local_gradients: divides the gradients of local variables (see `register_local_var`)
             by the number of ranks, as averaging does with those of the others.
 
@@ -129,14 +130,14 @@ def DistributedOptimizer(
         The optimizer, which has become an instance of a subclass of its class of the same name.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
         ArgumentError: an argument cannot be used; the message says what to do.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
         >>> model.compile(optimizer=optimizer, loss="mse")
     """
-    registered_id(process_set)  # Without init() this raises here, rather than in the first batch.
+    registered_id(process_set)  # raises without init(), here rather than in the first batch
     older = keras_2(optimizer)
     framework = older or seam()
     _check(optimizer, op, gradient_predivide_factor)
@@ -170,9 +171,9 @@ def _distribute(optimizer: Any, distribution: Distribution) -> None:
 def PartialDistributedOptimizer(
     optimizer: Any, *args: Any, local_layers: Any = None, **options: Any
 ) -> Any:
-    """Make a Keras optimizer apply the gradients of all ranks, but for some layers.
+    """Make a Keras optimizer apply the gradients of all ranks, except for some local layers.
 
-    Those layers are this rank's own: experts, or the tables of this rank's part of the data.
+    Each rank trains its own local layers: experts, or the tables of this rank's part of the data.
 
     Args:
         optimizer: as for `DistributedOptimizer`.
@@ -181,7 +182,7 @@ def PartialDistributedOptimizer(
         options: as for `DistributedOptimizer`.
 
     Raises:
-        ArgumentError: as `DistributedOptimizer`, or a layer has no weights yet.
+        ArgumentError: as for `DistributedOptimizer`, or a layer has no weights yet.
 
     Example:
         >>> optimizer = hvd.PartialDistributedOptimizer(
@@ -216,11 +217,12 @@ def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
 
 @functools.cache
 def _let_loss_scaling_adopt() -> None:
-    """Make a LossScaleOptimizer that is given a distributed optimizer the distributed one itself.
+    """Make a LossScaleOptimizer around a distributed optimizer the distributed one itself.
 
-    `compile()` makes one under "mixed_float16". It skips the step of an optimizer if gradients are
-    infinite: those of its own rank, and the others would wait for that rank. When it is the one
-    that reduces, it judges the reduced gradients, and all ranks come to the same verdict.
+    `compile()` makes one under "mixed_float16". A LossScaleOptimizer skips the step of its inner
+    optimizer if a gradient is infinite. If it judged the gradients of its own rank, the other ranks
+    would wait for a rank that skips. When it is the one that reduces, it judges the reduced
+    gradients, and all ranks decide alike.
     """
     loss_scaling = keras.optimizers.LossScaleOptimizer
     construct = loss_scaling.__init__

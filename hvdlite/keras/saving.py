@@ -24,23 +24,23 @@ def load_model(
 ) -> Any:
     """Load a model that Keras saved, with an optimizer that applies the gradients of all ranks.
 
-    The optimizer keeps its state. Every rank loads; or rank 0 alone does, and
-    `BroadcastGlobalVariablesCallback` sends the others what it loaded.
+    The optimizer keeps its state. Either every rank loads the file, or rank 0 alone loads it and
+    `BroadcastGlobalVariablesCallback` sends its values to the others.
 
     Args:
-        filepath: what `model.save` wrote, with a `DistributedOptimizer` or without.
-        custom_optimizers: classes of your own that the file may name.
+        filepath: a file that `model.save` wrote, with a `DistributedOptimizer` or without.
+        custom_optimizers: your own optimizer classes that the file may name.
         custom_objects: other classes and functions that the file may name, by that name.
-        compression: what happens to gradients on the way, see `Compression`.
+        compression: how gradients are compressed while they travel, see `Compression`.
         legacy_opts: accepted for scripts written for Horovod; without effect.
         safe_mode: as for `keras.models.load_model`.
         options: further arguments of `DistributedOptimizer`.
 
     Returns:
-        The model, compiled if it was saved so.
+        The model; it is compiled if the saved model was.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
 
     Example:
         >>> model = hvd.load_model("checkpoint.keras")

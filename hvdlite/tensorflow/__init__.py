@@ -9,6 +9,19 @@ Example:
     >>> with tf.GradientTape() as tape:
     ...     loss = tf.reduce_sum(variable**2)
     >>> gradients = hvd.DistributedGradientTape(tape).gradient(loss, [variable])
+
+A gradient reaches the engine without Python. Each one is an asynchronous operation of a library
+(`csrc/tensorflow`, loaded by `graph.library`): TensorFlow starts the operation when the gradient is
+ready, and the operation ends when the core's completion calls its continuation. The library is
+built on TensorFlow's C API alone, so that one binary serves all releases. It is not linked with the
+core: `basics.watch` passes the address of the core's table of C functions to the library in
+`init`, and takes it back in `shutdown`.
+
+The operations are stateless, because TensorFlow would run stateful ones one at a time. Their last
+input, `call_scalars`, keeps TensorFlow from folding them as constants (`graph.names`). GPU kernels
+find TensorFlow's stream (`csrc/tensorflow/gpu_stream.h`), and the core makes that stream wait for a
+result before it calls the continuation. A function that XLA compiles makes one grouped custom call
+instead (`graph.xla`).
 """
 
 import importlib
@@ -92,7 +105,7 @@ __all__ += api.__all__
 
 basics.watch(take_own_gpu)
 
-# These import Keras, and are looked up at first use: TensorFlow alone does without.
+# These import Keras, and are looked up at first use: TensorFlow does not need Keras.
 _LATER = {
     "PartialDistributedOptimizer": "hvdlite.keras",
     "SyncBatchNormalization": "hvdlite.tensorflow.sync_batch_norm",
@@ -100,7 +113,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Keras when it is asked for."""
+    """Import names that need Keras at their first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,4 +1,4 @@
-"""Compression of TensorFlow tensors by a narrower floating-point type on the way."""
+"""Compression of TensorFlow tensors: they travel as a narrower floating-point type."""
 
 from __future__ import annotations
 

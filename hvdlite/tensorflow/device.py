@@ -1,6 +1,6 @@
-"""Which GPU is this rank's: that of its local rank, unless somebody chose.
+"""Chooses the GPU of this rank: that of its local rank, unless the script has chosen one.
 
-TensorFlow takes all GPUs that it sees, and memory on each; so it is shown one of them.
+TensorFlow takes memory on all GPUs that it sees, so hvdlite makes only one visible to it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hvdlite import _core, basics
 
 
 def take_own_gpu(engine: _core.Engine | None) -> None:
-    """Show TensorFlow the GPU of `local_rank`, if it has not begun yet and sees all of several.
+    """Make only the GPU of `local_rank` visible to TensorFlow, unless the script has chosen.
 
     A script chooses by using TensorFlow before `init`, by `tf.config.set_visible_devices` before or
-    after it, or by showing the process one GPU only. A rank that is alone on its host keeps all.
+    after it, or if the process sees one GPU only. A rank that is alone on its host keeps all GPUs.
 
     Args:
         engine: None if there is no world; see `basics.watch`.
@@ -26,5 +26,5 @@ def take_own_gpu(engine: _core.Engine | None) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) < 2 or tf.config.get_visible_devices("GPU") != gpus:
         return
-    with contextlib.suppress(RuntimeError):  # TensorFlow is in use.
+    with contextlib.suppress(RuntimeError):  # raised if TensorFlow is in use already
         tf.config.set_visible_devices(gpus[basics.local_rank() % len(gpus)], "GPU")

@@ -1,7 +1,7 @@
-"""The errors of eager operations: TensorFlow's, by the code that the kernel gave, and ours as well.
+"""The errors of eager operations: each class is one of TensorFlow's and one of ours.
 
-In a graph TensorFlow raises outside of our code, and its own class is all there is. The codes are
-given in csrc/tensorflow/pending.cc.
+The kernel's error code decides the class; csrc/tensorflow/pending.cc sets the codes. In a graph
+TensorFlow itself raises the error, so that it has TensorFlow's class only.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class AbortedError(tf.errors.AbortedError, errors.CollectiveError):  # type: ign
 
 
 class FailedPreconditionError(tf.errors.FailedPreconditionError, errors.MismatchError):  # type: ignore[misc]
-    """Ranks disagree about a tensor; the world goes on."""
+    """Ranks submitted different things under one name; the world goes on."""
 
 
 class InvalidArgumentError(tf.errors.InvalidArgumentError, errors.ArgumentError):  # type: ignore[misc]
-    """A call is wrong, of this rank or of the one that the message names; the world goes on."""
+    """A call of this rank, or of the rank that the message names, is wrong; the world goes on."""
 
 
 class ResourceExhaustedError(tf.errors.ResourceExhaustedError, errors.OutOfMemoryError):  # type: ignore[misc]
@@ -38,7 +38,7 @@ _KINDS: tuple[Any, ...] = (
 
 
 def both(error: Any) -> Any:
-    """Return an error that is TensorFlow's and ours; others as they are.
+    """Convert an error of TensorFlow to one of the classes above, if there is one for it.
 
     Args:
         error: a tf.errors.OpError that an eager operation raised.

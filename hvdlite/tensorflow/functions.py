@@ -1,6 +1,6 @@
-"""Starting level: the variables of one rank, on all of them.
+"""Broadcasting initial state: the variables of one rank, to all ranks.
 
-In a graph of TensorFlow 1 they return the operation that does it, for a session to run.
+In a graph of TensorFlow 1 the functions return the operation that broadcasts, for a session to run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def broadcast_variables(
             `model.weights`, `optimizer.variables`. (`model.variables` also has the states of
             Keras's random seeds: after it, dropout drops the same units on every rank.)
         root_rank: the rank whose values all receive.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
         inplace: accepted for scripts written for Horovod; without effect.
 
     Returns:
         In a graph of TensorFlow 1 the operation to run; None otherwise.
 
     Raises:
-        ArgumentError: a variable cannot be sent, or `root_rank` is no rank.
+        ArgumentError: a variable cannot be sent, or `root_rank` is not a rank.
         tf.errors.FailedPreconditionError: the ranks' variables differ in shape or dtype, or in
             number.
 
@@ -60,20 +60,20 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Overwrite variables with one rank's values, and return what is in them then.
+    """Overwrite variables with one rank's values, and return the variables.
 
     Args:
         variables: as for `broadcast_variables`.
         root_rank: the rank whose values all receive.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         The variables; in a graph of TensorFlow 1 their new values.
 
     Raises:
-        ArgumentError: as `broadcast_variables`.
-        tf.errors.FailedPreconditionError: likewise.
+        ArgumentError: as for `broadcast_variables`.
+        tf.errors.FailedPreconditionError: as for `broadcast_variables`.
 
     Example:
         >>> hvd.broadcast_([variable], root_rank=0)
@@ -88,7 +88,7 @@ def broadcast_(
 
 
 def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> list[Any]:
-    """Receive and assign; return the assignments."""
+    """Receive the root's values and assign them; return the assignments."""
     names = [
         str(getattr(variable, "path", getattr(variable, "name", f"{wire.text}.{index}")))
         for index, variable in enumerate(targets)
@@ -107,13 +107,13 @@ def _overwrite(targets: Sequence[Any], root_rank: int, wire: WireName) -> list[A
 
 
 def broadcast_global_variables(root_rank: int = 0) -> tf.Operation:
-    """Make the operation that gives a graph of TensorFlow 1 the values of one rank.
+    """Make an operation that broadcasts all global variables of a graph of TensorFlow 1.
 
     Args:
         root_rank: the rank whose values all receive.
 
     Returns:
-        The operation: `session.run` it on every rank, once the variables are initialised.
+        The operation: run it with `session.run` on every rank, once the variables are initialised.
 
     Raises:
         ArgumentError: TensorFlow 2 runs eagerly or in functions, and keeps no list of variables;
@@ -145,16 +145,16 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         """Choose the rank.
 
         Args:
-            root_rank: whose values all receive.
+            root_rank: the rank whose values all receive.
             device: accepted for scripts written for Horovod; without effect.
         """
         self.root_rank = root_rank
         self._broadcast: Any = None
 
     def begin(self) -> None:
-        """Add the operation to the graph, which is complete by now."""
+        """Add the broadcast to the graph, which is otherwise complete."""
         self._broadcast = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it: the variables are initialised, or restored from a checkpoint."""
+        """Run the broadcast: the variables are initialised, or restored from a checkpoint."""
         session.run(self._broadcast)

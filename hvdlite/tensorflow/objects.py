@@ -1,6 +1,6 @@
-"""Python objects between ranks, with the arguments that Horovod has for TensorFlow.
+"""Collectives of Python objects, with the arguments that Horovod has for TensorFlow.
 
-Objects travel past TensorFlow, so none of these needs a session.
+Objects travel without TensorFlow, so none of these functions needs a session.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send any picklable object of one rank to all; see `hvdlite.objects.broadcast_object`.
+    """Send any picklable object of one rank to all ranks; see `hvdlite.objects.broadcast_object`.
 
     Args:
-        obj: the object; only the root's is looked at.
+        obj: the object; only the root's matters.
         root_rank: the rank that sends.
         session: accepted for scripts written for Horovod; without effect.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Example:
         >>> hvd.broadcast_object({"seed": 7}, root_rank=0)["seed"]
@@ -57,13 +57,13 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Collect one picklable object of every rank on all; see `hvdlite.objects.allgather_object`.
+    """Collect an object of every rank on all ranks; see `hvdlite.objects.allgather_object`.
 
     Args:
         obj: this rank's object.
         session: accepted for scripts written for Horovod; without effect.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Example:
         >>> hvd.allgather_object(hvd.rank())

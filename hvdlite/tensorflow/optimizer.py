@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` for TensorFlow: of Keras, or one of TensorFlow 1 in a graph."""
+"""`DistributedOptimizer` for TensorFlow: for optimizers of Keras and of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Reduces what an optimizer of TensorFlow 1 computes; all else is that optimizer's."""
+    """Reduces the gradients that an optimizer of TensorFlow 1 computes, and delegates the rest."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Compute the gradients of this rank, and reduce them over all ranks.
 
-        With several passes per step: add them up, and reduce the sums in the last pass.
+        With several passes per step, add the gradients up, and reduce the sums in the last pass.
         """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         sources = [source for _, source in pairs]
@@ -51,12 +51,12 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return list(zip(reduced, sources, strict=True))
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep a variable this rank's own: its gradient is not reduced. All ranks do the same."""
+        """Make a variable local: its gradient is not reduced. All ranks register the same ones."""
         self._gradients.local.append(variable)
 
     @traced_as_it_is
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Update the variables; with several passes per step, in the last of them."""
+        """Update the variables; with several passes per step, in the last pass."""
         pairs = list(grads_and_vars)
 
         def apply() -> Any:
@@ -67,15 +67,15 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return self._passes.then([gradient for gradient, _ in pairs], apply)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the optimizer keeps for a variable."""
+        """Return a slot variable of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what it keeps for each variable."""
+        """Return the names of the wrapped optimizer's slot variables."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the variables that it keeps."""
+        """Return the variables of the wrapped optimizer."""
         return self._optimizer.variables(*args, **kwargs)
 
 
@@ -98,16 +98,17 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer apply the gradients of all ranks.
 
-    Optimizers of Keras are those of `hvdlite.keras.DistributedOptimizer`, which describes the
-    arguments. One of `tf.compat.v1.train` reduces in `compute_gradients`, and so in `minimize`.
+    Optimizers of Keras are passed to `hvdlite.keras.DistributedOptimizer`, which describes the
+    arguments. An optimizer of `tf.compat.v1.train` reduces in `compute_gradients`, and so in
+    `minimize`.
 
     Args:
         optimizer: of Keras 3, of `tf_keras`, or of `tf.compat.v1.train`.
         name: the prefix of the gradients' names.
-        use_locking: of the optimizer around one of TensorFlow 1.
+        use_locking: as for an optimizer of TensorFlow 1.
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
-        compression: as all that follows, for `hvdlite.keras.DistributedOptimizer`.
+        compression: as for `hvdlite.keras.DistributedOptimizer`.
         sparse_as_dense: likewise.
         backward_passes_per_step: likewise; in TensorFlow 1 `global_step` counts updates.
         op: likewise.
@@ -115,14 +116,14 @@ def DistributedOptimizer(
         average_aggregated_gradients: likewise.
         num_groups: in TensorFlow 1, cuts the gradients into that many groups that travel together.
         groups: as `num_groups`, or a list of lists of variables: each list is one group.
-        process_set: over whose members gradients are reduced; other ranks apply their own.
+        process_set: gradients are reduced over its members; other ranks apply their own.
         scale_local_gradients: divides the gradients of local variables by the number of ranks.
 
     Returns:
-        The optimizer itself if it is one of Keras; another around it, of TensorFlow 1.
+        The optimizer itself if it is one of Keras; for TensorFlow 1, an optimizer around it.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
         ArgumentError: an argument cannot be used; the message says what to do.
 
     Example:
@@ -131,7 +132,7 @@ def DistributedOptimizer(
         ...     plain = tf.compat.v1.train.GradientDescentOptimizer(0.1 * hvd.size())
         ...     train = hvd.DistributedOptimizer(plain).minimize(tf.reduce_sum(weight**2))
     """
-    basics.size()  # Without init() this raises here.
+    basics.size()  # raises without init()
     if isinstance(optimizer, _DistributedOptimizer):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):

@@ -20,12 +20,13 @@ from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras's BatchNormalization, normalizing by the mean and variance over all ranks.
 
-    Every sample counts the same, also when ranks have unequal batches, or one has none (in a
-    function not on TensorFlow 2.16, which prunes the gradient that the other ranks wait for).
+    Every sample counts the same, also if ranks have unequal batches, or one has none (except in
+    functions of TensorFlow 2.16, which prunes the gradient that the other ranks wait for).
     Arguments, weights, moving averages and inference are those of
     `keras.layers.BatchNormalization`. Every rank calls its layers of this kind in the same order.
-    Not for `jit_compile=True`, since a step waits for the other ranks once per layer, in both
-    directions. With `process_set`, ranks are those of that set; it is not saved with a model.
+    The layer does not work with `jit_compile=True`, because a step waits for the other ranks once
+    per layer, in both directions. With `process_set`, only the members of that process set are
+    combined; it is not saved with a model.
 
     Example:
         >>> model = keras.Sequential([
@@ -47,7 +48,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if kwargs.get("synchronized"):
             raise ArgumentError("synchronized=True is for tf.distribute; leave it out")
         if fused:
-            raise ArgumentError("fused=True knows one rank's batch only; leave it out")
+            raise ArgumentError("fused=True normalizes by one rank's batch only; leave it out")
         super().__init__(*args, **kwargs)
         self._process_set = process_set
 
@@ -56,7 +57,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         """Compute mean and variance by channel over the batches of all ranks.
 
         Each rank's own moments are computed as usual, and combined in float64, in which the
-        difference of squares loses nothing that counts: N = sum n, mean = sum(n mean) / N,
+        difference of squares is precise enough: N = sum n, mean = sum(n mean) / N,
         variance = sum(n (variance + mean^2)) / N - mean^2.
         """
         axes = self._reduction_axes

@@ -95,7 +95,7 @@ __all__ = [
 ]
 __all__ += api.__all__
 
-# Libraries for Horovod, such as pytorch-ignite, read operations from its module of this name.
+# Libraries for Horovod, such as pytorch-ignite, read operations from Horovod's `mpi_ops` module.
 mpi_ops = sys.modules[__name__]
 
 take_own_gpu()

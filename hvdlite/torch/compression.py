@@ -1,4 +1,4 @@
-"""Compression of torch tensors by a narrower floating-point type on the way."""
+"""Compression of torch tensors: they travel as a narrower floating-point type."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`DistributedDataParallel`: a model whose gradients are reduced whatever optimizer steps.
+"""`DistributedDataParallel`: a model whose gradients are reduced, for any optimizer.
 
-It is torch's in what scripts see of it: the wrapped model's names begin with "module.", gradients
-are averaged when backward() returns, and buffers are those of the first rank. What reduces the
-gradients is the `GradientReducer` of `DistributedOptimizer`.
+Scripts see the behaviour of torch's class: the wrapped model's names begin with "module.",
+gradients are averaged when backward() returns, and buffers are those of the first rank. A
+`GradientReducer` reduces the gradients, as for `DistributedOptimizer`.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, owner_of
 
 
 class DistributedDataParallel(nn.Module):  # type: ignore[misc]
-    """A model that trains on the batches of all ranks, as torch's class of this name.
+    """A model that trains on the batches of all ranks, like torch's class of this name.
 
     At construction, parameters and buffers become those of the first rank. When backward() returns,
-    gradients are averaged over the ranks; any optimizer then steps, a plain one. Parameters that a
-    forward does not use are fine, on some ranks or on all. Every rank calls backward() equally
-    often; a rank that runs out of data calls `hvd.join`.
+    gradients are averaged over the ranks; any plain optimizer can then step. Some ranks or all may
+    leave parameters unused in a forward. Every rank calls backward() equally often; a rank that
+    runs out of data calls `hvd.join`.
 
     Args:
         module: the model, on its device.
-        device_ids: as torch's scripts give it: None, or the one device that holds the model.
+        device_ids: as in scripts for torch: None, or the one device that holds the model.
         output_device: as `device_ids`.
-        dim: is 0.
+        dim: must be 0.
         broadcast_buffers: gives every rank the buffers of the first one, before each forward in
             training that follows one whose gradients were reduced. Evaluation sends nothing, so
-            that the first rank may do it alone. False: buffers stay this rank's own, always.
-        process_group: is None; process sets take the place of groups.
-        bucket_cap_mb: the size of a bucket in MiB; 4 without.
-        find_unused_parameters: does not matter: unused parameters are always found.
-        check_reduction: does not matter, as in torch.
+            that the first rank may evaluate alone. False: each rank keeps its own buffers.
+        process_group: must be None; use `process_set`.
+        bucket_cap_mb: the size of a bucket in MiB; by default 4.
+        find_unused_parameters: without effect: unused parameters are always found.
+        check_reduction: without effect, as in torch.
         gradient_as_bucket_view: see `DistributedOptimizer`.
-        static_graph: does not matter: nothing is assumed of the graph.
+        static_graph: without effect: nothing is assumed about the graph.
         init_sync: makes parameters and buffers those of the first rank at construction.
-        forward_sync_buffers: where given, what broadcast_buffers says of forwards; buffers become
-            those of the first rank at construction either way.
-        process_set: whose members train together; on other ranks the model trains alone.
-        compression: what happens to gradients on the way, see `Compression`.
+        forward_sync_buffers: if given, replaces broadcast_buffers for forwards; buffers then become
+            those of the first rank at construction in any case.
+        process_set: its members train together; on other ranks the model trains alone.
+        compression: how gradients are compressed while they travel, see `Compression`.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
         ArgumentError: an argument cannot be used; the message says what to do.
         MismatchError: the ranks' models differ.
 
@@ -84,7 +84,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         compression: Any = Compression.none,
     ) -> None:
         super().__init__()
-        basics.size()  # Without init() this raises here.
+        basics.size()  # raises without init()
         cap = 4.0 if bucket_cap_mb is None else bucket_cap_mb
         _check(module, device_ids, dim, process_group, cap)
         self.module = module
@@ -94,7 +94,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
             broadcast_buffers = forward_sync_buffers
         self.broadcast_buffers = broadcast_buffers
         self._sends = True
-        self._buffers_go = True  # with the next forward: not between those of one step
+        self._buffers_go = True  # the next forward broadcasts buffers: once per step
         number = next_object("DistributedDataParallel", registered_id(process_set))
         self._name = f"model.{number}"
         if process_set.included() and init_sync:
@@ -125,7 +125,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
                 broadcast_tensors(tensors, root, f"{self._name}.state", self.process_set)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the model; in training, with the first rank's buffers."""
+        """Call the model; in training, broadcast the first rank's buffers before it."""
         if self.training and torch.is_grad_enabled():
             self._reducer.before_forward()
             if self._buffers_go and self.broadcast_buffers and self.process_set.included():
@@ -168,8 +168,10 @@ def _check(module: Any, device_ids: Any, dim: int, process_group: Any, cap_mb: f
             "this model already: leave one of the two out"
         )
     if device_ids is not None and len(device_ids) > 1:
-        raise ArgumentError("device_ids names one device: every rank has its own")
+        raise ArgumentError("device_ids must name one device, because every rank has its own")
     if process_group is not None or dim != 0:
-        raise ArgumentError("give process_set=hvd.add_process_set(...) for process_group; dim is 0")
+        raise ArgumentError(
+            "use process_set=hvd.add_process_set(...) instead of process_group, and leave dim out"
+        )
     if cap_mb <= 0:
-        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
+        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")

@@ -1,4 +1,4 @@
-"""Starting level: parameters and optimizer state of one rank, on all of them."""
+"""Broadcasting initial state: parameters and optimizer state of one rank, to all ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def broadcast_parameters(
     """Overwrite parameters and buffers with one rank's values.
 
     Args:
-        params: `model.state_dict()` or `model.named_parameters()`. Values that are no tensors (a
-            module's extra state) are sent as objects and replaced in the mapping itself: give the
+        params: `model.state_dict()` or `model.named_parameters()`. Values that are not tensors (a
+            module's extra state) are sent as objects and replaced in the mapping itself: pass the
             mapping to `load_state_dict` afterwards. None stays None.
         root_rank: the rank whose values all receive.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: a value cannot be sent; the message names it.
@@ -60,7 +60,7 @@ def broadcast_parameters(
             others.append(key)
     if others and not isinstance(params, MutableMapping):
         raise ArgumentError(
-            f"'{others[0]}' is no tensor, and pairs cannot take its new value; "
+            f"'{others[0]}' is not a tensor, and pairs cannot take its new value; "
             "pass model.state_dict(), or use broadcast_object"
         )
     broadcast_tensors(tensors, root_rank, name, process_set)
@@ -72,7 +72,7 @@ def broadcast_parameters(
 def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
-    """Overwrite all of them, however they lie in memory, in one operation."""
+    """Overwrite all tensors, contiguous or not, in one operation."""
     blocks = {}
     for key, tensor in tensors.items():
         check(tensor, key)
@@ -90,7 +90,7 @@ def broadcast_tensors(
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a tensor in a state that travels without its tensors."""
+    """Placeholder for a tensor in a state that travels without its tensors."""
 
     index: int
     dtype: torch.dtype
@@ -138,18 +138,18 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the state and the options (learning rate...) of one rank's optimizer.
 
-    Any optimizer of torch.optim, with any state: ranks other than the root may have none yet, or
-    another; all of it is replaced.
+    It works with any optimizer of torch.optim and any state. Ranks other than the root may have no
+    state yet, or another; it is replaced completely.
 
-    Gradients stay as they are. In a script that imports `horovod` those of an optimizer without any
-    state become zeros, as there: so momentum and weight decay act on a parameter that the first
-    steps do not use.
+    Gradients do not change, except in a script that imports `horovod`: there, as in Horovod, the
+    gradients of an optimizer without any state become zeros, so that momentum and weight decay act
+    on a parameter that the first steps do not use.
 
     Args:
         optimizer: of the same kind, over the same parameters, on all ranks.
         root_rank: the rank whose state all receive.
         model: not needed; scripts written for Horovod may pass it.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: the state holds a tensor that cannot be sent.
@@ -188,9 +188,9 @@ def _zero_gradients(optimizer: Any) -> None:
 
 
 def _load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Load a state, and undo the casts to each parameter's dtype that torch makes on the way.
+    """Load a state, and undo torch's casts to each parameter's dtype.
 
-    The root's own state was not cast, and ranks must not compute in different precisions.
+    The root's own state was not cast, and all ranks must compute in the same precision.
     """
     optimizer.load_state_dict(state_dict)
     params = [param for group in optimizer.param_groups for param in group["params"]]

@@ -25,10 +25,10 @@ from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
 class Distributed(Wrapping):
-    """What `DistributedOptimizer` adds to the class of the optimizer that it is given.
+    """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
     A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
-    (`ReplicasDifferWarning`) where they are not the same.
+    (`ReplicasDifferWarning`) if they are not the same.
     """
 
     _reducer: GradientReducer
@@ -36,16 +36,16 @@ class Distributed(Wrapping):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the optimizer. Reading them waits for gradients that are on their way.
+        """The optimizer's parameter groups. Reading them waits for gradients that are in flight.
 
-        With reduce_in="step", GradScaler reaches the gradients this way: it has to judge the
-        reduced ones, or ranks would disagree about an overflow.
+        With reduce_in="step", GradScaler reads the gradients through this property. It must see
+        the reduced gradients, because ranks would otherwise decide differently about an overflow.
         """
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.waiting and reducer.may_synchronize():
             reducer.synchronize()
         groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
-        if groups is None:  # a proxy that took our class, as Lightning's; its __getattr__ knows
+        if groups is None:  # a proxy with our class, such as Lightning's; its __getattr__ has them
             raise AttributeError("this optimizer does not have its parameters yet")
         return groups
 
@@ -55,15 +55,15 @@ class Distributed(Wrapping):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names by parameter; scripts for Horovod read it."""
+        """The names by parameter; scripts for Horovod read this property."""
         return self._reducer.parameter_names
 
     @property
     def weight(self) -> Weight:
-        """What this rank's next gradients count in the average: its samples or tokens.
+        """The weight of this rank's next gradients in the average: its number of samples or tokens.
 
-        Set it before backward(), on all ranks or on none; zero means nothing to give. A callable is
-        asked once per step.
+        Set it before backward(), on all ranks or on none; zero leaves this rank out. A callable is
+        called once per step.
         """
         return self._reducer.settings.weight
 
@@ -74,10 +74,11 @@ class Distributed(Wrapping):
         self._reducer.set_weight(weight)
 
     def synchronize(self) -> None:
-        """Wait until the gradients of all parameters are reduced; `step` then does not again.
+        """Wait until the gradients of all parameters are reduced; `step` then does not wait again.
 
-        After a backward() they are already, and it does nothing. With reduce_in="step", and on a
-        rank that had no backward(), call it to clip, unscale or look at them:
+        After backward() gradients are reduced already, and this method does nothing. With
+        reduce_in="step", and on a rank that had no backward(), call it before you clip, unscale or
+        read gradients:
 
         Example:
             >>> loss.backward()
@@ -89,7 +90,7 @@ class Distributed(Wrapping):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make `step` take the gradients as they are, as Horovod's scripts do after synchronize().
+        """Make `step` use the gradients as they are; scripts for Horovod do so after synchronize().
 
         Example:
             >>> optimizer.synchronize()
@@ -104,9 +105,9 @@ class Distributed(Wrapping):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward() accumulate on this rank without sending anything.
+        """Let backward() accumulate gradients on this rank without sending them.
 
-        The next backward() outside sends the sum.
+        The next backward() outside of this context sends the sum.
 
         Example:
             >>> with optimizer.no_sync():
@@ -118,14 +119,14 @@ class Distributed(Wrapping):
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change how many backward() calls accumulate before gradients are sent."""
+        """Change the number of backward() calls that accumulate before gradients are sent."""
         self._reducer.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`.
 
         Raises:
-            HvdliteError: gradients wait to be reduced.
+            HvdliteError: gradients are not reduced yet.
         """
         self._reducer.before_zero_grad()
         super().zero_grad(set_to_none)
@@ -138,7 +139,7 @@ class Distributed(Wrapping):
             closure: evaluates the model again and returns the loss. Gradients are reduced after
                 each evaluation, and so is the loss: every rank takes the same decisions.
         """
-        self._opt_called = True  # what LR schedulers look at
+        self._opt_called = True  # LR schedulers check this
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(
@@ -164,15 +165,15 @@ class Distributed(Wrapping):
 
 
 class _Evaluations:
-    """A closure of `step`, after each of whose calls the gradients, and the loss, are reduced.
+    """Wraps a closure of `step`: after each call the gradients and the loss are reduced.
 
-    One that calls no backward() leaves gradients as they are if backward() was called before.
+    If the closure calls no backward(), gradients that are reduced already are not reduced again.
     """
 
     def __init__(self, reducer: GradientReducer, closure: Any) -> None:
         self._reducer = reducer
         self._closure = closure
-        self._used = False  # the optimizer has seen gradients, so that the next ones are new
+        self._used = False  # whether the optimizer has used gradients, so that the next are new
 
     def __call__(self) -> Any:
         if self._used:
@@ -208,47 +209,47 @@ def DistributedOptimizer(
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
-    When backward() returns, gradients are those of all ranks: those of a bucket of parameters are
-    sent from inside of it as soon as the last of them is ready, and its end waits for all. Every
-    rank calls backward() and `step` equally often; one whose backward() touches no parameter takes
-    part in `step`. A parameter without a gradient on some ranks takes part with zeros there;
-    without one on every rank its `grad` stays None.
+    When backward() returns, gradients are reduced over all ranks: backward() submits a bucket of
+    gradients as soon as the last of them is ready, and waits for all buckets at its end. Every
+    rank calls backward() and `step` equally often. If a rank's backward() touches no parameter, the
+    rank takes part in `step`. A parameter without a gradient counts as zeros on that rank; if it
+    has a gradient on no rank, its `grad` stays None.
 
     Args:
-        optimizer: any optimizer; it is changed in place, and schedulers made before go on working.
+        optimizer: any optimizer; it is changed in place, and schedulers made before still work.
         named_parameters: `model.named_parameters()`, for messages that name parameters.
-        compression: what happens to gradients on the way, see `Compression`.
-        backward_passes_per_step: how many backward() calls accumulate before gradients are sent.
-            They are summed, as in torch: divide the loss by their number for a mean.
-        op: `Average`, `Sum`, or `Adasum` of what the optimizer changes.
+        compression: how gradients are compressed while they travel, see `Compression`.
+        backward_passes_per_step: the number of backward() calls that accumulate before gradients
+            are sent. They are summed, as in torch: divide the loss by their number for a mean.
+        op: `Average`, `Sum`, or `Adasum` of the changes that the optimizer makes.
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
-            it, for ranges that overflow otherwise.
-        num_groups: cuts the parameters into that many buckets, rather than by size.
+            it, for sums that would overflow otherwise.
+        num_groups: divides the parameters into that many buckets, instead of by size.
         groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
-            is every parameter in none of them.
+            is every parameter that is in none of the lists.
         sparse_as_dense: makes sparse gradients dense; they arrive sparse otherwise.
-        process_set: whose members' gradients are reduced; on other ranks the optimizer steps with
-            their own.
-        bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets leave early,
-            and the core sends those together that are ready together.
-        weight: what this rank counts in the average, see `Distributed.weight`.
-        reduce_in: "backward", or "step", whose wait for gradients is in `synchronize` or `step`.
-        gradient_as_bucket_view: keeps reduced gradients in memory of their own, of which each
-            `grad` is a view that the next reduction overwrites; see docs/gpu.md.
+        process_set: the gradients of its members are reduced; on other ranks the optimizer steps
+            with their own gradients.
+        bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets are sent
+            early, and the core fuses buckets that are ready together.
+        weight: this rank's weight in the average, see `Distributed.weight`.
+        reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
+        gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
+            of it that the next reduction overwrites; see docs/gpu.md.
 
     Returns:
         The optimizer, which has become an instance of a subclass of its class of the same name,
-        with the methods of `Distributed` besides.
+        with the additional methods of `Distributed`.
 
     Raises:
-        NotInitializedError: `hvd.init()` comes first.
+        NotInitializedError: `hvd.init()` was not called.
         ArgumentError: an argument cannot be used; the message says what to do.
 
     Example:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
-    basics.size()  # Without init() this raises here, rather than in the first backward().
+    basics.size()  # raises without init(), here rather than in the first backward()
     reduction = _reduction(op, gradient_predivide_factor, process_set)
     _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
     names = _names_of(optimizer, named_parameters)
@@ -289,7 +290,7 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     take_step_back(optimizer)
     number = next_object("DistributedOptimizer", registered_id(settings.reduction.process_set))
     name = f"gradients.{number}" if number else "gradients"
-    reference = weakref.ref(optimizer)  # which owns the reducer
+    reference = weakref.ref(optimizer)  # weak, because the optimizer owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)
     subclass_in_place(optimizer, Distributed)
     optimizer._reducer = reducer
@@ -319,15 +320,15 @@ def _check_options(
             "with the plain optimizer, or leave DistributedDataParallel out"
         )
     if reduce_in not in ("backward", "step"):
-        raise ArgumentError(f"reduce_in={reduce_in!r}: say 'backward' or 'step'")
+        raise ArgumentError(f"reduce_in={reduce_in!r}: use 'backward' or 'step'")
     if bucket_cap_mb <= 0:
-        raise ArgumentError("bucket_cap_mb is a positive number of MiB")
+        raise ArgumentError("bucket_cap_mb must be a positive number of MiB")
     if weight is not None:
         _check_weight(op)
     if bucket_view and op == ops.Adasum:
         raise ArgumentError(
-            "gradient_as_bucket_view goes with op=hvd.Average or hvd.Sum: with hvd.Adasum changes "
-            "of the parameters travel, not gradients"
+            "gradient_as_bucket_view works with op=hvd.Average or hvd.Sum only: hvd.Adasum "
+            "combines changes of the parameters, not gradients"
         )
 
 
@@ -339,7 +340,7 @@ def _check_weight(op: int) -> None:
 def _names_of(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """Check the names that the user gave; all of the optimizer's parameters have one, or none."""
+    """Check the user's names: either all of the optimizer's parameters have one, or none has."""
     if named_parameters is None:
         return {}
     pairs = list(named_parameters)

@@ -17,10 +17,10 @@ from hvdlite.torch.collectives.allreduce import allreduce
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     """torch's BatchNorm of any dimension, normalizing by the mean and variance over all ranks.
 
-    Every sample counts the same, also when ranks have unequal batches, or one has none. Arguments,
+    Every sample counts the same, also if ranks have unequal batches, or one has none. Arguments,
     parameters, running moments and evaluation are those of `torch.nn.BatchNorm2d`. In training
-    every rank calls its layers of this kind in the same order; each waits for the other ranks once
-    forward, and once backward. With `process_set`, ranks are those of that set.
+    every rank calls its layers of this kind in the same order; each layer waits for the other ranks
+    once in forward, and once in backward. With `process_set`, only its members are combined.
 
     Example:
         >>> model = torch.nn.Sequential(
@@ -69,7 +69,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     ) -> None:
         self.num_batches_tracked.add_(1)
         share = self.momentum
-        if share is None:  # torch's sign for the average over all batches
+        if share is None:  # means the average over all batches, as in torch
             share = 1.0 / float(self.num_batches_tracked)
         unbiased = variance * (total / (total - 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
@@ -82,11 +82,11 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         """Replace every BatchNorm layer in a module; the replacements share its parameters.
 
         Args:
-            module: that holds BatchNorm layers, or is one.
-            process_set: over whose members they normalize; all ranks without.
+            module: a module that contains BatchNorm layers, or is one.
+            process_set: the layers normalize over its members; by default over all ranks.
 
         Returns:
-            `module`, changed in place; where it is itself a BatchNorm, its replacement.
+            `module`, changed in place; if it is itself a BatchNorm, its replacement.
 
         Example:
             >>> model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -104,14 +104,14 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
 def _moments(
     inputs: torch.Tensor, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the samples of each channel over all ranks, and each channel's mean and variance.
+    """Return each channel's number of samples, mean and variance over all ranks.
 
-    Each rank's own moments are combined in float64, in which the difference of squares loses
-    nothing that counts: N = sum n, mean = sum(n mean) / N,
+    Each rank's own moments are combined in float64, in which the difference of squares is precise
+    enough: N = sum n, mean = sum(n mean) / N,
     variance = sum(n (variance + mean^2)) / N - mean^2.
 
     Raises:
-        ArgumentError: all ranks together have one sample, which has no variance.
+        ArgumentError: all ranks together have less than two samples.
     """
     dims = [dim for dim in range(inputs.dim()) if dim != 1]
     count = inputs.numel() // max(inputs.shape[1], 1)
@@ -125,7 +125,7 @@ def _moments(
     sums = allreduce(own, op=ops.Sum, process_set=process_set)
     total = sums[0].detach()
     if bool((total < 2).any()):
-        raise ArgumentError("SyncBatchNorm: all ranks together have less than 2 samples a channel")
+        raise ArgumentError("SyncBatchNorm: all ranks together have fewer than 2 samples")
     mean = sums[1] / total
     variance = functional.relu(sums[2] / total - mean.square())
     return total, mean, variance

@@ -1,4 +1,4 @@
-"""Many scenarios in one world: starting ranks and importing a framework costs more than most.
+"""Many scenarios in one world: starting ranks and importing a framework takes the most time.
 
 A test file has functions `scenario_x()` that run on every rank and assert, and a function, `body`,
 that is one rank: `run_all(globals())` in it runs them in order. `make_tests` makes of both one
@@ -27,7 +27,7 @@ PREFIX = "scenario_"
 
 
 class Later:
-    """A module that is imported when something of it is asked for: by the ranks, not by pytest."""
+    """A module that is imported at the first use of an attribute: by the ranks, not by pytest."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Later:
 
 
 def names_in(namespace: dict[str, Any]) -> list[str]:
-    """List the scenarios of a test file, in the order in which they stand there."""
+    """List the scenarios of a test file, in the order of the file."""
     return [name for name in namespace if name.startswith(PREFIX)]
 
 
@@ -47,12 +47,12 @@ def run_all(
     before_each: Callable[[], object] = lambda: None,
     forms: Sequence[Callable[[Any], Any]] = (),
 ) -> dict[str, str]:
-    """Run the scenarios on this rank; give each one's traceback, "" where it passed.
+    """Run the scenarios on this rank; return each one's traceback, "" if it passed.
 
     After a failure the ranks may be out of step, so the others are not run.
 
     Args:
-        namespace: of the test file.
+        namespace: the globals of the test file.
         start: begins the world.
         before_each: is called before each scenario.
         forms: a scenario with an argument is called once with each of them.
@@ -77,7 +77,7 @@ def run_all(
 
 
 def check(results: Sequence[RankResult], name: str) -> None:
-    """Fail with every rank's traceback unless a scenario passed on all of them."""
+    """Fail with every rank's traceback unless a scenario passed on all ranks."""
     failures = [
         f"rank {result.rank}: {(result.value or {}).get(name, 'not reached')}"
         for result in results
@@ -124,7 +124,7 @@ def make_tests(body: Callable[[], Any], worlds: Worlds, **options: Any) -> Calla
 
 @contextlib.contextmanager
 def heard_from(logger_name: str) -> Iterator[list[str]]:
-    """Collect what a logger says, at INFO and above."""
+    """Collect the messages of a logger, at INFO and above."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -140,10 +140,10 @@ def heard_from(logger_name: str) -> Iterator[list[str]]:
 
 
 def tensors_sent_by(call: Callable[[], Any]) -> int:
-    """Count the tensors that went between the ranks during a call."""
+    """Count the tensors that were sent between the ranks during a call."""
 
     def count() -> int:
-        time.sleep(0.05)  # the engine tells what it counted at the end of a cycle
+        time.sleep(0.05)  # the engine publishes its counts at the end of a cycle
         return basics.engine().counters()["tensors"]
 
     begin = count()

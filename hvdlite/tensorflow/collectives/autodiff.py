@@ -1,8 +1,8 @@
 """The gradients of the operations, registered with TensorFlow when this module is imported.
 
-They are those that Horovod defines: where a rank's input went to all ranks, its gradient is the
-mean of what they say about it (docs/collectives.md has the formula of each). Each gradient is a
-collective itself, with the `terms` of the operation that it belongs to, and differentiable again.
+They are Horovod's: if a rank's input went to all ranks, its gradient is the mean of the gradients
+that these ranks have for it (docs/collectives.md has the formulas). Each gradient is a collective
+itself, with the `call_scalars` of its operation, and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _gradients_of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("HvdliteAllgather")  # type: ignore[untyped-decorator]
 def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Average the ranks' gradients and take the rows that this rank gave."""
-    means = _reduce(operation, gradients[:-1], ops.Average)  # the last one is of the sizes
+    means = _reduce(operation, gradients[:-1], ops.Average)  # the last output is the sizes
     rank = query_set("rank", _wire_of(operation).process_set)
     results = []
     for index, mean in enumerate(means):
@@ -65,7 +65,7 @@ def _gradients_of_allgather(operation: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("HvdliteReducescatter")  # type: ignore[untyped-decorator]
 def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
-    """Gather the ranks' gradients, with the same scales; those of a sum times the ranks."""
+    """Gather the ranks' gradients, with the same scales; for a sum times the number of ranks."""
     op = int(operation.get_attr("op"))
     wire = _wire_of(operation)
     check_differentiable(wire.text, op, "reducescatter")
@@ -85,7 +85,7 @@ def _gradients_of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
 
 @tf.RegisterGradient("HvdliteAlltoall")  # type: ignore[untyped-decorator]
 def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
-    """Send the gradients of the rows back to where the rows came from."""
+    """Send the gradient of each row back to the rank that sent the row."""
     wire = _wire_of(operation).derived("gradient")
     back, _ = alltoall_with(operation.inputs[-1], gradient, operation.outputs[1], wire)
     take_turns(wire, [back])
@@ -95,7 +95,7 @@ def _gradients_of_alltoall(operation: Any, gradient: Any, _: Any) -> list[Any]:
 
 @tf.RegisterGradient("HvdliteBroadcast")  # type: ignore[untyped-decorator]
 def _gradients_of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
-    """Average the ranks' gradients on the root; what the others put in had no effect."""
+    """Average the ranks' gradients on the root; the inputs of the others had no effect."""
     means = _reduce(operation, gradients, ops.Average)
     is_root = tf.equal(query("rank"), int(operation.get_attr("root")))
     return [*(tf.where(is_root, mean, tf.zeros_like(mean)) for mean in means), None]

@@ -1,8 +1,8 @@
-"""The collectives on TensorFlow tensors that keep their shape; `rows` has the others.
+"""The collectives on TensorFlow tensors that keep the shape; `rows` has the others.
 
 They work eagerly and in `tf.function`, and are differentiable. `name` identifies the operation on
-all ranks: without it eager calls are numbered, and every rank makes them in the same order; in a
-function, calls are counted while it is traced.
+all ranks. Eager calls without a name are numbered, so every rank must make them in the same order;
+in a function, calls are counted while it is traced.
 """
 
 from __future__ import annotations
@@ -61,32 +61,33 @@ def allreduce(
     """Reduce a tensor over all ranks.
 
     Args:
-        tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
-            tf.IndexedSlices may have any number of rows: the rows of all ranks are gathered.
-        average: the older way to say `op`: True for `Average`, False for `Sum`.
+        tensor: any shape, the same on all ranks; not bool. Averages of integers are rounded towards
+            zero. tf.IndexedSlices may have any number of rows: the rows of all ranks are gathered.
+        average: the older form of `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
-        compression: what happens to the tensor on the way, see `Compression`.
+        compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
         ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         sparse_as_dense: makes tf.IndexedSlices a dense tensor first.
-        weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
-            example, as a number or a scalar tensor. All ranks give one, or none does.
+        weight: makes the result sum(weight * tensor) / sum(weight). It is this rank's number of
+            samples or tokens, for example: a number or a scalar tensor. All ranks give one, or
+            none does.
 
     Returns:
-        The result, with the same bits on every rank; tf.IndexedSlices for such.
+        The result, with the same bits on every rank; tf.IndexedSlices for tf.IndexedSlices.
 
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
         UnsupportedError: tf.IndexedSlices with another operation than `Average` and `Sum`.
-        tf.errors.FailedPreconditionError: when it runs, and the ranks' tensors differ in shape,
-            dtype or op; eagerly it is a MismatchError, too.
-        tf.errors.AbortedError: when it runs, and the world is over, because a rank died for
-            example; eagerly it is a HorovodInternalError, too.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in shape, dtype or op, when the
+            operation runs; eagerly it is a MismatchError, too.
+        tf.errors.AbortedError: the world is over when the operation runs, for example because a
+            rank died; eagerly it is a HorovodInternalError, too.
 
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
@@ -117,9 +118,9 @@ def grouped_allreduce(
     *,
     weight: Any = None,
 ) -> list[Any]:
-    """Reduce several tensors; dense ones of one dtype complete together. Else as `allreduce`.
+    """Reduce several tensors; dense ones of one dtype complete together. Otherwise as `allreduce`.
 
-    tf.IndexedSlices among them are gathered, each by itself, and returned as such.
+    tf.IndexedSlices among them are gathered, each by itself, and returned as tf.IndexedSlices.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
@@ -161,17 +162,17 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Copy one rank's tensor to all.
+    """Copy one rank's tensor to all ranks.
 
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
         root_rank: the rank whose values all receive.
-        name: identifies the operation on all ranks; numbered without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Raises:
-        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
+        ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
         tf.errors.FailedPreconditionError: the ranks' tensors differ in shape or dtype, or they name
             different roots.
         tf.errors.AbortedError: the world is over.
@@ -188,8 +189,8 @@ def broadcast(
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Wait until every rank, or every member of a process set, has called it.
 
-    In a function, everything that was traced before it comes first, and the function does not
-    return before it; what comes later in the function does not wait.
+    In a function, the barrier waits for everything that was traced before it, and the function does
+    not return before the barrier; operations traced after it do not wait for it.
 
     Example:
         >>> hvd.barrier()
@@ -210,13 +211,13 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def join(device: int = -1) -> int:
-    """Wait until no rank has more to give, while the others go on; see `hvdlite.join.join`.
+    """Wait until all ranks have joined, while the others train; see `hvdlite.join.join`.
 
     Args:
         device: accepted for scripts written for Horovod; without effect.
 
     Raises:
-        ArgumentError: in a function, which would call it once, while it is traced.
+        ArgumentError: the call is in a function, which would run it once, while it is traced.
 
     Example:
         >>> last = hvd.join()
@@ -228,9 +229,9 @@ def join(device: int = -1) -> int:
 
 @traced_as_it_is
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's number in the world when it runs, for functions kept across worlds.
+    """Return this process's rank when the operation runs, for functions kept across worlds.
 
-    The name that it and the other queries take is that of the operation in a graph.
+    `name` is the name of the operation in a graph, here and in the other queries.
 
     Example:
         >>> int(hvd.rank_op())
@@ -241,13 +242,13 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 @traced_as_it_is
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return how many ranks the world, or the process set of that number, has when it runs."""
+    """Return the size of a process set (0: the world) when the operation runs."""
     return requests.query_set("size", process_set_id, name)
 
 
 @traced_as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return 1 if this rank is a member of the process set of that number when it runs, else 0.
+    """Return 1 if this rank is a member of a process set when the operation runs, else 0.
 
     Example:
         >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
@@ -258,23 +259,23 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 @traced_as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's number among the ranks of its host when it runs."""
+    """Return this process's local rank when the operation runs."""
     return requests.query("local_rank", name)
 
 
 @traced_as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return how many ranks share this host when it runs."""
+    """Return the number of ranks on this host when the operation runs."""
     return requests.query("local_size", name)
 
 
 @traced_as_it_is
 def cross_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of this host among those with a rank of this `local_rank`, as it runs."""
+    """Return this host's number among hosts with this `local_rank`, when the operation runs."""
     return requests.query("cross_rank", name)
 
 
 @traced_as_it_is
 def cross_size_op(name: str | None = None) -> tf.Tensor:
-    """Return how many hosts have a rank of this `local_rank` when it runs."""
+    """Return the number of hosts with this `local_rank`, when the operation runs."""
     return requests.query("cross_size", name)

@@ -1,7 +1,7 @@
-"""One layer above the operations: checked dense tensors in, tensors out, of any dtypes.
+"""The layer above the operations: it takes and returns checked dense tensors of any dtypes.
 
-Here it is decided how a call travels: as one operation per dtype, or in a function that XLA
-compiles as one custom call.
+It decides how a call reaches the core: as one operation per dtype or, in a function that XLA
+compiles, as one custom call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from hvdlite.process_sets import process_set_by_id
 from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.graph import loops, xla
 from hvdlite.tensorflow.graph.library import raw_ops
-from hvdlite.tensorflow.graph.names import WireName, in_session_graph, is_nested, terms
+from hvdlite.tensorflow.graph.names import WireName, call_scalars, in_session_graph, is_nested
 from hvdlite.tensorflow.graph.ordering import turn
 
 
 class Reduction(NamedTuple):
     """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one.
 
-    `wire`: what float32 and float64 are cast to on the way, as the core counts dtypes.
+    `wire` is the core's number of the dtype to which float32 and float64 are cast while they
+    travel.
     """
 
     op: int
@@ -40,11 +41,13 @@ _SUM = Reduction(ops.Sum)
 
 
 def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
-    """Convert to a tensor, and refuse what the core cannot take; the message says what to do.
+    """Convert to a tensor, and check that the core can send (and reduce) it.
 
     Raises:
-        ArgumentError: no tensor, or of a dtype that cannot be sent (or reduced).
-        NotInitializedError: `init()` was not called; in a graph the operation says so when it runs.
+        ArgumentError: it is not a tensor, or its dtype cannot be sent (or reduced); the message
+            says what to do.
+        NotInitializedError: `init()` was not called; in a graph the operation raises this when it
+            runs.
     """
     if tf.executing_eagerly():
         basics.engine()
@@ -64,7 +67,7 @@ def check(tensor: Any, name: str, reducible: bool = False) -> tf.Tensor:
 
 
 def by_dtype(tensors: Sequence[tf.Tensor]) -> dict[tf.DType, list[int]]:
-    """Sort the positions of tensors by dtype: one operation takes one dtype."""
+    """Group the positions of tensors by dtype: an operation takes tensors of one dtype."""
     positions: dict[tf.DType, list[int]] = {}
     for position, tensor in enumerate(tensors):
         positions.setdefault(tensor.dtype, []).append(position)
@@ -89,15 +92,15 @@ def per_dtype(
 
 
 def take_turns(wire: WireName, results: Sequence[tf.Tensor]) -> None:
-    """Keep what comes again, a loop's body or an inner function, from overlapping with itself.
+    """Keep the runs of a loop's body or of an inner function from overlapping.
 
-    It has the same names each time, and two operations of one name cannot be in flight together.
-    TensorFlow runs what touches one variable in the order of the program: so each time ends with a
-    write to the variable of that name and set, when all of `results` are there. Calls that XLA
-    compiles do so by themselves. In a graph of TensorFlow 1 see `loops`.
+    Each run uses the same names, and two operations of one name cannot be in flight together.
+    TensorFlow runs operations that touch one variable in the order of the program. So each run ends
+    with a write to a variable of that name and process set, when all of `results` are ready. Calls
+    that XLA compiles do so by themselves. For graphs of TensorFlow 1 see `loops`.
 
     Raises:
-        ArgumentError: in such a graph, iterations may overlap.
+        ArgumentError: iterations may overlap in a graph of TensorFlow 1.
     """
     if in_session_graph():
         loops.order_iterations(wire.text, results)
@@ -114,16 +117,16 @@ def allreduce(
 ) -> list[tf.Tensor]:
     """Reduce checked tensors; those of one dtype complete together.
 
-    Nested in a function, the caller makes it `take_turns`.
+    The caller calls `take_turns` with the results.
 
     Args:
         tensors: of any dtypes that can be reduced.
         wire: the name of the request.
-        names: what messages call the tensors.
-        reduction: how.
+        names: the names of the tensors in messages.
+        reduction: how they are reduced.
     """
     if reduction.weight is not None and reduction.op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
+        raise ArgumentError("weight works with op=hvd.Average only")
     if not tensors:
         return []
     if xla.in_xla_context():
@@ -140,7 +143,7 @@ def allreduce_compressed(
     reduction: Reduction,
     compression: Any,
 ) -> list[tf.Tensor]:
-    """Reduce what a compressor makes of checked tensors, which take turns; else as `allreduce`."""
+    """Compress checked tensors, reduce and decompress them; calls `take_turns` itself."""
     cast, by_hand = cast_in_core(compression, reduction.op)
     reduction = reduction._replace(wire=cast)
 
@@ -155,7 +158,7 @@ def allreduce_compressed(
 def _allreduce(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
-    last = terms(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
+    last = call_scalars(wire.number, reduction.prescale, reduction.postscale, reduction.weight)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         return allreduce_with(last, part, wire, names, reduction.op, reduction.wire)
@@ -164,7 +167,7 @@ def _allreduce(
 
 
 def attributes(wire: WireName) -> dict[str, Any]:
-    """Return the attributes of an operation of that name."""
+    """Return the attributes of an operation with this wire name."""
     return {"tensor_name": wire.text, "process_set": wire.process_set}
 
 
@@ -176,7 +179,7 @@ def allreduce_with(
     op: int,
     cast: int | None = None,
 ) -> list[tf.Tensor]:
-    """Reduce tensors of one dtype; `last` is the operation's `terms`, `cast` its wire dtype."""
+    """Reduce tensors of one dtype; `last` is `call_scalars`, `cast` the dtype while they travel."""
     number = -1 if cast is None or tensors[0].dtype not in WIDE else cast
     outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
         tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number
@@ -187,7 +190,7 @@ def allreduce_with(
 def _allreduce_weighted(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
-    """Reduce, with the gradient of a weighted average: each rank takes its share."""
+    """Reduce with a weight; in the gradient each rank takes its weight's share of the sum."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
@@ -209,7 +212,7 @@ def _allreduce_weighted(
 def _allreduce_in_xla(
     tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str], reduction: Reduction
 ) -> list[tf.Tensor]:
-    """Reduce in one custom call; the gradient is another."""
+    """Reduce in one custom call; the gradient is another custom call."""
     if reduction.weight is not None:
         raise ArgumentError(
             f"allreduce '{wire.text}' with weight= cannot be compiled by XLA; use jit_compile=False"
@@ -239,7 +242,7 @@ def _allreduce_in_xla(
 
 
 def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
-    """Refuse the gradient of what has none.
+    """Check that an operation has a gradient.
 
     Raises:
         ArgumentError: `op` is neither an average nor a sum.
@@ -247,15 +250,15 @@ def check_differentiable(name: str, op: int, verb: str = "allreduce") -> None:
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
             f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
-            "use hvd.Average or hvd.Sum, or tf.stop_gradient() on what goes in"
+            "use hvd.Average or hvd.Sum, or tf.stop_gradient() on the input"
         )
 
 
 def refuse_xla(verb: str, name: str) -> None:
-    """Refuse what XLA cannot compile, where it will.
+    """Refuse a collective that XLA cannot compile.
 
     Raises:
-        ArgumentError: XLA compiles what is traced now.
+        ArgumentError: XLA compiles the function that is being traced.
     """
     if xla.in_xla_context():
         raise ArgumentError(f"{verb} '{name}' cannot be compiled by XLA; use jit_compile=False")
@@ -266,7 +269,7 @@ def broadcast(
 ) -> list[tf.Tensor]:
     """Return the root's tensors; those of one dtype travel together."""
     refuse_xla("broadcast", wire.text)
-    last = terms(wire.number)
+    last = call_scalars(wire.number)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         outputs: list[tf.Tensor] = raw_ops().hvdlite_broadcast(
@@ -280,9 +283,9 @@ def broadcast(
 
 
 def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor:
-    """Return this rank's place in a process set: "rank", "size", or "included" (0 or 1).
+    """Return a property of a process set: "rank", "size", or "included" (0 or 1); see `query`.
 
-    As `query`; the rank of one that is no member is -1.
+    The rank of a process that is not a member is -1.
     """
     if xla.in_xla_context():
         known = process_set_by_id(process_set)
@@ -291,16 +294,17 @@ def query_set(what: str, process_set: int, name: str | None = None) -> tf.Tensor
     if tf.executing_eagerly():
         basics.engine()
     what = what if what == "included" else f"set_{what}"
-    return raw_ops().hvdlite_query(terms(), what=what, process_set=process_set, name=name)
+    return raw_ops().hvdlite_query(call_scalars(), what=what, process_set=process_set, name=name)
 
 
 def query(what: str, name: str | None = None) -> tf.Tensor:
-    """Return this rank's place ("rank", "size"...) as an int32 scalar, at run time if in a graph.
+    """Return a property of the world ("rank", "size"...) as an int32 scalar.
 
-    What XLA compiles holds the number of the time of tracing.
+    In a graph it is read when the operation runs; a function that XLA compiles contains the value
+    of the time of tracing.
     """
     if xla.in_xla_context():
         return tf.constant(getattr(basics, what)(), tf.int32)
     if tf.executing_eagerly():
         basics.engine()
-    return raw_ops().hvdlite_query(terms(), what=what, name=name)
+    return raw_ops().hvdlite_query(call_scalars(), what=what, name=name)

@@ -1,4 +1,4 @@
-"""As `requests`, for the collectives whose results have other rows than what went in."""
+"""As `requests`, for the collectives whose results may have another number of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvdlite.tensorflow.collectives.requests import (
     take_turns,
 )
 from hvdlite.tensorflow.graph.library import raw_ops
-from hvdlite.tensorflow.graph.names import WireName, terms
+from hvdlite.tensorflow.graph.names import WireName, call_scalars
 
 
 def _check(verb: str, tensors: Sequence[tf.Tensor], names: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def allgather(
 ) -> list[tf.Tensor]:
     """Gather checked tensors; those of one dtype complete together."""
     _check("allgather", tensors, names)
-    last = terms(wire.number)
+    last = call_scalars(wire.number)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         return allgather_with(last, part, wire, names)
@@ -41,10 +41,10 @@ def allgather(
 
 
 def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gather one checked tensor; return also how many rows each rank gave (int64)."""
+    """Gather one checked tensor; return also the number of rows of each rank (int64)."""
     _check("allgather", [tensor], [wire.text])
     (output,), sizes = raw_ops().hvdlite_allgather(
-        [tensor], terms(wire.number), **attributes(wire), tensor_names=[wire.text]
+        [tensor], call_scalars(wire.number), **attributes(wire), tensor_names=[wire.text]
     )
     take_turns(wire, [output])
     return output, tf.reshape(sizes, [-1])
@@ -53,7 +53,7 @@ def allgather_sizes(tensor: tf.Tensor, wire: WireName) -> tuple[tf.Tensor, tf.Te
 def allgather_with(
     last: tf.Tensor, tensors: Sequence[tf.Tensor], wire: WireName, names: Sequence[str]
 ) -> list[tf.Tensor]:
-    """Gather tensors of one dtype; `last` is the `terms` of the operation."""
+    """Gather tensors of one dtype; `last` is the `call_scalars` of the operation."""
     outputs: list[tf.Tensor]
     outputs, _ = raw_ops().hvdlite_allgather(
         tensors, last, **attributes(wire), tensor_names=list(names)
@@ -66,7 +66,7 @@ def reducescatter(
 ) -> list[tf.Tensor]:
     """Reduce checked tensors and return this rank's rows; those of one dtype complete together."""
     _check("reducescatter", tensors, names)
-    last = terms(wire.number, reduction.prescale, reduction.postscale)
+    last = call_scalars(wire.number, reduction.prescale, reduction.postscale)
 
     def call(part: list[tf.Tensor], wire: WireName, names: list[str]) -> Sequence[tf.Tensor]:
         outputs: list[tf.Tensor] = raw_ops().hvdlite_reducescatter(
@@ -83,15 +83,15 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.T
     """Send rows of a checked tensor to each rank.
 
     Args:
-        tensor: what to send.
+        tensor: the rows to send.
         splits: an int64 vector; empty for the same number of rows to each rank.
         wire: the name of the request.
 
     Returns:
-        The rows from all ranks, and how many came from each (int64).
+        The rows from all ranks, and the number of rows from each (int64).
     """
     _check("alltoall", [tensor], [wire.text])
-    output, received = alltoall_with(terms(wire.number), tensor, splits, wire)
+    output, received = alltoall_with(call_scalars(wire.number), tensor, splits, wire)
     take_turns(wire, [output])
     return output, received
 
@@ -99,6 +99,6 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: WireName) -> tuple[tf.T
 def alltoall_with(
     last: tf.Tensor, tensor: tf.Tensor, splits: tf.Tensor, wire: WireName
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to each rank; `last` is the `terms` of the operation."""
+    """Send rows to each rank; `last` is the `call_scalars` of the operation."""
     output, received = raw_ops().hvdlite_alltoall(tensor, splits, last, **attributes(wire))
     return output, received

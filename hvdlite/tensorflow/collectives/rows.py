@@ -1,6 +1,6 @@
-"""The collectives on TensorFlow tensors that work on rows: results have other first dimensions.
+"""The collectives on TensorFlow tensors that work on rows, slices along the first dimension.
 
-They work eagerly and in `tf.function`, as those of `ops` do, and are differentiable.
+Like those of `ops`, they work eagerly and in `tf.function`, and are differentiable.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def allgather(
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
     Args:
-        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
-            agree.
-        name: identifies the operation on all ranks; numbered without.
+        tensor: at least one dimension; the first may differ between ranks, and may be 0; the others
+            must be the same.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A new tensor, the same on every rank.
@@ -60,7 +60,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gather several tensors; those of one dtype complete together. Else as `allgather`.
+    """Gather several tensors; those of one dtype complete together. Otherwise as `allgather`.
 
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
@@ -89,16 +89,16 @@ def reducescatter(
 ) -> tf.Tensor:
     """Reduce a tensor over all ranks, and keep this rank's share of the rows.
 
-    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more: in the
-    order of ranks the shares are the result of `allreduce`, bit for bit.
+    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more. The
+    shares in rank order are the result of `allreduce`, bit for bit.
 
     Args:
         tensor: at least one dimension, the same shape on all ranks; not bool.
         device_dense: accepted for scripts written for Horovod; without effect.
-        compression: what happens to the tensor on the way, see `Compression`.
+        compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
         ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
@@ -108,9 +108,9 @@ def reducescatter(
 
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
-        tf.errors.FailedPreconditionError: when it runs, and the ranks' tensors differ in shape,
-            dtype or op.
-        tf.errors.AbortedError: when it runs, and the world is over.
+        tf.errors.FailedPreconditionError: the ranks' tensors differ in shape, dtype or op, when the
+            operation runs.
+        tf.errors.AbortedError: the world is over when the operation runs.
 
     Example:
         >>> my_rows = hvd.reducescatter(tf.ones([5, 3]), op=hvd.Sum)
@@ -132,7 +132,9 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Reduce-scatter several tensors; those of one dtype complete together. Else the same.
+    """Reduce-scatter several tensors; those of one dtype complete together.
+
+    Otherwise as `reducescatter`.
 
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([tf.ones([5, 3]), tf.ones([5])])
@@ -166,22 +168,22 @@ def alltoall(
     """Send some of a tensor's rows to each rank, and receive some from each.
 
     Args:
-        tensor: at least one dimension; the first may differ between ranks, the others agree. The
-            rows for rank 0 come first, then those for rank 1, and so on.
-        splits: how many rows go to each rank, zero or more; they add up to the first dimension.
-            Without it every rank gets the same number.
-        name: identifies the operation on all ranks; numbered without.
+        tensor: at least one dimension; the first may differ between ranks, the others must be the
+            same. The rows for rank 0 come first, then those for rank 1, and so on.
+        splits: the number of rows for each rank, zero or more; they add up to the first dimension.
+            Without `splits` every rank gets the same number.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
 
     Returns:
-        A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and how many
-        rows came from each rank, of the dtype of `splits`.
+        A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and the number
+        of rows from each rank, of the dtype of `splits`.
 
     Raises:
         ArgumentError: the tensor cannot be used; the message says what to do.
-        tf.errors.InvalidArgumentError: some rank's splits are wrong: on every rank, when it runs,
-            and the message names that one.
+        tf.errors.InvalidArgumentError: some rank's splits are wrong; every rank gets the error when
+            the operation runs, and the message names that rank.
         tf.errors.FailedPreconditionError: the ranks' tensors differ in dtype or in another
             dimension.
         tf.errors.AbortedError: the world is over.

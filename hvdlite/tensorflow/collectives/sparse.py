@@ -1,10 +1,11 @@
-"""tf.IndexedSlices over all ranks: their rows gathered, or for gradients dense where that is less.
+"""Reduces tf.IndexedSlices: gathers rows or, for gradients, sends them dense if that is cheaper.
 
-Rows of equal indices are added up before anything is sent. Then ranks add up how many rows they
-have, which is the same number on every rank, and so is the way that follows from it. In a function
-that costs no time: a gradient's indices are known before its values, often before the forward pass,
-and the number has arrived when the values are there. What travelled dense becomes rows again, so
-that an optimizer does the same to it either way.
+Rows of equal indices are added up before anything is sent. An allreduce then sums the ranks'
+numbers of rows. The sum is the same on every rank, so all ranks choose alike between rows and
+dense. In a function this costs no time: a gradient's indices are known before its values, often
+before the forward pass, so the sum is ready before the values are. A gradient that travelled dense
+becomes rows again, so that an optimizer treats it in the same way. The rule for the choice is in
+`hvdlite.sparse`, which PyTorch shares.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from hvdlite.tensorflow.collectives.row_requests import allgather, allgather_siz
 from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.names import WireName
 
-_said: set[str] = set()  # names of gradients
+_said: set[str] = set()  # names of gradients for which `_say_dense` has logged its message
 
 
 def allreduce_slices(
     slices: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tf.IndexedSlices:
-    """Gather the rows and the indices of all ranks; adding up equal indices is up to the reader.
+    """Gather the rows and the indices of all ranks; equal indices of ranks are not added up.
 
     Raises:
         UnsupportedError: rows cannot be reduced by this operation.
-        ArgumentError: XLA compiles what is traced now.
+        ArgumentError: XLA compiles the function that is being traced.
     """
     if not _can_gather(reduction):
         raise UnsupportedError(
@@ -56,9 +57,9 @@ def reduce_sparse_gradients(
     reduction: Reduction,
     compression: Any,
 ) -> list[tf.IndexedSlices]:
-    """Reduce gradients, each in the way that moves less, alike on all ranks; not for XLA.
+    """Reduce gradients, each as rows or dense, whichever moves fewer bytes; not for XLA.
 
-    Other operations than `Average` and `Sum` are about dense gradients.
+    All ranks choose alike. With other operations than `Average` and `Sum` all travel dense.
     """
     if not gradients:
         return []
@@ -90,9 +91,10 @@ def _merge(slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
 
 
 def _count(merged: Sequence[tf.IndexedSlices], wires: Sequence[WireName]) -> list[tf.Tensor]:
-    """Sum up over all ranks, for each gradient: its rows, from how many on it is dense, and one.
+    """Sum three numbers of each gradient over all ranks: its rows, its dense limit, and one.
 
-    In a function the numbers travel as soon as they are there; eagerly all travel together.
+    The dense limit is the number of rows from which on a gradient travels dense. In a function the
+    numbers travel as soon as they are ready; eagerly all travel together.
     """
     totals: list[tf.Tensor] = []
     everything = range(len(merged))
@@ -115,9 +117,9 @@ def _reduce_cheaply(
     reduction: Reduction,
     compression: Any,
 ) -> Any:
-    """Reduce by the way that follows from what `_count` returned, and from nothing else.
+    """Choose rows or dense from the summed counts only, and reduce.
 
-    Ranks whose shapes differ by mistake thus come to the same one, and may hear of it.
+    So all ranks choose alike even if their shapes differ by mistake, and get a mismatch error.
     """
     rows, limits, ranks = tf.unstack(counts)
 
@@ -139,7 +141,7 @@ def _has_shape(slices: tf.IndexedSlices) -> bool:
 
 
 def _dense_from(slices: tf.IndexedSlices) -> Any:
-    """Return the number of rows that is worth sending dense; more than any if it cannot be."""
+    """Return the dense limit of `_count`; a number that is never reached if it has no shape."""
     if not _has_shape(slices):
         return 1 << 40
     known = tf.get_static_value(slices.dense_shape)
@@ -150,7 +152,7 @@ def _dense_from(slices: tf.IndexedSlices) -> Any:
 
 
 def _say_dense(name: str, rows: tf.Tensor) -> list[Any]:
-    """Say it once; in a graph, where somebody listens while it is made, when it runs."""
+    """Log once that a gradient travels dense; a graph does so when it runs, if INFO is logged."""
 
     def say(rows: Any) -> Any:
         if name not in _said:
@@ -168,7 +170,7 @@ def _say_dense(name: str, rows: tf.Tensor) -> list[Any]:
 def _gather(
     merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the rows of all ranks, and their indices; each row is scaled for itself."""
+    """Return the rows of all ranks, each row scaled, and their indices."""
     values, indices = merged.values, merged.indices
     factor = tf.constant(reduction.prescale * reduction.postscale, tf.float64)
     if reduction.weight is not None:
@@ -180,7 +182,7 @@ def _gather(
     sent, context = compression.compress(_scaled(values, factor))
     values_wire, indices_wire = wire.plus("values"), wire.plus("indices")
     (gathered,) = allgather([sent], values_wire, [values_wire.text])
-    # One index more than there are, so that the sizes tell who takes part, even with no rows.
+    # Each rank sends one extra index, so that the sizes show which ranks take part without rows.
     ends = tf.constant([-1], indices.dtype)
     indices, sizes = allgather_sizes(tf.concat([indices, ends], axis=0), indices_wire)
     indices = tf.boolean_mask(indices, indices >= 0)
@@ -194,7 +196,7 @@ def _gather(
 
 
 def _scaled(rows: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Multiply rows by a float64; integers are computed with in float64, and cut towards zero."""
+    """Multiply rows by a float64; integers are scaled in float64 and rounded towards zero."""
     if rows.dtype.is_integer:
         return tf.cast(tf.cast(rows, tf.float64) * factor, rows.dtype)
     return rows * tf.cast(factor, rows.dtype)
@@ -203,7 +205,7 @@ def _scaled(rows: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 def _reduce_dense(
     merged: tf.IndexedSlices, wire: WireName, reduction: Reduction, compression: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reduce as a dense tensor; return those of its rows that are not zero, and their indices."""
+    """Reduce as a dense tensor; return its rows that are not zero, and their indices."""
     if merged.dense_shape is None:
         raise UnsupportedError(
             f"'{wire.text}' is tf.IndexedSlices without a dense_shape, whose rows can be averaged "

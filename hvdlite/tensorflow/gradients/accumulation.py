@@ -1,7 +1,8 @@
-"""Gradients of several passes, summed on this rank: for the optimizers of TensorFlow 1.
+"""Gradients of several passes, summed on this rank, for the optimizers of TensorFlow 1.
 
-Those of Keras have `hvdlite.keras.accumulation`. These may run in a graph whose variables a script
-initialises and saves by collection: the variables here are in none, and need no initialiser.
+Optimizers of Keras use `hvdlite.keras.accumulation`. This module also works in a graph of
+TensorFlow 1, whose script initialises and saves variables by collection: the variables of this
+module are in no collection, and need no initialiser.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import tensorflow as tf
 
 
 class Passes:
-    """The sums of the gradients of some variables, and how many passes are in them.
+    """Holds the sums of the gradients of some variables, and the number of passes in them.
 
     It works eagerly, in functions, and in a graph of TensorFlow 1.
     """
 
     def __init__(self, passes: int, average: bool) -> None:
-        """Begin with none.
+        """Make empty sums.
 
         Args:
-            passes: how many make an update.
+            passes: the number of passes per update.
             average: whether an update gets the mean of its passes instead of their sum.
         """
         self._passes = passes
@@ -39,13 +40,13 @@ class Passes:
         """Add the gradients of one pass.
 
         Args:
-            gradients: of this rank; None is no gradient.
-            variables: whose gradients they are.
+            gradients: this rank's gradients, or None.
+            variables: the variables of these gradients.
             reduce: is called after the last pass of an update (in a graph it is traced once) with
-                what has accumulated, dense, and None where there is no gradient.
+                the sums as dense tensors, and None for variables without a gradient.
 
         Returns:
-            What `reduce` returned; after the passes before the last, this rank's sums so far.
+            The result of `reduce`; after the passes before the last, this rank's sums so far.
         """
         if self._count is None:
             self._count = _variable("hvdlite_passes", [], tf.int32)
@@ -74,10 +75,10 @@ class Passes:
         return results
 
     def then(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """Call `apply` if what `add` returned has been reduced; in a graph, return an operation.
+        """Call `apply` if `add` has reduced the sums; in a graph, return an operation.
 
         Args:
-            gradients: what `add` returned, or what was made of it.
+            gradients: the result of `add`, possibly changed.
             apply: updates the variables; in a graph it returns an operation.
         """
         if self._count is None:
@@ -94,7 +95,7 @@ class Passes:
         return tf.cond(complete, apply_in_graph, lambda: tf.constant(False)).op
 
     def _add(self, gradient: Any, variable: Any, count: tf.Tensor) -> tf.Tensor:
-        """Return the new sum, which is kept by then; the first pass overwrites the last update."""
+        """Return the new sum after storing it; the first pass overwrites the last update's sum."""
         gradient = tf.convert_to_tensor(gradient)
         key = variable.ref()
         if key not in self._sums:
@@ -116,7 +117,7 @@ def _variable(name: str, shape: Any, dtype: tf.DType) -> Any:
 
 
 def _read(variable: Any) -> tf.Tensor:
-    """Return its value; zero in a session that has never written it."""
+    """Return a variable's value; zero in a session that has never written it."""
     is_written = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
     return tf.cond(
         is_written, variable.read_value, lambda: tf.zeros(variable.shape, variable.dtype)

@@ -1,8 +1,8 @@
-"""Lists of gradients, reduced: what the tape and Keras share.
+"""Reduces lists of gradients, for the tape and for Keras.
 
-Each gradient has a wire name of its own. In a function each is its own operation, which starts as
-soon as the gradient is there; eagerly, where an operation blocks, and under XLA, where it cannot
-overlap, all travel in one request.
+Each gradient has its own wire name. In a function each is its own operation, which starts as
+soon as the gradient is ready. Eagerly an operation blocks, and under XLA it cannot overlap, so all
+gradients travel in one request.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def reduce_gradients(
     Args:
         gradients: tensors, tf.IndexedSlices, or None (which stays None).
         names: their wire names.
-        reduction: how.
-        compression: what happens on the way.
+        reduction: how they are reduced.
+        compression: how gradients are compressed while they travel.
         sparse_as_dense: makes tf.IndexedSlices dense tensors.
         groups: positions of gradients that travel together in a function; the others go alone.
-        process_set: over whose members; gradients of other ranks stay as they are.
+        process_set: gradients are reduced over its members; other ranks keep their own.
     """
     if process_set is not global_process_set and not process_set.included():
         return list(gradients)
@@ -78,10 +78,11 @@ def reduce_gradients(
 def _parts(
     names: Sequence[str], dense: dict[int, Any], groups: Sequence[Sequence[int]]
 ) -> list[tuple[list[int], str]]:
-    """Cut the dense gradients into requests: positions, and the name of each request.
+    """Divide the dense gradients into requests: the positions and the name of each request.
 
-    A group is named after its first member, with or without a gradient here: ranks that disagree
-    about which have one, or about the group, meet and are told so.
+    A group has the name of its first member, even if that has no gradient on this rank. So if ranks
+    have different gradients or groups, their requests have the same name, and they get a mismatch
+    error.
     """
     if tf.executing_eagerly() or xla.in_xla_context():
         groups = [range(len(names))]

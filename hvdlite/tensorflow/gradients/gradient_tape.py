@@ -1,9 +1,9 @@
 """`DistributedGradientTape`: a tf.GradientTape whose gradients are those of all ranks.
 
-A tape is made anew in every step, so its gradients are named by their positions among the sources.
-What stands before the position: the tape's `name`; else, in a function, the function and how many
-gradients it took from such tapes before. Two tapes of one step (a GAN's) may thus be in flight
-together in a function. Eagerly each waits for its own.
+Every step makes a new tape, so a gradient's wire name is a prefix and its position among the
+sources. The prefix is the tape's `name`. Without a name, the prefix in a function is the function's
+name and a count of its earlier calls of `gradient`, so that two tapes of one step (a GAN's) may be
+in flight together. Eagerly each call waits for its own gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 
 class _Distributed:
-    """What is put before the class of a tape; shares all state with the tape that it wraps."""
+    """Put before the class of a tape; shares all state with the tape that it wraps."""
 
     _hvdlite: SourceGradients  # of the class that was made for one tape
 
@@ -38,14 +38,14 @@ class _Distributed:
         """Compute the gradients as tf.GradientTape does, and reduce them over all ranks.
 
         Every rank calls it with the same sources in the same order. `use_generic_names` is accepted
-        for scripts written for Horovod: the names never are those of variables.
+        for scripts written for Horovod: wire names are never those of variables.
         """
         gradients = self._plain().gradient(target, sources, output_gradients, **options)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         return tf.nest.pack_sequence_as(gradients, self._hvdlite.reduce(flat, flat_sources))
 
     def register_local_source(self, source: Any) -> None:
-        """Keep a source this rank's own: its gradient is not reduced. All ranks register the same.
+        """Make a source local: its gradient is not reduced. All ranks register the same sources.
 
         Example:
             >>> tape = hvd.DistributedGradientTape(tape)
@@ -62,7 +62,7 @@ class _Distributed:
         return self._plain().batch_jacobian(*args, **kwargs)
 
     def _plain(self) -> Any:
-        """View the same tape as what it was, whose methods call each other and not these."""
+        """Return the same tape with its original class, whose methods do not call these."""
         kind: Any = type(self).__mro__[2]
         plain = kind.__new__(kind)
         plain.__dict__ = self.__dict__
@@ -87,32 +87,33 @@ def DistributedGradientTape(
 ) -> Any:
     """Make a tape's `gradient` return the gradients of all ranks.
 
-    In a function every gradient is on its way as soon as it is there, while others are computed.
+    In a function the reduction of each gradient starts as soon as it is ready, while others are
+    computed.
 
     Args:
         gradtape: a tf.GradientTape, before or after its `with` block; a new one without.
         device_dense: accepted for scripts written for Horovod; without effect.
         device_sparse: likewise.
-        compression: what happens to gradients on the way, see `Compression`.
-        sparse_as_dense: makes tf.IndexedSlices dense; without it they stay so, except in XLA, and
-            travel as rows or dense, whichever moves less.
-        op: `Average`, `Sum` or `Adasum` (of the gradients, each for itself).
+        compression: how gradients are compressed while they travel, see `Compression`.
+        sparse_as_dense: makes tf.IndexedSlices dense; without it they stay tf.IndexedSlices, except
+            in XLA, and travel as rows or dense, whichever moves fewer bytes.
+        op: `Average`, `Sum` or `Adasum` (of each gradient separately).
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
-            it, for ranges that overflow otherwise.
-        num_groups: cuts the gradients into that many groups that travel together; 0: alone each.
+            it, for sums that would overflow otherwise.
+        num_groups: divides the gradients into that many groups that travel together; 0: each alone.
         groups: as `num_groups`, or a list of lists of sources: each list is one group.
-        process_set: over whose members gradients are reduced; other ranks keep their own.
+        process_set: gradients are reduced over its members; other ranks keep their own.
         scale_local_gradients: divides the gradients of local sources (see `register_local_source`)
             by the number of ranks, as averaging does with those of the others.
-        weight: makes the average one over samples: this rank's number of them, say, as a number or
-            a scalar tensor.
+        weight: makes the average a weighted one; this rank's number of samples, for example: a
+            number or a scalar tensor.
         name: tells tapes apart that run at the same time in several threads, or eagerly.
 
     Returns:
-        A tape of the same class with the state of `gradtape`, which itself stays as it is.
+        A tape of the same class with the state of `gradtape`, which itself does not change.
 
     Raises:
-        ArgumentError: the arguments do not go together.
+        ArgumentError: the arguments do not fit together.
 
     Example:
         >>> with tf.GradientTape() as tape:
@@ -146,12 +147,12 @@ def DistributedGradientTape(
 def PartialDistributedGradientTape(
     gradtape: Any = None, *args: Any, local_layers: Any = None, **options: Any
 ) -> Any:
-    """Make a tape's `gradient` return the gradients of all ranks, but for some layers.
+    """Make a tape's `gradient` return the gradients of all ranks, except for some local layers.
 
     Args:
         gradtape: as for `DistributedGradientTape`.
         args: as for `DistributedGradientTape`.
-        local_layers: a Keras layer or several, built already, whose weights are this rank's own.
+        local_layers: a Keras layer or several, built already, whose weights are local to each rank.
         options: as for `DistributedGradientTape`.
 
     Example:

@@ -1,6 +1,6 @@
-"""Gradients by source: what a tape and an optimizer of TensorFlow 1 do with what they computed.
+"""Reduces gradients by source, for a tape and for an optimizer of TensorFlow 1.
 
-Some sources may be local, this rank's own: their gradients are not reduced.
+Sources may be local to this rank: their gradients are not reduced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvdlite.tensorflow.graph.names import graph_name, set_number
 
 @dataclass(frozen=True)
 class SourceGradients:
-    """How the gradients of some sources are reduced; `local` are those that are not."""
+    """How the gradients of some sources are reduced; those of `local` sources are not."""
 
     reduction: Reduction
     compression: Any
@@ -34,7 +34,7 @@ class SourceGradients:
     local: list[Any] = field(default_factory=list)
 
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """Reduce those of sources that are not local; every rank has the same sources."""
+        """Reduce the gradients of sources that are not local; every rank has the same sources."""
         own = [self._is_local(source) for source in sources]
         members = self.process_set.size() or 1
         factor = 1.0 / members if self.scales_local else 1.0
@@ -76,14 +76,14 @@ def source_gradients(
     weight: Any,
     name: str | None,
 ) -> SourceGradients:
-    """Check what users say about the reduction of gradients.
+    """Check the user's arguments for the reduction of gradients.
 
     Raises:
-        ArgumentError: the arguments do not go together.
+        ArgumentError: the arguments do not fit together.
     """
     ops.check_gradient_op(op, predivide_factor)
     if weight is not None and op != ops.Average:
-        raise ArgumentError("weight goes with op=hvd.Average")
+        raise ArgumentError("weight works with op=hvd.Average only")
     if process_set is not global_process_set:
         registered_id(process_set)
     return SourceGradients(

@@ -1,8 +1,8 @@
-"""The library of TensorFlow operations: loaded once, and tied to the engine of each world.
+"""The library of TensorFlow operations: loaded once, and connected to the engine of each world.
 
-The library holds no engine. `basics.watch` hands it the table of functions of the engine that
-`init` made, and takes it away after `shutdown`; operations in graphs then reach the engine without
-Python.
+The library has no engine of its own. In `init`, `basics.watch` passes the engine's table of C
+functions to it, and takes the table back after `shutdown`. So operations in graphs reach the engine
+without Python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _loaded: _Library | None = None
 
 
 class _Operations:
-    """The operations of the library; what fails eagerly raises an error of ours (see `errors`)."""
+    """The operations of the library; eager failures raise errors of ours, too (see `errors`)."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -55,28 +55,27 @@ class _Library:
     """The loaded library: its operations for TensorFlow, and its C functions for us."""
 
     def __init__(self) -> None:
-        # In this order: TensorFlow sees only operations that register while it opens the file.
+        # TensorFlow opens the file first: it sees only operations that register meanwhile.
         self.ops = _Operations(tf.load_op_library(str(_FILE)))
         self.native = ctypes.CDLL(str(_FILE))
         self._attach = self.native.hvdlite_tensorflow_attach
         self._attach.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]
         self._attach.restype = ctypes.c_bool
-        self._engine: _core.Engine | None = None  # what is attached stays alive
+        self._engine: _core.Engine | None = None  # keeps the connected engine alive
 
     def attach(self, engine: _core.Engine | None) -> None:
-        """Tie the operations to this engine, or to none."""
+        """Connect the operations to this engine, or disconnect them (None)."""
         if engine is None:
             self._attach(None, None)
         else:
-            place = (
+            numbers = (
                 *(basics.rank(), basics.size(), basics.local_rank(), basics.local_size()),
                 *(basics.cross_rank(), basics.cross_size()),
             )
-            world = (ctypes.c_int32 * len(place))(*place)
+            world = (ctypes.c_int32 * len(numbers))(*numbers)
             if not self._attach(engine.core_table(), world):
                 raise HvdliteError(
-                    f"{_FILE.name} and hvdlite's core are of different versions; "
-                    "install hvdlite anew"
+                    f"{_FILE.name} and hvdlite's core are of different versions; reinstall hvdlite"
                 )
         self._engine = engine
 
@@ -84,7 +83,7 @@ class _Library:
         """Send one tensor through a core that only echoes.
 
         Raises:
-            HvdliteError: it came back changed.
+            HvdliteError: the tensor came back changed.
         """
         echo = self.native.hvdlite_tensorflow_echo
         echo.restype = ctypes.c_void_p
@@ -102,14 +101,14 @@ class _Library:
 
     def _send_to_itself(self, value: float) -> float:
         def send() -> Any:
-            terms = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
+            call_scalars = tf.constant([-1.0, 1.0, 1.0, math.nan], tf.float64)
             sent = tf.constant(value, tf.float64)
-            return self.ops.hvdlite_allreduce([sent], terms, tensor_name="self-test")[0]
+            return self.ops.hvdlite_allreduce([sent], call_scalars, tensor_name="self-test")[0]
 
         with tf.init_scope(), tf.device("CPU:0"):  # where the echo can reach it
             if tf.executing_eagerly():
                 return float(send().numpy())
-        # TensorFlow 1: a session of its own, which leaves the devices to the user's first one.
+        # TensorFlow 1: use a separate session that leaves the GPUs to the user's first session.
         no_gpu = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         with tf.Graph().as_default(), tf.compat.v1.Session(config=no_gpu) as session:
             return float(session.run(send()))
@@ -130,7 +129,7 @@ def native() -> ctypes.CDLL:
 
 
 def forwarded() -> tuple[int, int]:
-    """Count the outputs that took over their input's memory, and all outputs, since the start."""
+    """Return the number of outputs that reuse their input's memory, and of all outputs."""
     counts = (ctypes.c_uint64 * 2)()
     size = ctypes.sizeof(ctypes.c_uint64)
     native().hvdlite_tensorflow_forwarded(counts, ctypes.byref(counts, size))
@@ -150,7 +149,7 @@ def _library() -> _Library:
 
 
 def _warn_if_untested() -> None:
-    """Say before anything can crash that nobody has tried this TensorFlow."""
+    """Warn, before anything can crash, that this TensorFlow was not tested."""
     version = tuple(int(part) for part in tf.__version__.split(".")[:2])
     if not OLDEST_TESTED <= version <= NEWEST_TESTED:
         oldest, newest = (".".join(map(str, one)) for one in (OLDEST_TESTED, NEWEST_TESTED))

@@ -1,9 +1,9 @@
 """Loops in a graph of TensorFlow 1: their iterations must not overlap.
 
-An operation in a loop has the same name each time. TensorFlow starts an iteration as soon as there
-is what it needs, ten of them at a time unless told otherwise, so that two ranks may start them in
-different orders and add up what does not belong together. Functions know how to prevent that
-(`requests.take_turns`), by a variable; in a graph of TensorFlow 1 nobody would initialise it.
+An operation in a loop has the same name in each iteration. TensorFlow starts an iteration as soon
+as its inputs are ready, by default up to ten at a time. So two ranks might start them in different
+orders, and reduce tensors of different iterations together. In functions a variable prevents this
+(`requests.take_turns`); in a graph of TensorFlow 1 the script would have to initialise it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from hvdlite.errors import ArgumentError
 
 
 def order_iterations(name: str, results: Sequence[tf.Tensor]) -> None:
-    """Make an iteration of the loop around these results wait for those of the one before.
+    """Make each iteration of the surrounding loop wait for the results of the one before.
 
     Args:
-        name: of the operation.
-        results: what came of it.
+        name: the name of the operation.
+        results: the results of the operation.
 
     Raises:
-        ArgumentError: that cannot be done from here; the message says what can.
+        ArgumentError: the operation is not directly in the loop's body; the message says what to
+            do.
     """
     graph = tf.compat.v1.get_default_graph()
     _refuse_parallel_iterations(name, graph)
@@ -39,7 +40,7 @@ def order_iterations(name: str, results: Sequence[tf.Tensor]) -> None:
 
 
 def _is_body(graph: Any) -> bool:
-    # Private to TensorFlow, and there in 2.16 to 2.21; nothing public tells.
+    # This class is private to TensorFlow, and exists in 2.16 to 2.21; there is no public way.
     from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 
     return isinstance(graph, WhileBodyFuncGraph)
@@ -51,7 +52,7 @@ def _outer_graphs(graph: Any) -> Iterator[Any]:
 
 
 def _refuse_parallel_iterations(name: str, graph: Any) -> None:
-    """Refuse loops of control flow v1 around the operation, unless they take one at a time."""
+    """Refuse surrounding loops of control flow v1 that run several iterations at a time."""
     loop = graph._get_control_flow_context()
     while loop is not None:
         at_once = loop.parallel_iterations if loop.IsWhileContext() else 1

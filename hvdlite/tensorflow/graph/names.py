@@ -1,10 +1,10 @@
-"""Wire names of TensorFlow's collectives, and the `terms` that go with them.
+"""Wire names of TensorFlow's collectives, and the `call_scalars` of each call.
 
-The words: a *wire name* is how ranks find each other in a collective. An eager call without a name
+The words: the *wire name* identifies a collective on all ranks. An eager call without a name
 is *numbered*: its operation has a constant name as attribute, so that TensorFlow's cache of eager
-kernels stays small, and the number travels in `terms`. In a graph, calls without a name are counted
-per process set and outermost function: every trace of that function gives the same names, whatever
-was traced before it on this rank or on others.
+kernels stays small, and the number travels in `call_scalars`. In a graph, calls without a name are
+counted per process set and outermost function: every trace of that function gives the same names,
+whatever was traced before it on this rank or on others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _used: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKe
 
 
 class WireName(NamedTuple):
-    """A wire name: `text`, with ".number" behind it unless the number is negative.
+    """A wire name: `text`, followed by ".number" unless the number is negative.
 
-    Ranks meet in the process set of that number; each has names of its own.
+    `process_set` is the number of the process set; each process set has its own names.
     """
 
     text: str
@@ -38,9 +38,9 @@ class WireName(NamedTuple):
         return self._replace(text=f"{self.text}.{suffix}")
 
     def derived(self, suffix: str) -> WireName:
-        """Return a name that an operation made from this one takes, the same one at every trace.
+        """Return a name for an operation derived from this one, the same name at every trace.
 
-        In a graph the second one of that text is told from the first, since both may be in flight.
+        In a graph a second derived operation gets a count, because both may be in flight.
         """
         name = self.plus(suffix)
         if tf.executing_eagerly():
@@ -50,13 +50,14 @@ class WireName(NamedTuple):
 
 
 def set_number(process_set: ProcessSet) -> int:
-    """Return the number of a process set that an operation may be made for.
+    """Return the number of a process set for which an operation may be made.
 
-    In a graph it may be one that this rank is no member of: the operation then refuses when it
+    In a graph this rank need not be a member: the operation then raises the error when it
     runs, which a condition may prevent.
 
     Raises:
-        ArgumentError: the set is not registered; eagerly, also if this rank is no member.
+        ArgumentError: the process set is not registered; eagerly, also if this rank is not a
+            member.
     """
     if process_set is global_process_set:
         return 0
@@ -64,7 +65,7 @@ def set_number(process_set: ProcessSet) -> int:
 
 
 def wire_name(kind: str, name: str | None, process_set: ProcessSet) -> WireName:
-    """Name a call: as the user says, or numbered (eagerly), or counted (in a graph).
+    """Name a call: by the user's name, or numbered (eagerly), or counted (in a graph).
 
     The core does not cache names that start with '#'.
     """
@@ -90,9 +91,9 @@ def _count(graph: Any, name: str, process_set: int) -> int:
 
 
 def outermost_graph() -> Any:
-    """Return the function at the top: branches, loops and inner functions share its counts.
+    """Return the outermost function: its branches, loops and inner functions share its counts.
 
-    In a graph of TensorFlow 1 it is that graph: its branches have names that differ between ranks.
+    In a graph of TensorFlow 1 it is that graph, because names of its branches differ between ranks.
     """
     if in_session_graph():
         with tf.init_scope():
@@ -104,9 +105,9 @@ def outermost_graph() -> Any:
 
 
 def in_session_graph() -> bool:
-    """Say whether what is made now belongs to a graph of TensorFlow 1, which a session runs.
+    """Return whether operations made now belong to a graph of TensorFlow 1, which a session runs.
 
-    Branches and loops in it do, too: what init_scope leaves them for is that graph.
+    This includes branches and loops of such a graph, because init_scope leads to that graph.
     """
     if tf.executing_eagerly():
         return False
@@ -115,37 +116,37 @@ def in_session_graph() -> bool:
 
 
 def is_nested() -> bool:
-    """Say whether what is traced now stands inside of a loop, a branch or an inner function."""
+    """Return whether a loop, a branch or an inner function is being traced."""
     if tf.executing_eagerly():
         return False
     return tf.compat.v1.get_default_graph() is not outermost_graph()
 
 
-def terms(
+def call_scalars(
     number: int = -1, prescale: float = 1.0, postscale: float = 1.0, weight: Any = None
 ) -> tf.Tensor:
-    """Make the last input of an operation: [number, prescale, postscale, weight].
+    """Make the last input of an operation (`terms` in csrc): [number, prescale, postscale, weight].
 
-    Always an eager tensor that a graph captures: operations whose inputs are all constants of the
-    graph would be computed once, by the optimizer, and never again.
+    It is always an eager tensor that a graph captures. If all inputs of an operation were constants
+    of the graph, TensorFlow's graph optimizer would run the operation once and fold it away.
 
     Args:
-        number: of a numbered call, or -1.
-        prescale: multiplies what goes in.
-        postscale: multiplies what comes out.
-        weight: of this rank in a weighted average, a number or a scalar tensor; None without.
+        number: the number of a numbered call, or -1.
+        prescale: multiplies the input.
+        postscale: multiplies the result.
+        weight: this rank's weight in a weighted average, a number or a scalar tensor; else None.
     """
     if weight is None or isinstance(weight, int | float):
-        make = _make_terms if number >= 0 else _constant_terms
+        make = _make_call_scalars if number >= 0 else _constant_call_scalars
         constant = math.nan if weight is None else float(weight)
         return make(float(number), prescale, postscale, constant)
-    head = terms(number, prescale, postscale)[:3]
+    head = call_scalars(number, prescale, postscale)[:3]
     return tf.concat([head, tf.reshape(tf.cast(weight, tf.float64), [1])], axis=0)
 
 
-def _make_terms(*values: float) -> tf.Tensor:
+def _make_call_scalars(*values: float) -> tf.Tensor:
     if in_session_graph():
-        # A graph of TensorFlow 1 captures nothing; this is what its optimizer does not fold.
+        # A graph of TensorFlow 1 cannot capture; its optimizer does not fold this placeholder.
         constant = tf.constant(values, tf.float64)
         return tf.compat.v1.placeholder_with_default(constant, [4])
     with tf.init_scope(), tf.device("CPU:0"):
@@ -153,9 +154,9 @@ def _make_terms(*values: float) -> tf.Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _kept_terms(*values: float) -> tf.Tensor:
-    return _make_terms(*values)
+def _kept_call_scalars(*values: float) -> tf.Tensor:
+    return _make_call_scalars(*values)
 
 
-def _constant_terms(*values: float) -> tf.Tensor:
-    return _make_terms(*values) if in_session_graph() else _kept_terms(*values)
+def _constant_call_scalars(*values: float) -> tf.Tensor:
+    return _make_call_scalars(*values) if in_session_graph() else _kept_call_scalars(*values)

@@ -1,21 +1,22 @@
-"""Variables that operations touch so that they run one after another, in the order of the program.
+"""Variables that order operations: operations that touch the same one run in program order.
 
-TensorFlow and XLA both keep the order of what reads and writes one variable. A *turn* is such a
-variable; its value means nothing.
+TensorFlow and XLA both keep the order of reads and writes of one variable. A *turn* is a variable
+that is used only for this; its value means nothing.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# Functions refer to them for as long as they live.
+# Kept for ever, because traced functions refer to them.
 _turns: dict[str, tf.Tensor] = {}
 
 
 def turn(name: str) -> tf.Tensor:
     """Return the handle of the turn of that name, an int64.
 
-    Made by hand: functions watch over tf.Variable, and refuse to make it later.
+    It is made by raw operations, because a tf.function does not allow a tf.Variable to be created
+    after its first call.
     """
     if name not in _turns:
         with tf.init_scope(), tf.device("CPU:0"):

@@ -1,4 +1,4 @@
-"""How TensorFlow traces our own code inside a user's function."""
+"""Controls how TensorFlow traces our own code inside a user's function."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def traced_as_it_is(function: Function) -> Function:
-    """Keep AutoGraph from rewriting this function and what it calls.
+    """Keep AutoGraph from rewriting this function and the functions that it calls.
 
-    Its branches and loops are decided while tracing, and rewriting them costs more than tracing.
+    Their branches and loops are decided while tracing, and rewriting them would cost more than
+    tracing.
     """
     kept: Function = tf.autograph.experimental.do_not_convert(function)
     return kept

@@ -1,12 +1,12 @@
 """Functions that XLA compiles: one grouped allreduce as a custom call.
 
-XLA runs no asynchronous operations, and its custom calls block, so all tensors of a request travel
-in one call (csrc/tensorflow/xla.cc). On CPU; the call is registered for no other platform.
+XLA has no asynchronous operations, and its custom calls block, so all tensors of a request travel
+in one call (csrc/tensorflow/xla.cc). The call is registered for CPUs only.
 
-XLA keeps no order between calls that do not depend on each other: ranks would block in different
-ones, each waiting for the other. So there is a *turn* (see `turns`) that each call of a
-function takes in and gives out, which makes it depend on the call that was traced before it, in
-loops, branches and inner functions too.
+XLA keeps no order between calls that do not depend on each other: ranks could block in different
+calls, each waiting for the other. So each call of a function has a *turn* (see `ordering`) as input
+and output, which makes it depend on the call that was traced before it, also in loops, branches and
+inner functions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _TARGET = "hvdlite_allreduce"
 
 
 def in_xla_context() -> bool:
-    """Say whether XLA will compile what is traced now."""
-    # The module is private to TensorFlow; nothing public tells, and it is there in 2.16 to 2.21.
+    """Return whether XLA will compile the function that is being traced."""
+    # The module is private to TensorFlow, and exists in 2.16 to 2.21; there is no public way.
     from tensorflow.python.ops import control_flow_util
 
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -50,16 +50,16 @@ def allreduce_group(
     """Reduce tensors, which complete together, in one custom call.
 
     Args:
-        tensors: of any dtypes that can be reduced, of shapes that are known while tracing.
+        tensors: of any dtypes that can be reduced; their shapes must be known while tracing.
         wire: the name of the request.
-        tensor_names: what messages call the tensors.
+        tensor_names: the names of the tensors in messages.
         op: the reduce operation.
-        prescale: multiplies what goes in.
-        postscale: multiplies what comes out.
-        cast: what float32 and float64 travel as, as the core counts dtypes; None: as they are.
+        prescale: multiplies the input.
+        postscale: multiplies the result.
+        cast: the core's number of the dtype as which float32 and float64 travel, or None.
 
     Raises:
-        ArgumentError: XLA cannot compile it; the message says so, and that jit_compile=False helps.
+        ArgumentError: XLA cannot compile it; the message advises jit_compile=False.
     """
     if not tensors:
         return []
@@ -73,8 +73,8 @@ def allreduce_group(
             )
     from tensorflow.compiler.tf2xla.python import xla
 
-    # One for each outermost function, since XLA locks the variables that a function writes:
-    # functions that run in several threads do not wait for each other.
+    # Each outermost function has its own turn, because XLA locks the variables that a function
+    # writes: functions that run in several threads must not wait for each other.
     handle = turn(names.outermost_graph().name)
     before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
     operands = [*tensors, before]
@@ -90,7 +90,7 @@ def allreduce_group(
 
 
 def _check_platform(name: str) -> None:
-    """Refuse what would be compiled for a GPU, before XLA does so in words of its own.
+    """Refuse to be compiled for a GPU, with a clearer message than XLA's.
 
     Raises:
         ArgumentError: XLA compiles for another device than the CPU.
@@ -104,7 +104,7 @@ def _check_platform(name: str) -> None:
 
 
 def _platform() -> str:
-    """Return the kind of device that a function runs on when it is called now."""
+    """Return the kind of device on which a function would run now."""
     with tf.init_scope():
         device = tf.DeviceSpec.from_string(tf.zeros([]).device)
     return str(device.device_type or "CPU")
@@ -119,7 +119,7 @@ def _describe(
     postscale: float,
     cast: int | None,
 ) -> str:
-    """Write the request as the text that the C++ side reads."""
+    """Write the request as text for the C++ side."""
     scales = (struct.pack(">d", scale).hex() for scale in (prescale, postscale))
     parts = [str(op), str(wire.process_set), *scales, quote(wire.text, safe="")]
     for tensor, name in zip(tensors, tensor_names, strict=True):
@@ -132,10 +132,10 @@ def _describe(
 
 @functools.cache
 def _register() -> None:
-    """Make the custom call known to XLA.
+    """Register the custom call with XLA.
 
     Raises:
-        ArgumentError: this TensorFlow's XLA does not take it.
+        ArgumentError: the XLA of this TensorFlow does not accept it.
     """
     library.raw_ops()
     register: Any = library.native().hvdlite_tensorflow_register_xla

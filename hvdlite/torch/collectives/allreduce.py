@@ -1,9 +1,9 @@
 """Allreduce of torch tensors; `broadcast` and `gather` have the other collectives.
 
-Each comes in up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument, and
-`verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
-leaf that is overwritten in place is treated as data. `name` identifies the operation on all ranks:
-without it calls are numbered, and every rank makes them in the same order.
+Each collective has up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument,
+and `verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
+leaf that is overwritten in place is treated as data. `name` identifies the operation on all ranks.
+Calls without a name are numbered, so every rank must make them in the same order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def reduction_of(
 def start_reducing(
     sent: Named, reduction: Reduction, in_place: bool, blocking: bool = False
 ) -> Handle:
-    """Submit an allreduce; its handle gives the list of results."""
+    """Submit an allreduce; `wait` of its handle returns the list of results."""
     specs, sources, outputs = [], [], []
     for tensor, name in zip(sent.tensors, sent.names, strict=True):
         source, output = read_and_written(tensor, name, "allreduce", in_place)
@@ -126,16 +126,18 @@ def allreduce(
     """Reduce a tensor over all ranks into a new one.
 
     Args:
-        tensor: any shape, the same on all ranks; not bool. Integers average towards zero.
-        average: the older way to say `op`: True for `Average`, False for `Sum`.
-        name: identifies the operation on all ranks; numbered without.
-        compression: what happens to the tensor on the way, see `Compression`.
+        tensor: any shape, the same on all ranks; not bool. Averages of integers are rounded towards
+            zero.
+        average: the older form of `op`: True for `Average`, False for `Sum`.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
-        process_set: whose members take part; all ranks without.
-        weight: makes it sum(weight * tensor) / sum(weight): this rank's samples or tokens, for
-            example. All ranks give one, or none does. Zero: nothing to give.
+        process_set: its members take part; by default all ranks.
+        weight: makes the result sum(weight * tensor) / sum(weight). It is this rank's number of
+            samples or tokens, for example; zero leaves this rank out. All ranks give one, or none
+            does.
 
     Returns:
         The result, with the same bits on every rank.
@@ -143,7 +145,7 @@ def allreduce(
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
         MismatchError: the ranks' tensors differ in shape, dtype or op.
-        HorovodInternalError: the world is over, because a rank died for example.
+        HorovodInternalError: the world is over, for example because a rank died.
 
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
@@ -231,7 +233,7 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[torch.Tensor]:
-    """Reduce several tensors, of any dtypes, that complete together; else as `allreduce`.
+    """Reduce several tensors, of any dtypes, that complete together; otherwise as `allreduce`.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")

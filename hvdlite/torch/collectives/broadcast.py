@@ -49,16 +49,16 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Copy one rank's tensor to all, into a new tensor.
+    """Copy one rank's tensor to all ranks, into a new tensor.
 
     Args:
         tensor: of the same shape and dtype on all ranks; only the root's values matter.
-        root_rank: the rank whose values all receive: its number in the world.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        root_rank: the rank (in the world) whose values all receive.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Raises:
-        ArgumentError: the tensor cannot be used, or `root_rank` is no rank.
+        ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
         MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
 
     Example:

@@ -1,4 +1,4 @@
-"""The buffers of a model, such as the moments of batch normalization, on all ranks."""
+"""Averages the buffers of a model, such as the moments of batch normalization, over all ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hvdlite.torch.collectives.allreduce import grouped_allreduce
 def allreduce_buffers(model: nn.Module, process_set: ProcessSet = global_process_set) -> None:
     """Replace every floating-point buffer of a model by its average over the ranks.
 
-    Batch normalization keeps moving averages of what this rank sees. Call this before evaluation
-    and before a checkpoint, on every rank, and ranks evaluate the same model. Buffers of other
-    types stay as they are: the number of batches, for example.
+    Each rank's batch normalization computes moving averages from that rank's batches. Call this
+    function on every rank before evaluation and before a checkpoint, so that all ranks evaluate the
+    same model. Buffers of other types, such as the number of batches, keep their values.
 
     Args:
-        model: whose buffers are averaged in place.
-        process_set: whose members take part; all ranks without.
+        model: the model; its buffers are averaged in place.
+        process_set: its members take part; by default all ranks.
 
     Raises:
         ArgumentError: `model` is not a model, or a buffer cannot be sent.

@@ -1,4 +1,4 @@
-"""The collectives on torch tensors that work on rows: their results have other first dimensions.
+"""The collectives on torch tensors that work on rows, slices along the first dimension.
 
 Each has a blocking and an asynchronous form, as in `allreduce`; all are differentiable.
 """
@@ -35,7 +35,7 @@ def _specs(sent: Named, sources: Sequence[torch.Tensor]) -> list[_core.Tensor]:
 
 
 def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Handle:
-    """Submit an allgather; its handle gives the list of results."""
+    """Submit an allgather; `wait` of its handle returns the list of results."""
     sources = sent.read()
     core = start_allgather(sent.name, _specs(sent, sources), process_set, sources, blocking)
 
@@ -67,10 +67,10 @@ def allgather(
     """Concatenate the ranks' tensors along the first dimension, in the order of ranks.
 
     Args:
-        tensor: at least one dimension; the first may differ between ranks (0 is fine), the others
-            agree.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        tensor: at least one dimension; the first may differ between ranks, and may be 0; the others
+            must be the same.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        process_set: its members take part; by default all ranks.
 
     Returns:
         A new tensor, the same on every rank.
@@ -106,7 +106,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Gather several tensors, of any dtypes, that complete together; else as `allgather`.
+    """Gather several tensors, of any dtypes, that complete together; otherwise as `allgather`.
 
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
@@ -132,7 +132,7 @@ def grouped_allgather_async(
 
 
 def _start_scattering(sent: Named, reduction: Reduction, blocking: bool) -> Handle:
-    """Submit a reducescatter; its handle gives the list of results."""
+    """Submit a reducescatter; `wait` of its handle returns the list of results."""
     sources = sent.read()
     core = start_reducescatter(sent.name, _specs(sent, sources), reduction, sources, blocking)
 
@@ -179,15 +179,15 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, and keep this rank's share of the rows.
 
-    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more: in the
-    order of ranks the shares are the result of `allreduce`, bit for bit.
+    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more. The
+    shares in rank order are the result of `allreduce`, bit for bit.
 
     Args:
         tensor: at least one dimension, the same shape on all ranks; not bool.
-        name: identifies the operation on all ranks; numbered without.
-        compression: what happens to the tensor on the way, see `Compression`.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+        compression: how the tensor is compressed while it travels, see `Compression`.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
@@ -234,7 +234,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Reduce-scatter several tensors that complete together; else as `reducescatter`.
+    """Reduce-scatter several tensors that complete together; otherwise as `reducescatter`.
 
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([torch.ones(5, 3), torch.ones(5)])
@@ -281,7 +281,7 @@ def _start_exchanging(
     process_set: ProcessSet,
     blocking: bool,
 ) -> Handle:
-    """Submit an alltoall; its handle gives what `alltoall` returns."""
+    """Submit an alltoall; `wait` of its handle returns the result of `alltoall`."""
     name, (tensor,), _ = sent
     (source,) = sent.read()
     numbers = _split_list(splits, name)
@@ -319,20 +319,20 @@ def alltoall(
     """Send some of a tensor's rows to each rank, and receive some from each.
 
     Args:
-        tensor: at least one dimension; the first may differ between ranks, the others agree. The
-            rows for rank 0 come first, then those for rank 1, and so on.
-        splits: how many rows go to each rank, zero or more; they add up to the first dimension.
-            Without it every rank gets the same number.
-        name: identifies the operation on all ranks; numbered without.
+        tensor: at least one dimension; the first may differ between ranks, the others must be the
+            same. The rows for rank 0 come first, then those for rank 1, and so on.
+        splits: the number of rows for each rank, zero or more; they add up to the first dimension.
+            Without `splits` every rank gets the same number.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: whose members take part, one split each; all ranks without.
 
     Returns:
-        A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and how many
-        rows came from each rank (of the dtype of `splits`, if that is a tensor; int64 otherwise).
+        A new tensor, the rows from rank 0 first. With `splits`, a pair: that tensor, and the number
+        of rows from each rank (of the dtype of `splits`, if that is a tensor; int64 otherwise).
 
     Raises:
-        ArgumentError: the tensor cannot be used, or some rank's splits are wrong: then on every
-            rank, and the message names that one.
+        ArgumentError: the tensor cannot be used, or some rank's splits are wrong. Every rank then
+            gets the error, and the message names that rank.
         MismatchError: the ranks' tensors differ in dtype or in another dimension.
 
     Example:
@@ -349,7 +349,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an `alltoall`; `synchronize` returns what that returns.
+    """Start an `alltoall`; `synchronize` returns its result.
 
     Example:
         >>> handle = hvd.alltoall_async(torch.ones(2 * hvd.size(), 3))

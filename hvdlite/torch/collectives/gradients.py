@@ -1,4 +1,4 @@
-"""How gradients flow back through the collectives.
+"""The gradients of the collectives.
 
 Each collective ties its output to its input here, with a function that makes the input's gradient
 of the output's: by a collective itself, so that it is differentiable again. The formulas are
@@ -25,7 +25,7 @@ def tie(
     backward: Callable[..., torch.Tensor],
     *arguments: object,
 ) -> torch.Tensor:
-    """Make `output` depend on `tensor` where autograd asks for it; return it.
+    """Make `output` depend on `tensor` if autograd needs it; return `output`.
 
     A leaf that was overwritten in place is left alone: scripts treat parameters so, outside of any
     graph.
@@ -56,7 +56,7 @@ def check_differentiable(verb: str, name: str, op: int) -> None:
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
             f"{verb} '{name}' with op=hvd.{ops.op_name(op)} has no gradient; "
-            "use hvd.Average or hvd.Sum, or detach() what goes in"
+            "use hvd.Average or hvd.Sum, or detach() the input"
         )
 
 

@@ -1,4 +1,4 @@
-"""What the asynchronous collectives return."""
+"""The handles that asynchronous collectives return."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hvdlite.torch.collectives.submit import Submission
 
 
 class Handle:
-    """One collective under way: `poll` it, and `synchronize` it for the result.
+    """A collective in flight: `poll` it, and `synchronize` it for the result.
 
-    It keeps the tensors of the collective alive.
+    The handle keeps the tensors of the collective alive.
     """
 
     __slots__ = ("_core", "_finish", "_result")
@@ -22,11 +22,11 @@ class Handle:
         self._result: Any = None
 
     def done(self) -> bool:
-        """Say whether it has completed, well or not."""
+        """Return whether the collective has completed, successfully or with an error."""
         return self._core.done()
 
     def wait(self) -> Any:
-        """Block until it has completed; return the result, the same one every time."""
+        """Block until the collective has completed; return the same result at every call."""
         self._core.wait()
         if self._finish is not None:
             self._result = self._finish(self._core)
@@ -43,7 +43,7 @@ class Handle:
 
 
 def poll(handle: Handle) -> bool:
-    """Say whether an asynchronous collective has completed; `synchronize` then returns at once.
+    """Return whether an asynchronous collective has completed, so that `synchronize` is immediate.
 
     Example:
         >>> handle = hvd.allreduce_async(torch.ones(2))
@@ -61,7 +61,7 @@ def synchronize(handle: Handle) -> Any:
         that they were given.
 
     Raises:
-        HvdliteError: whatever made it fail.
+        HvdliteError: the collective failed.
 
     Example:
         >>> total = hvd.synchronize(hvd.allreduce_async(torch.ones(2), op=hvd.Sum))

@@ -1,11 +1,12 @@
 """Sparse gradients: the rows of all ranks are gathered, and equal indices added up.
 
-A sparse tensor travels as *rows*: coalesced, so that an index is sent once, its indices and its
-values by one grouped allgather. That grows with the ranks; where it would move more than a dense
-all-reduce, gradients travel *dense* and become sparse again when they arrive. Ranks have to agree
-on the way without a message of its own, and a rank without a gradient does not even know that it
-would be sparse: so the way of step k follows from what all ranks saw in step k - 1. In a first
-step everything travels dense, with the numbers of rows beside it.
+A sparse tensor travels as *rows*: it is coalesced, so that each index is sent once, and its indices
+and values are sent by one grouped allgather. The traffic grows with the number of ranks. If it
+would be more than that of a dense allreduce, the gradient travels *dense* and becomes sparse again
+when it arrives. All ranks must choose alike without a message for it, and a rank without a
+gradient does not even know that the gradient would be sparse. So the choice for step k follows from
+the numbers of rows in step k - 1. In the first step every gradient travels dense, together with its
+number of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hvdlite.torch.collectives.tensors import check, readable, spec
 
 
 class SparseHandle(Handle):
-    """A handle that may also be called for its result, as Horovod's are."""
+    """A handle that may also be called for its result, like the handles of Horovod."""
 
     def __call__(self) -> torch.Tensor:
         """Wait and return the result."""
@@ -35,7 +36,7 @@ class SparseHandle(Handle):
 
 
 class _Rows(NamedTuple):
-    """What one tensor sends."""
+    """The data that is sent for one tensor."""
 
     shape: torch.Size
     indices: torch.Tensor  # [rows, sparse dimensions], int64
@@ -44,7 +45,7 @@ class _Rows(NamedTuple):
 
 
 def is_sparse(tensor: torch.Tensor | None) -> bool:
-    """Say whether there is a tensor, and one in torch's COO layout."""
+    """Return whether this is a tensor in torch's COO layout (None is not)."""
     return tensor is not None and tensor.layout == torch.sparse_coo
 
 
@@ -56,14 +57,14 @@ def _take_rows(tensor: torch.Tensor, compression: Any, scale: float) -> _Rows:
 
 
 class GatheredRows(NamedTuple):
-    """What arrived for one tensor."""
+    """The result for one tensor."""
 
     tensor: torch.Tensor  # sparse, coalesced
-    rows: int  # of all ranks together, as they were sent
+    rows: int  # the number of rows that all ranks sent together
 
 
 class RowGathering:
-    """One grouped allgather of the rows of some tensors, under way."""
+    """A grouped allgather of the rows of some tensors, in flight."""
 
     def __init__(
         self,
@@ -74,15 +75,15 @@ class RowGathering:
         compression: Any,
         blocking: bool,
     ) -> None:
-        """Submit it.
+        """Submit the allgather.
 
         Args:
-            tensors: sparse ones.
-            names: what messages call them.
+            tensors: sparse tensors.
+            names: their names in messages.
             name: identifies the operation on all ranks.
             reduction: by `Average` or `Sum`; a weight of zero sends no rows.
-            compression: what happens to the values on the way.
-            blocking: whether the caller waits at once.
+            compression: how the values are compressed while they travel.
+            blocking: whether the caller will wait at once.
         """
         self._reduction = reduction
         self._compression = compression
@@ -120,13 +121,13 @@ class RowGathering:
         return results
 
     def _factors(self, weights: Received) -> torch.Tensor | None:
-        """Return what the rows of each rank are multiplied with; None for 1."""
+        """Return the factor for the rows of each rank; None if all are 1."""
         op, _, postscale, weight, _, _ = self._reduction
         ranks = len(weights.rows)
         if weight is None:
             factor = postscale / (self.core.members if op == ops.Average else 1)
             return None if factor == 1.0 else torch.full((ranks,), factor, dtype=torch.float64)
-        shares = torch.zeros(ranks, dtype=torch.float64)  # a rank that has joined gives no weight
+        shares = torch.zeros(ranks, dtype=torch.float64)  # a rank that has joined sends no weight
         shares[torch.tensor(weights.rows) > 0] = weights.tensor
         total = shares.sum()
         return shares * (postscale / total) if total > 0 else shares
@@ -144,18 +145,18 @@ def sparse_allreduce_async(
 
     Args:
         tensor: in torch's COO layout; of the same shape on all ranks, with any number of entries.
-            Entries of one index are added up before they are sent.
-        name: identifies the operation on all ranks; numbered without.
+            Entries of the same index are added up before they are sent.
+        name: identifies the operation on all ranks; a call without a name is numbered.
         op: `Average` or `Sum`.
-        process_set: whose members take part; all ranks without.
+        process_set: its members take part; by default all ranks.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
 
     Returns:
-        A handle for `synchronize`, which may also be called: the result is sparse and coalesced.
+        A handle for `synchronize`, which may also be called; the result is sparse and coalesced.
 
     Raises:
-        ArgumentError: the tensor is not sparse, or `op` is another one.
+        ArgumentError: the tensor is not sparse, or `op` is not `Average` or `Sum`.
 
     Example:
         >>> handle = hvd.sparse_allreduce_async(torch.eye(3).to_sparse(), op=hvd.Sum)
@@ -163,7 +164,9 @@ def sparse_allreduce_async(
     """
     name = name or next_name("sparse_allreduce", member_id(process_set))
     if not isinstance(tensor, torch.Tensor) or not is_sparse(tensor):
-        raise ArgumentError(f"'{name}' is no sparse tensor (COO); use allreduce() for dense ones")
+        raise ArgumentError(
+            f"'{name}' is not a sparse (COO) tensor; use allreduce() for dense ones"
+        )
     op = ops.reduce_op(op)
     if op not in (ops.Average, ops.Sum):
         raise ArgumentError(
@@ -176,28 +179,28 @@ def sparse_allreduce_async(
 
 
 class SparseWays:
-    """Which parameters of a bucket have sparse gradients, and how those travel, alike on all ranks.
+    """Chooses, alike on all ranks, how the sparse gradients of a bucket travel.
 
-    One that travels dense has a *mask* beside it, which says what rows some rank had: a row of
-    zeros is a row to an optimizer, as where rows travel.
+    A sparse gradient that travels dense has a *mask* beside it, which marks the rows that some rank
+    had. The mask is needed because a row of zeros still counts as a row for an optimizer.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         self._params = params
         self._names = names
         self._restarts = operation_names.restarts()
-        self.by_rows: set[int] = set()  # positions of those whose rows travel in the next cycle
-        self.with_mask: set[int] = set()  # of those that travel dense, their masks beside them
-        # On a GPU to look for sparse gradients in each cycle would make the host wait; so once all
+        self.by_rows: set[int] = set()  # positions of gradients that travel as rows next
+        self.with_mask: set[int] = set()  # positions of those that travel dense with a mask
+        # On a GPU a search for sparse gradients in each cycle would make the host wait; so once all
         # parameters had gradients and none was sparse, the bucket is dense for good.
         self.dense_for_good = False
-        self._dimensions = [1] * len(params)  # sparse ones
-        self._said: set[int] = set()  # positions
+        self._dimensions = [1] * len(params)  # number of sparse dimensions, by position
+        self._said: set[int] = set()  # positions whose message was logged
 
     def begin(self) -> set[int]:
         """Return the positions of this cycle's parameters that send rows."""
         if self._restarts != operation_names.restarts():
-            # Ranks have missed cycles: everybody starts anew.
+            # Joined ranks have missed cycles, so all ranks start anew.
             self._restarts = operation_names.restarts()
             self.by_rows = set()
             self.with_mask = set()
@@ -205,7 +208,7 @@ class SparseWays:
         return self.by_rows
 
     def rows_of(self, position: int) -> torch.Tensor:
-        """Return this rank's gradient as a sparse tensor, an empty one where there is none."""
+        """Return this rank's gradient as a sparse tensor, an empty one if it has none."""
         param = self._params[position]
         gradient = param.grad
         if gradient is None:
@@ -221,17 +224,17 @@ class SparseWays:
         return gradient
 
     def to_dense(self, position: int, gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Return a sparse gradient as a dense one, and how many rows it has, at least one."""
+        """Return a sparse gradient as a dense one, and its number of rows, at least one."""
         self._dimensions[position] = gradient.sparse_dim()
         gradient = gradient.coalesce()
         return gradient.to_dense(), max(gradient._nnz(), 1)
 
     def dimensions_of(self, gradient: torch.Tensor) -> int:
-        """Return how many of a gradient's dimensions are sparse; 0 of a dense one."""
+        """Return the number of sparse dimensions of a gradient; 0 if it is dense."""
         return gradient.sparse_dim() if is_sparse(gradient) else 0
 
     def agree(self, position: int, dimensions: float) -> None:
-        """Take over how many sparse dimensions the gradient has on the ranks that have one."""
+        """Adopt the number of sparse dimensions that the gradient has on ranks that have one."""
         if dimensions > 0:
             self._dimensions[position] = round(dimensions)
 
@@ -247,7 +250,7 @@ class SparseWays:
         return (gradient.to_dense() != 0).reshape(*mask.shape, -1).any(-1).float()
 
     def to_sparse(self, dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return what arrived dense as a sparse gradient with the rows of its mask."""
+        """Convert a gradient that arrived dense to a sparse one with the rows of its mask."""
         indices = mask.nonzero().t()
         values = dense[tuple(indices)]
         return torch.sparse_coo_tensor(
@@ -255,11 +258,11 @@ class SparseWays:
         )
 
     def choose(self, position: int, rows: float) -> None:
-        """Decide how the parameter's next gradient travels.
+        """Choose how the parameter's next gradient travels.
 
         Args:
-            position: of the parameter.
-            rows: that all ranks had in this cycle, together; zero: no sparse gradient.
+            position: the position of the parameter.
+            rows: the number of rows of all ranks in this cycle; zero if no gradient was sparse.
         """
         if rows <= 0:
             return

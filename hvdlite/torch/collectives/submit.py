@@ -1,8 +1,8 @@
-"""From torch tensors to the core: every submission of this adapter starts here.
+"""Submits torch tensors to the core: every submission of this adapter starts here.
 
-Tensors are checked by the caller (`hvdlite.torch.collectives.tensors`) and contiguous. Those on a
-GPU are ready on the stream that is current at the call, and their results are on the stream that is
-current in `Submission.wait`, which waits for them: the host does not.
+The caller has checked the tensors (`hvdlite.torch.collectives.tensors`), and they are contiguous.
+The core reads GPU tensors after the work on the stream that is current at the call. The stream that
+is current in `Submission.wait` waits for the results; the host does not.
 """
 
 from __future__ import annotations
@@ -18,38 +18,41 @@ from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 
 
 class Submission:
-    """One submitted collective: the core's handle, in order with CUDA's streams."""
+    """A submitted collective: the core's handle, ordered with CUDA's streams."""
 
     def __init__(self, core: _core.Handle, gpu: int, keep: object) -> None:
         self._core = core
         self._gpu = gpu
         if gpu >= 0:
-            # The caching allocator must not give the memory away before the core's stream is done.
+            # The caching allocator must not reuse the memory before the core's stream is done.
             stream = torch.cuda.ExternalStream(core.stream, device=gpu)
             for tensor in _tensors_in(keep):
                 if tensor.is_cuda:
                     tensor.record_stream(stream)
 
     def done(self) -> bool:
-        """Say whether it has completed, well or not."""
+        """Return whether the collective has completed, successfully or with an error."""
         return self._core.done()
 
     def wait(self) -> None:
-        """Block until it has completed; raise its error. Results are for the current stream."""
+        """Block until the collective has completed, or raise its error.
+
+        The results are then ready for the current stream.
+        """
         self._core.wait(stream=_current_stream(self._gpu) if self._gpu >= 0 else None)
 
     @property
     def first_dimensions(self) -> list[int]:
-        """The rows that make up the outputs; see `_core.Handle`."""
+        """The number of rows of each part of the outputs; see `_core.Handle`."""
         return self._core.first_dimensions
 
     @property
     def members(self) -> int:
-        """What an average divides by; see `_core.Handle`."""
+        """The number by which an average divides; see `_core.Handle`."""
         return self._core.members
 
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
-        """Make a tensor of what was received; on the host it is the received memory itself."""
+        """Make a tensor of an output; on the host it uses the received memory itself."""
         if like.is_cuda:
             tensor = torch.empty(shape, dtype=like.dtype, device=like.device)
             self._core.copy_output(index, tensor.data_ptr(), _current_stream(self._gpu))
@@ -83,7 +86,7 @@ class Reduction(NamedTuple):
     postscale: float = 1.0
     weight: float | None = None
     process_set: ProcessSet = global_process_set
-    wire: int | None = None  # what float32 and float64 are cast to on the way, as the core counts
+    wire: int | None = None  # the core's number of the dtype as which float32 and float64 travel
 
 
 def _submit(
@@ -173,17 +176,17 @@ def start_broadcast(
 
 
 class Received(NamedTuple):
-    """What a completed collective brought for one tensor."""
+    """The result of a completed collective for one tensor."""
 
     tensor: torch.Tensor
-    rows: list[int]  # of which parts the tensor consists
+    rows: list[int]  # the number of rows from each rank
 
 
 def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[Received]:
-    """Make tensors of what a completed collective received.
+    """Make tensors of the outputs of a completed collective.
 
     Args:
-        handle: of an allgather, a reducescatter or an alltoall.
+        handle: the handle of an allgather, a reducescatter or an alltoall.
         sources: the tensors that were submitted.
     """
     dimensions = handle.first_dimensions

@@ -1,4 +1,4 @@
-"""What the core needs to know of a torch tensor, and which tensors it can take."""
+"""Checks torch tensors and describes them to the core."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ NUMBER_OF = {
 
 
 def check(tensor: torch.Tensor, name: str) -> None:
-    """Refuse what the core cannot take; the message says what to do.
+    """Check that the core can send a tensor.
 
     Raises:
-        ArgumentError: `tensor` is no dense tensor on a CPU or CUDA device, or of an unknown type.
+        ArgumentError: `tensor` is not a dense tensor on a CPU or CUDA device, or has an unknown
+            dtype; the message says what to do.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
@@ -46,15 +47,15 @@ def check(tensor: torch.Tensor, name: str) -> None:
 
 
 def lies_otherwise(tensor: torch.Tensor) -> bool:
-    """Say whether memory holds other values than the tensor, as of `x.conj().imag`."""
+    """Return whether the memory has other values than the tensor, like that of `x.conj().imag`."""
     otherwise: bool = tensor.is_neg() or tensor.is_conj()
     return otherwise
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a checked tensor as memory for the core to read: its own, or a copy in order.
+    """Return a contiguous tensor with the values of a checked one: its own memory, or a copy.
 
-    It is another object, which keeps that memory even if `tensor` is given other.
+    The result is another object. It keeps that memory alive even if `tensor.data` is replaced.
     """
     source = tensor.detach()
     if lies_otherwise(source):
@@ -65,13 +66,13 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 def read_and_written(
     tensor: torch.Tensor, name: str, verb: str, in_place: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Check a tensor; give what a collective reads of it, and what receives a result like it.
+    """Check a tensor; return the tensor that a collective reads, and one for a result like it.
 
-    In place both are the tensor's memory. They hold on to it: whoever gives the tensor other memory
-    meanwhile frees nothing that the core reads or writes.
+    In place both are the tensor's memory. They keep that memory alive, so that a script that
+    replaces `tensor.data` meanwhile frees no memory that the core reads or writes.
 
     Raises:
-        ArgumentError: as `check`, or it is to be overwritten and cannot be.
+        ArgumentError: as for `check`, or the tensor cannot be overwritten in place.
     """
     check(tensor, name)
     if not in_place:
@@ -94,10 +95,10 @@ def read_and_written(
 def result_of(
     tensor: torch.Tensor, output: torch.Tensor, name: str, in_place: bool
 ) -> torch.Tensor:
-    """Give what a collective returns for a tensor whose result arrived in `output`.
+    """Return the result of a collective for a tensor: `tensor` itself in place, else `output`.
 
     Raises:
-        HvdliteError: it was to be overwritten, and lies elsewhere now.
+        HvdliteError: in place, the tensor has other memory than `output` now.
     """
     if not in_place:
         return output
@@ -112,9 +113,9 @@ def result_of(
 def spec(
     name: str, source: torch.Tensor, target: torch.Tensor | None, wire: int | None = None
 ) -> _core.Tensor:
-    """Describe a checked, contiguous tensor: where it is read, and where the result goes.
+    """Describe a checked, contiguous tensor to the core: the memory to read and to write.
 
-    `wire`: what an allreduce casts float32 and float64 to on the way, see `cast_in_core`.
+    `wire` is the dtype as which float32 and float64 travel in an allreduce, see `cast_in_core`.
     """
     return _core.Tensor(
         name,
@@ -164,7 +165,7 @@ def grouped(
 
 
 def note_written(tensors: Sequence[torch.Tensor]) -> None:
-    """Tell autograd that these were overwritten, so that it refuses a stale backward."""
+    """Tell autograd that these tensors were overwritten, so that it refuses a stale backward."""
     for tensor in tensors:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)

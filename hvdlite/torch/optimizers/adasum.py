@@ -1,10 +1,9 @@
 """`DistributedOptimizer` with op=hvd.Adasum: the ranks' updates are combined, not their gradients.
 
-Every rank steps with its own gradients, by its own optimizer state; what that changed of each
-parameter, the *delta*, is combined by adaptive summation (Maleki et al., "Scaling Distributed
-Training with Adaptive Summation", MLSys 2021), and every parameter moves by the result. So the
-summation sees what momentum and Adam make of a gradient, as in Horovod. Learning rates are not
-scaled by the number of ranks.
+Every rank steps with its own gradients and its own optimizer state. The change of each parameter,
+the *delta*, is combined by adaptive summation (Maleki et al., "Scaling Distributed Training with
+Adaptive Summation", MLSys 2021), and every parameter moves by the result. So momentum and Adam act
+before the summation, as in Horovod. Learning rates are not scaled by the number of ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
 class DistributedAdasum(Wrapping):
-    """What `DistributedOptimizer(..., op=hvd.Adasum)` adds to the class that it is given."""
+    """The methods that `DistributedOptimizer(..., op=hvd.Adasum)` adds to an optimizer's class."""
 
     _adasum_name: str
     _adasum_names: dict[torch.Tensor, str]
@@ -39,7 +38,7 @@ class DistributedAdasum(Wrapping):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names by parameter; scripts for Horovod read it."""
+        """The names by parameter; scripts for Horovod read this property."""
         names = {}
         for number, group in enumerate(self.param_groups):
             for index, param in enumerate(group["params"]):
@@ -47,11 +46,11 @@ class DistributedAdasum(Wrapping):
         return names
 
     def synchronize(self) -> None:
-        """Do nothing: gradients stay this rank's own, and `step` combines what comes of them."""
+        """Do nothing: gradients are not reduced, and `step` combines the deltas."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Refuse: there is nothing to skip.
+        """Raise an error: there is nothing to skip.
 
         Raises:
             ArgumentError: always.
@@ -64,7 +63,7 @@ class DistributedAdasum(Wrapping):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do nothing: backward() sends nothing anyway."""
+        """Do nothing: backward() sends nothing."""
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -72,12 +71,12 @@ class DistributedAdasum(Wrapping):
 
     @own_step
     def step(self, closure: Any = None) -> Any:
-        """Step with this rank's gradients, and replace the change by that of all ranks.
+        """Step with this rank's gradients, and replace the deltas by the combined ones.
 
         Args:
             closure: evaluates the model again and returns the loss, on this rank.
         """
-        self._opt_called = True  # what LR schedulers look at
+        self._opt_called = True  # LR schedulers check this
         registered_id(self._adasum_set)
         if self._adasum_set.size() == 1 or not self._adasum_set.included():
             return super().step(closure)
@@ -95,7 +94,7 @@ class DistributedAdasum(Wrapping):
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
     ) -> None:
         if not params:
-            self._adasum_replicas.begin_anew()  # as the others do if they train something
+            self._adasum_replicas.begin_anew()  # as the other ranks do if they train something
             meet_without_parameters(self._adasum_name, self._adasum_set)
         started = []
         buckets = plan_buckets(list(params), self._adasum_cap)
@@ -159,11 +158,11 @@ def distribute_adasum(
     """Turn an optimizer into one that combines updates by Adasum, in place.
 
     Args:
-        optimizer: that becomes an instance of a subclass of its class.
-        names: of the parameters, as far as known.
-        compression: what happens to deltas on the way.
-        cap_mb: how many MiB of deltas travel as one request.
-        process_set: whose members' deltas are combined; other ranks step for themselves.
+        optimizer: becomes an instance of a subclass of its class.
+        names: the names of the parameters, as far as known.
+        compression: how deltas are compressed while they travel.
+        cap_mb: the size in MiB of the deltas that travel as one request.
+        process_set: the deltas of its members are combined; other ranks step for themselves.
     """
     take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))

@@ -1,8 +1,8 @@
-"""The end of a backward: autograd calls there what was asked for from inside of it.
+"""Calls a function at the end of a backward, at the request of a hook inside of it.
 
-A backward that runs inside of another, as a checkpoint with use_reentrant=True starts one, is part
-of that, and its end is not the end. What was asked for is passed on to the backward around it, in
-which the functions that follow the checkpoint are still to run.
+A backward may run inside another one: a checkpoint with use_reentrant=True starts one. The end of
+the inner backward does not count, because functions of the outer one are still to run. The request
+is then passed on to the outer backward.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ class BackwardEnd:
     """Calls a function once at the end of each outermost backward in which it was expected."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        """Prepare it.
+        """Keep the function.
 
         Args:
-            call: takes place in the thread that ends the backward; what it raises, backward()
-                raises.
+            call: runs in the thread that ends the backward; backward() raises its exceptions.
         """
         self._call = call
-        self._expected: set[int] = set()  # numbers of backwards under way
+        self._expected: set[int] = set()  # numbers of the backwards that will call it
 
     def expect(self) -> None:
-        """Ask for the call; from a hook. Outside of a backward that autograd runs: do nothing."""
+        """Request the call, from a hook. Outside of a backward that autograd runs, do nothing."""
         number = torch._C._current_graph_task_id()
         if number == -1 or number in self._expected:
             return
@@ -35,7 +34,7 @@ class BackwardEnd:
         self._expected.add(number)
 
     def forget(self) -> None:
-        """Forget backwards that never came to their ends, because something in them raised."""
+        """Forget backwards that never reached their end because an exception was raised."""
         self._expected.clear()
 
     def _at_end(self, number: int) -> None:
@@ -47,7 +46,7 @@ class BackwardEnd:
             self._pass_on(around)
 
     def _pass_on(self, around: Any) -> None:
-        """Expect the end of the backward in which a node runs that started this one."""
+        """Request the call at the end of the outer backward; `around` is its node that runs."""
         handles: list[Any] = []
 
         def expect(*_: Any) -> None:
@@ -61,10 +60,10 @@ class BackwardEnd:
 
 
 def queue(call: Callable[[], None]) -> None:
-    """Have a function called at the end of the backward that runs, after those queued before."""
+    """Call a function at the end of the running backward, after those queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _current_node() -> Any:
-    """Give the node that autograd evaluates in this thread; None outside of all."""
+    """Return the node that autograd evaluates in this thread; None outside of a backward."""
     return torch._C._current_autograd_node()

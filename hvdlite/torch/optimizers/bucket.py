@@ -1,12 +1,12 @@
-"""Gradients that travel together: which parameters form a bucket, and one bucket's round trip.
+"""Buckets of gradients that travel together: the forming of buckets, and the trip of one bucket.
 
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
-*present* on a rank that has a gradient for it; the others contribute zeros, and a vector of flags,
-one per parameter, rides along: where no rank had a gradient, every rank leaves `grad` at None.
-Behind them rides what ranks have to know alike of sparse gradients: the number of rows, from which
-follows how those travel in the next round: as rows, by an operation beside this one, or dense (see
-`sparse`). They arrive sparse either way. Last comes the number of the step, because a rank that
-calls backward() more often than the others would otherwise meet their next step.
+*present* on a rank that has a gradient for it; the other ranks send zeros. A vector of flags, one
+per parameter, travels with the gradients: if no rank had a gradient, every rank leaves `grad` at
+None. Further flags have the numbers of rows of sparse gradients, from which all ranks choose how
+these travel next: as rows, by a second operation, or dense (see `sparse`). They arrive sparse
+either way. The last flags have the number of the step: without it, if a rank called backward() more
+often than the others, its gradients would be reduced with those of their next step unnoticed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from hvdlite.torch.optimizers.gradient_memory import (
 )
 from hvdlite.torch.optimizers.layout import layout_spec
 
-STEPS = 8  # are told apart: few, so that what 16-bit floats round off is far below one of them
+STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
 
 
 def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[torch.Tensor]]:
-    """Cut parameters into buckets, in the order in which backward reaches them.
+    """Divide parameters into buckets, in the order in which backward reaches them.
 
-    That is the reverse of their registration. A bucket holds one dtype of one device and is closed
-    when it has `cap_bytes`; the first of each when it has FIRST_BUCKET_BYTES.
+    That is the reverse of their registration. A bucket has parameters of one dtype and device. It
+    is closed when it has `cap_bytes`; the first of each dtype and device, when it has
+    FIRST_BUCKET_BYTES.
 
     Example:
         >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
@@ -66,7 +67,7 @@ def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[to
 
 
 def split_evenly(params: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
-    """Cut parameters into `count` buckets of nearly equal length, in the order of backward."""
+    """Divide parameters into `count` buckets of nearly equal length, in the order of backward."""
     ordered = list(reversed(params))
     bounds = [len(ordered) * i // count for i in range(count + 1)]
     parts = [ordered[bounds[i] : bounds[i + 1]] for i in range(count)]
@@ -76,7 +77,7 @@ def split_evenly(params: Sequence[torch.Tensor], count: int) -> list[list[torch.
 def follow_groups(
     params: Sequence[torch.Tensor], groups: Sequence[Sequence[torch.Tensor]]
 ) -> list[list[torch.Tensor]]:
-    """Make a bucket of each group, and one of each parameter that is in none."""
+    """Make a bucket of each group, and one of each parameter that is in no group."""
     group_of = {param: i for i, group in enumerate(groups) for param in group}
     buckets: dict[object, list[torch.Tensor]] = {}
     for param in reversed(params):
@@ -86,32 +87,32 @@ def follow_groups(
 
 @dataclass
 class _Trip:
-    """One gradient under way."""
+    """One gradient in flight."""
 
     param: torch.Tensor
-    gradient: torch.Tensor  # the parameter's own, or zeros
-    version: int  # of `gradient` when it left; -1 where the parameter had none
-    address: int  # of its memory then
-    wire: torch.Tensor  # what is reduced; may be `gradient` itself
+    gradient: torch.Tensor  # the parameter's own gradient, or zeros
+    version: int  # `gradient._version` at submission; -1 if the parameter had no gradient
+    address: int  # the address of its memory at submission
+    wire: torch.Tensor  # the tensor that is reduced; may be `gradient` itself
     context: Any  # of the compressor
-    target: torch.Tensor  # where the core writes the result; most often `wire`
-    rows: int = 0  # of a sparse gradient that travels dense
-    place: Place | None = None  # where `grad` is to lie
+    target: torch.Tensor  # the tensor to which the core writes the result; most often `wire`
+    rows: int = 0  # the number of rows of a sparse gradient that travels dense
+    place: Place | None = None  # the part of the gradient memory for `grad`
 
     @property
     def present(self) -> bool:
         return self.version >= 0
 
     def memory(self) -> tuple[torch.Tensor, ...]:
-        """Return what holds on to the memory that the core reads and writes.
+        """Return tensors that keep alive the memory that the core reads and writes.
 
-        The gradient itself does not: others may give it other memory meanwhile.
+        The gradient itself is not enough: the script may replace its `data` meanwhile.
         """
         wire = self.wire.detach() if self.wire is self.gradient else self.wire
         return (wire,) if self.target is self.wire else (wire, self.target)
 
     def untouched(self) -> bool:
-        """Say whether nobody replaced or wrote to the gradient since it left."""
+        """Return whether the gradient was neither replaced nor written since its submission."""
         if not self.present:
             return self.param.grad is None
         same: bool = self.param.grad is self.gradient and self.gradient._version == self.version
@@ -124,14 +125,14 @@ def _address_of(gradient: torch.Tensor) -> int:
 
 
 def _shorten(name: str, limit: int) -> str:
-    """Cut a name to so many bytes: the core takes no more than 512."""
+    """Cut a name to `limit` bytes: the core accepts at most 512."""
     return name.encode()[:limit].decode(errors="ignore")
 
 
 class Bucket:
-    """The gradients of some parameters, round after round: `submit`, then `finish`.
+    """The gradients of some parameters, trip after trip: `submit`, then `finish`.
 
-    Between the two the gradients belong to the core. Not thread-safe.
+    Between these calls the gradients belong to the core. Not thread-safe.
     """
 
     def __init__(
@@ -148,43 +149,44 @@ class Bucket:
 
         Args:
             name: identifies its operations on all ranks.
-            params: whose gradients it takes.
-            names: of the parameters.
-            compression: what happens to gradients on the way.
+            params: the parameters whose gradients it reduces.
+            names: the names of the parameters.
+            compression: how gradients are compressed while they travel.
             sparse_as_dense: whether sparse gradients become dense.
-            places: gives where reduced gradients lie; without, each lies where its gradient lay.
-            layout: a number that ranks must have alike, see `hvdlite.torch.optimizers.layout`.
+            places: returns the bucket's gradient memory; without it gradients are reduced in place.
+            layout: a number that must be the same on all ranks, see
+                `hvdlite.torch.optimizers.layout`.
         """
         self.params = list(params)
-        self.missing = len(self.params)  # parameters whose gradient is not ready; the owner counts
+        self.missing = len(self.params)  # number of gradients that are not ready; the owner counts
         self._name = name
         self._names = list(names)
-        self._labels = [_shorten(one, 400) for one in names]  # what the core calls them
+        self._labels = [_shorten(one, 400) for one in names]  # their names in the core
         self._compression = compression
-        self._by_hand = compression  # what of it is not a cast in the core
+        self._by_hand = compression  # the part of it that is not a cast in the core
         self._sparse_as_dense = sparse_as_dense
         self._find_places = places
         self._layout = layout
-        self._places: BucketPlaces | None = None  # of this round
+        self._places: BucketPlaces | None = None  # of this trip
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
         self._handle: Submission | None = None
         self._ways = SparseWays(self.params, self._names)
-        self._gathered: list[int] = []  # positions of the parameters whose rows are under way
+        self._gathered: list[int] = []  # positions of the parameters whose rows are in flight
         self._gathering: RowGathering | None = None
         self._reduction: Reduction | None = None
         self._step = 0
-        self._steps_met = 0.0  # the mean of what the ranks said; 0: not looked at, or of no weight
-        self._masks: dict[int, torch.Tensor] = {}  # by position, of those under way
+        self._steps_met = 0.0  # the mean of the ranks' step numbers; 0: not read, or without weight
+        self._masks: dict[int, torch.Tensor] = {}  # masks in flight, by position
 
     @property
     def submitted(self) -> bool:
-        """Whether the gradients are under way."""
+        """Whether the gradients are in flight."""
         return self._handle is not None
 
     @property
     def operations(self) -> list[str]:
-        """The names of the operations that are under way."""
+        """The names of the operations that are in flight."""
         if self._handle is None:
             return []
         return [self._name, *([] if self._gathering is None else [f"{self._name}.rows"])]
@@ -195,15 +197,15 @@ class Bucket:
         return list(zip(self._names, self.params, strict=True))
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
-        """Send the gradients, and zeros for those that this rank does not have.
+        """Submit the gradients, and zeros for those that this rank does not have.
 
         Args:
             reduction: how they are combined.
-            blocking: whether the caller waits at once.
-            step: in which they are sent, a number that all ranks count alike.
+            blocking: whether the caller will wait at once.
+            step: the number of the step, which all ranks count alike.
 
         Raises:
-            HvdliteError: a gradient cannot be sent; nothing was.
+            HvdliteError: a gradient cannot be sent; nothing was submitted.
         """
         by_rows = self._ways.begin()
         cast, self._by_hand = cast_in_core(self._compression, reduction.op)
@@ -309,10 +311,10 @@ class Bucket:
 
         Args:
             counts: whether this rank's gradients count (its weight is not zero).
-            dropped: whether nobody wants the results, so that it does not matter who changed them.
+            dropped: whether the results are not used, so that changed gradients are not an error.
 
         Raises:
-            HvdliteError: the reduction failed, or somebody changed a gradient that was under way.
+            HvdliteError: the reduction failed, or the script changed a gradient in flight.
         """
         handle, trips, reduction = self._handle, self._trips, self._reduction
         gathering, positions = self._gathering, self._gathered
@@ -325,7 +327,7 @@ class Bucket:
         masks = self._masks
         late = [i for i in range(len(trips)) if rows[i] > 0 and i not in masks]
         if late:
-            # All ranks come by here, before any raises below.
+            # All ranks do this, before any of them raises below.
             masks = masks | self._send_masks(late, trips, reduction)
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
@@ -351,9 +353,9 @@ class Bucket:
     def _read_flags(
         self, trips: Sequence[_Trip], counts: bool, members: int, op: int
     ) -> tuple[list[bool], list[float]]:
-        """Return of what some rank had a gradient, and how many rows travelled dense.
+        """Return, by position, whether some rank had a gradient, and the rows that travelled dense.
 
-        The rows are those of all ranks together, of sparse gradients.
+        The rows are those of sparse gradients, of all ranks together.
         """
         size, ways = len(trips), self._ways
         self._steps_met = 0.0
@@ -376,7 +378,7 @@ class Bucket:
         return present, rows
 
     def _check_step(self) -> None:
-        """Refuse gradients of several steps."""
+        """Raise an error if gradients of different steps were reduced together."""
         met, own = self._steps_met, 1.0 + self._step % STEPS
         if met > 0 and abs(met - own) > 0.25:
             raise HvdliteError(
@@ -401,7 +403,7 @@ class Bucket:
     def _send_masks(
         self, positions: Sequence[int], trips: Sequence[_Trip], reduction: Reduction
     ) -> dict[int, torch.Tensor]:
-        """Reduce the masks of gradients that nobody expected to be sparse, and wait."""
+        """Reduce the masks of gradients that were not expected to be sparse, and wait."""
         masks = self._make_masks(positions, trips)
         specs = self._mask_specs(masks)
         start_allreduce(f"{self._name}.masks", specs, reduction, masks, blocking=True).wait()
@@ -419,7 +421,7 @@ class Bucket:
             trip.param.grad = result
 
     def reset(self) -> None:
-        """Forget the round."""
+        """Forget this trip of the bucket."""
         self._handle = None
         self._gathering = None
         self._masks = {}

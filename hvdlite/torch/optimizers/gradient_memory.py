@@ -1,9 +1,10 @@
-"""Slots: memory in which reduced gradients stay from step to step, `grad` being a view of it.
+"""Gradient memory: reduced gradients stay in it from step to step, and each `grad` is a view of it.
 
-A reducer has one slot for each dtype and device, in which its buckets lie one behind the other: the
-gradients of a bucket, then its flags. A tensor begins at a multiple of ALIGNMENT. That is how the
-core lays out a batch for a GPU, also one that holds several buckets; so it reduces such a batch
-where it is. On a GPU a slot is memory of the core, which NCCL knows; on CPUs it is a plain tensor.
+A reducer has one block of memory for each dtype and device. The block contains the reducer's
+buckets one after the other: the gradients of a bucket, then its flags. Each tensor begins at a
+multiple of ALIGNMENT. The core lays out a batch for a GPU in the same way, also a batch of several
+buckets, so it can reduce such a batch in place. On a GPU the block is memory of the core that is
+registered with NCCL; on CPUs it is a plain tensor.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ import torch
 
 from hvdlite import _core, basics
 
-# How many ride along for each parameter: whether there is a gradient; where a sparse one travels
-# dense: its rows, that this is so, and how many of its dimensions are sparse.
+# Flags of each parameter: whether there is a gradient; for a sparse one that travels dense: its
+# number of rows, a one, and its number of sparse dimensions.
 FLAGS = 4
-# And once for all of them the number of the step, and a one: their quotient is the mean over the
-# ranks that take part, by which they see that they are in the same step.
+# Flags of the bucket: the number of the step, and a one. Their quotient is the mean step number of
+# the ranks that take part, by which these check that they are in the same step.
 COMMON_FLAGS = 2
 ALIGNMENT = 16  # bytes; that of csrc/gpu/fusion_layout.h
 
 
 class Place:
-    """Where the reduced gradient of one parameter lies.
+    """The part of the gradient memory that belongs to one parameter.
 
     Attributes:
-        memory: as elements travel: contiguous, dimensions in the order of the parameter's strides.
-        view: the same in the shape and the strides of the parameter; to become its `grad`.
+        memory: the part as it is sent: contiguous, dimensions in the order of the parameter's
+            strides.
+        view: the same with the shape and the strides of the parameter; becomes its `grad`.
     """
 
     def __init__(self, param: torch.Tensor, memory: torch.Tensor) -> None:
@@ -39,44 +41,44 @@ class Place:
             order = list(range(param.dim()))  # with gaps, or overlapping
         self._order = order if order != sorted(order) else None
         back = sorted(range(param.dim()), key=order.__getitem__)
-        # `data` has a version of its own: backward writes to one gradient while others travel.
+        # `data` has its own version: backward writes to one gradient while others are in flight.
         self.memory = memory.view([param.size(i) for i in order])
         self.view = self.memory.permute(back).data
         self._address = self.view.data_ptr()
-        slot = memory.untyped_storage()
-        self._slot = range(slot.data_ptr(), slot.data_ptr() + slot.nbytes())
+        block = memory.untyped_storage()
+        self._block = range(block.data_ptr(), block.data_ptr() + block.nbytes())
 
     def suits(self, param: torch.Tensor) -> bool:
-        """Say whether this is still the place of the parameter, which may have moved since."""
+        """Return whether the parameter still has the dtype, device and shape of this part."""
         view = self.view  # moves with it
         same_kind: bool = param.dtype == view.dtype and param.device == view.device
         return same_kind and param.shape == view.shape and view.data_ptr() == self._address
 
     def wire(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient as it travels: `memory` itself, or what is packed into it."""
+        """Return the tensor to send for a gradient: `memory` itself, or one to pack into it."""
         if gradient is self.view:
             return self.memory
-        if gradient.data_ptr() in self._slot:  # What is written there meanwhile would change it.
+        if gradient.data_ptr() in self._block:  # Other results may be written there meanwhile.
             gradient = gradient.clone()
         ordered = gradient if self._order is None else gradient.permute(self._order)
         return ordered.contiguous()
 
     def takes(self, wire: torch.Tensor) -> bool:
-        """Say whether what travels as `wire` may arrive in `memory`."""
+        """Return whether the result of `wire` can be written to `memory`."""
         if wire is self.memory:
             return True
         fits: bool = wire.dtype == self.memory.dtype and wire.shape == self.memory.shape
         return fits
 
     def take(self, result: torch.Tensor) -> torch.Tensor:
-        """Put what arrived into `memory` if it is elsewhere; return `view`."""
+        """Copy a result into `memory` if it is elsewhere; return `view`."""
         if result is not self.memory:
             self.memory.copy_(result)
         return self.view
 
 
 class BucketPlaces(NamedTuple):
-    """The part of the slots that is one bucket's."""
+    """The part of the gradient memory that belongs to one bucket."""
 
     gradients: list[Place]
     flags: torch.Tensor
@@ -85,24 +87,24 @@ class BucketPlaces(NamedTuple):
 def flags_dtype(wire: torch.dtype) -> torch.dtype:
     """Choose the dtype of a bucket's flags.
 
-    That of its gradients lets them ride in the same batch; float16 is too narrow for the share of a
-    rank with a small weight.
+    With the dtype of the gradients, the flags travel in the same batch; but float16 is too narrow
+    for the share of a rank with a small weight.
     """
     narrow = wire == torch.float16 or not wire.is_floating_point
     return torch.float32 if narrow else wire
 
 
-class Slots:
-    """The slots of one reducer, allocated when they are needed first and anew in a new world."""
+class GradientMemory:
+    """The gradient memory of one reducer, allocated at first use and anew in a new world."""
 
     def __init__(self, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Plan them for these buckets of parameters."""
+        """Plan the memory for these buckets of parameters."""
         self._buckets = buckets
         self._places: list[BucketPlaces] = []
-        self._world: weakref.ref[_core.Engine] | None = None  # whose engine knows the slots
+        self._world: weakref.ref[_core.Engine] | None = None  # the engine that owns the memory
 
     def of(self, bucket: int) -> BucketPlaces:
-        """Return the places of a bucket, by its number.
+        """Return the part of a bucket, by the bucket's number.
 
         Raises:
             OutOfMemoryError: there is no room on the GPU.
@@ -132,18 +134,18 @@ _Kind = tuple[torch.dtype, torch.device]
 
 
 def _carve(wanted: Sequence[tuple[_Kind, int]]) -> Iterator[torch.Tensor]:
-    """Give so many elements of each kind, those of one kind one behind the other in one slot."""
+    """Allocate a block for each kind, and yield the wanted numbers of elements of it in order."""
     begins, sizes = [], dict.fromkeys((kind for kind, _ in wanted), 0)
     for kind, count in wanted:
         begins.append(sizes[kind])
         aligned = -(-count * kind[0].itemsize // ALIGNMENT) * ALIGNMENT
         sizes[kind] += aligned // kind[0].itemsize
-    slots = {kind: _make_slot(*kind, count) for kind, count in sizes.items()}
+    blocks = {kind: _allocate_block(*kind, count) for kind, count in sizes.items()}
     for (kind, count), begin in zip(wanted, begins, strict=True):
-        yield slots[kind][begin : begin + count]
+        yield blocks[kind][begin : begin + count]
 
 
-def _make_slot(dtype: torch.dtype, device: torch.device, count: int) -> torch.Tensor:
+def _allocate_block(dtype: torch.dtype, device: torch.device, count: int) -> torch.Tensor:
     if device.type != "cuda" or count == 0:
         return torch.empty(count, dtype=dtype, device=device)
     slot = basics.engine().allocate_gradient_memory(device.index, count * dtype.itemsize)

@@ -1,9 +1,10 @@
-"""What ranks must have alike of the parameters that they train, and what to say if they do not.
+"""Checks that ranks train the same parameters in the same buckets, and explains differences.
 
-Buckets are numbered, so that ranks meet in them whatever they train. The request of the first one
-carries a digest of the names in all buckets, as the shape of a tensor without elements: the core
-compares it when it negotiates the request, and never again while it stays the same. Where digests
-differ, that bucket is a MismatchError on every rank, and `explain` finds out what is behind it.
+Buckets have numbers as names, so that the ranks' requests match whatever they train. The request of
+the first bucket carries a digest of the names in all buckets, as the shape of a tensor without
+elements: the core compares it when it negotiates the request, and never again while it stays the
+same. If digests differ, that bucket is a MismatchError on every rank, and `explain` finds the
+difference.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hvdlite.torch.compression import WIDE
 
 
 def digest(buckets: Sequence[Sequence[str]]) -> int:
-    """Return a number that tells apart which parameters lie in which buckets.
+    """Return a checksum of the names of the parameters in each bucket.
 
     Example:
         >>> digest([["a", "b"]]) == digest([["a"], ["b"]])
@@ -38,10 +39,10 @@ def digest(buckets: Sequence[Sequence[str]]) -> int:
 def layout_spec(
     name: str, number: int, memory: torch.Tensor, wire: int | None = None
 ) -> _core.Tensor:
-    """Describe a tensor without elements whose shape says a digest.
+    """Describe a tensor without elements whose shape contains a digest.
 
-    It lies at the beginning of `memory`, a tensor that is sent behind it, and has its dtype. So a
-    batch that is laid out in order stays so.
+    It has the dtype and the address of `memory`, a tensor that is sent after it. So a batch whose
+    tensors are in the order of their addresses stays in this order.
     """
     address = memory.data_ptr()
     return _core.Tensor(
@@ -64,18 +65,18 @@ def explain(
 ) -> MismatchError:
     """Find out why ranks could not reduce a first bucket together; all of them call it.
 
-    Operations that not every rank has submitted are brought to their ends, so that nobody waits for
+    Operations that not every rank has submitted are ended by an error, so that no rank waits for
     them and the world goes on.
 
     Args:
-        name: of what the buckets belong to.
+        name: the name of the owner of the buckets.
         buckets: the named parameters of this rank.
         in_flight: the operations of the buckets that this rank has submitted.
-        process_set: whose members reduce the buckets.
-        cause: what the core said.
+        process_set: its members reduce the buckets.
+        cause: the core's error.
 
     Returns:
-        An error that names the parameter and the ranks; `cause`, where layouts are the same.
+        An error that names the parameter and the ranks; `cause` if the layouts are the same.
     """
     own = [
         [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
@@ -87,7 +88,7 @@ def explain(
     said = {
         rank: json.loads(bytes(block))
         for rank, block in zip(process_set.ranks, blocks, strict=True)
-        if len(block) > 0  # it has not joined
+        if len(block) > 0  # the rank has not joined
     }
     wanted = {one for _, names in said.values() for one in names}
     _complete(wanted - {f"{name}.0", *in_flight}, process_set)
@@ -96,7 +97,7 @@ def explain(
 
 
 def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
-    """Take part in a first bucket of that owner on a rank that trains nothing.
+    """Take part in the owner's first bucket on a rank that trains nothing.
 
     Raises:
         MismatchError: other ranks train something.
@@ -111,7 +112,7 @@ def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
 
 
 def _complete(names: set[str], process_set: ProcessSet) -> None:
-    """End operations that this rank lacks, by an error: nobody else has submitted the like."""
+    """Submit operations of other ranks with a shape that no other has, to end them by an error."""
     empty = torch.empty(0)
     handles = []
     reduction = Reduction(ops.Sum, process_set=process_set)
@@ -123,9 +124,9 @@ def _complete(names: set[str], process_set: ProcessSet) -> None:
 
 
 def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
-    """Say in words where the ranks' layouts differ first; None where they do not."""
+    """Describe the first difference of the ranks' layouts; None if there is none."""
     kinds: dict[int, dict[str, tuple[object, object]]] = {}
-    for rank, buckets in layouts.items():  # which go backwards
+    for rank, buckets in layouts.items():  # buckets are in the order of backward
         known = [known for bucket in buckets for known in bucket]
         kinds[rank] = {str(one): (dtype, shape) for one, dtype, shape in reversed(known)}
     for one in dict.fromkeys(one for kind in kinds.values() for one in kind):

@@ -1,15 +1,16 @@
-"""When gradients are reduced: hooks on the parameters, and the cycle from backward to step.
+"""Decides when gradients are reduced, by hooks on the parameters and a cycle from backward to step.
 
 A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
-last cycle and ends in `synchronize`. In a cycle a bucket is submitted when each of its parameters
-has had its passes, from inside of backward, so that communication overlaps with what is left of it;
-`synchronize` submits the others, whose parameters took no part on this rank, and waits for all.
-It takes place at the end of the last backward of the cycle, so that gradients are reduced when
-backward() returns; in `step` on a rank without one, and always with reduce_in="step".
+last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
+each of its parameters has had its passes, so that communication overlaps with the rest of backward.
+`synchronize` submits the other buckets, whose parameters took no part on this rank, and waits for
+all. It runs at the end of the last backward of the cycle, so that gradients are reduced when
+backward() returns. On a rank without a backward, and always with reduce_in="step", it runs in
+`step`.
 
-Gradients that are reduced and not used or zeroed may have more added to them by another backward,
-after which they are reduced again. What they had is the same on all ranks, so that an average does
-not change it; a sum would, and is refused.
+A further backward may add to gradients that are reduced and not yet used or zeroed; they are then
+reduced again. The gradients before it are the same on all ranks, so an average keeps them; a sum
+would multiply them, so it is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
 from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets, split_evenly
-from hvdlite.torch.optimizers.gradient_memory import Slots
+from hvdlite.torch.optimizers.gradient_memory import GradientMemory
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 
@@ -57,13 +58,13 @@ _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
 def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
-    """Return what reduces the gradient of one of these already, if anything does."""
+    """Return the reducer of the gradient of one of these parameters, if there is one."""
     wanted = set(params)
     for _ in range(2):
         found = next((one for one in _reducers if one.watches(wanted)), None)
         if found is None:
             break
-        gc.collect()  # It may be one of an optimizer that nobody uses any longer.
+        gc.collect()  # It may belong to an optimizer that is no longer used.
     return found
 
 
@@ -81,9 +82,9 @@ class _Cycle:
 class GradientReducer:
     """Reduces the gradients of one optimizer's parameters.
 
-    It follows the optimizer's parameter groups: what is frozen, thawed or added between two cycles
-    takes effect with the next one, and every rank does the same. On a rank that is no member of the
-    process set it does nothing.
+    It follows the optimizer's parameter groups: a parameter that is frozen, thawed or added between
+    two cycles, on every rank, takes effect with the next cycle. On a rank that is not a member of
+    the process set the reducer does nothing.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class GradientReducer:
         """Watch the parameters.
 
         Args:
-            name: begins the names of this reducer's operations; unique on this rank.
-            read_groups: gives the optimizer's param_groups.
-            names: of the parameters, as far as known.
+            name: the prefix of the names of this reducer's operations; unique on this rank.
+            read_groups: returns the optimizer's param_groups.
+            names: the names of the parameters, as far as known.
             settings: how gradients are reduced.
         """
         self.settings = settings
@@ -116,9 +117,9 @@ class GradientReducer:
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self))
-        # What was reduced and may not be added to; only where sums are made.
+        # Reduced gradients, to which no backward may add; used with op=Sum only.
         self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
-        self._reduced = False  # gradients are reduced, and nothing came since
+        self._reduced = False  # whether gradients are reduced, and none was computed since
         self._paused = False
         self._weight: float | None = None  # of this cycle, or of the last one
         self._thread = threading.get_ident()
@@ -126,7 +127,7 @@ class GradientReducer:
         _reducers.add(self)
 
     def watches(self, params: set[torch.Tensor]) -> bool:
-        """Say whether it reduces the gradient of one of these."""
+        """Return whether it reduces the gradient of one of these parameters."""
         return not params.isdisjoint(self._hooks)
 
     @property
@@ -145,7 +146,7 @@ class GradientReducer:
         return dict(self._names)
 
     def may_synchronize(self) -> bool:
-        """Say whether the thread that trains is asking, outside of backward."""
+        """Return whether the training thread is calling, outside of backward."""
         in_backward = torch._C._current_graph_task_id() != -1
         return not in_backward and threading.get_ident() == self._thread
 
@@ -159,13 +160,15 @@ class GradientReducer:
             self._paused = before
 
     def set_passes(self, passes: int) -> None:
-        """Change how many backward passes a step has."""
+        """Change the number of backward passes per step."""
         if self._cycle.passes:
-            raise HvdliteError("backward_passes_per_step changes between step() and backward()")
+            raise HvdliteError(
+                "backward_passes_per_step can only be changed between step() and backward()"
+            )
         self.settings.passes = ops.check_passes(passes)
 
     def set_weight(self, weight: Weight) -> None:
-        """Change what this rank's gradients count from the next reduction on."""
+        """Change the weight of this rank's gradients from the next reduction on."""
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
         self.settings.weight = weight
@@ -186,7 +189,7 @@ class GradientReducer:
         self._open_cycle()
         bucket = self._bucket_of.get(param)
         if bucket is None:
-            return  # No longer one of the optimizer's.
+            return  # The parameter no longer belongs to the optimizer.
         passes = self._cycle.passes.get(param, 0) + (not self._paused)
         if bucket.submitted or passes > self.settings.passes:
             self._refuse_pass(param)
@@ -217,10 +220,10 @@ class GradientReducer:
         )
 
     def _on_backward_end(self) -> None:
-        """End the cycle with its last backward, in the thread of that.
+        """End the cycle with its last backward, in the thread of that backward.
 
-        Several reducers may be about to, in another order on each rank. So all submit before one
-        waits.
+        Several reducers may end their cycles here, in a different order on each rank. So all of
+        them submit before the first one waits.
         """
         self._cycle.backwards += 1
         if self._cycle.open and self._cycle.backwards >= self.settings.passes:
@@ -242,7 +245,7 @@ class GradientReducer:
 
     @property
     def reduction(self) -> Reduction:
-        """How this cycle's gradients are combined, or were in the last one."""
+        """How the gradients of this cycle are combined; between cycles, those of the last one."""
         return self.settings.reduction._replace(weight=self._weight)
 
     # The cycle.
@@ -260,7 +263,7 @@ class GradientReducer:
                     "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
                 )
         if self._restarts != operation_names.restarts():
-            # Ranks have missed steps: everybody starts anew.
+            # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
             self._steps = 0
         self._cycle.open = True
@@ -268,10 +271,10 @@ class GradientReducer:
         self._cycle.backwards = 0
 
     def synchronize(self) -> None:
-        """Reduce what is not reduced yet, and wait for all of it.
+        """Reduce the gradients that are not reduced yet, and wait for all of them.
 
         Raises:
-            HvdliteError: the first thing that went wrong; the cycle is over all the same.
+            HvdliteError: the first error; the cycle is over in any case.
         """
         if self._reduced:
             return
@@ -279,16 +282,16 @@ class GradientReducer:
         self._submit_rest(blocking=True)
         self._wait()
         if self.takes_part and not self._buckets:
-            self._replicas.begin_anew()  # as the others do if they train something
+            self._replicas.begin_anew()  # as the other ranks do if they train something
             meet_without_parameters(self._name, self.settings.reduction.process_set)
 
     def before_forward(self) -> None:
-        """Bring to its end what a backward that raised began, if one did."""
+        """Finish the reductions of a backward that raised, if there was one."""
         if self._cycle.open and self.waiting and self.may_synchronize():
             self._drop_what_is_under_way()
 
     def _drop_what_is_under_way(self) -> None:
-        """Bring to its end what a backward that raised began, for the ranks that wait for it."""
+        """Finish the reductions of a backward that raised, because other ranks wait for them."""
         self._submit_rest(blocking=True)
         self._wait(dropped=True)
 
@@ -331,7 +334,7 @@ class GradientReducer:
         in_flight = [name for one in self._buckets for name in one.operations]
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
-        self._layout = []  # What buckets have learnt is not the same on all ranks: form them anew.
+        self._layout = []  # Form the buckets anew: their state is not the same on all ranks.
         return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:
@@ -342,27 +345,28 @@ class GradientReducer:
         self._cycle = _Cycle()
 
     def count_step(self) -> None:
-        """Say that the optimizer made a step, or would have."""
+        """Count a step of the optimizer, also one that it skipped."""
         self._steps += 1
         self.expect_gradients()
 
     def expect_gradients(self) -> None:
-        """Say that the gradients, reduced or not, have been used: the next ones are new."""
+        """Note that the gradients, reduced or not, have been used: the next ones are new."""
         self._reduced = False
         self._sums.clear()
 
     def before_zero_grad(self) -> None:
-        """Refuse to zero gradients that wait to be reduced, on this rank or on another.
+        """Refuse to zero gradients that are not reduced yet.
 
-        After a backward that raised, bring to its end what others may wait for.
+        After a backward that raised, finish the reductions for which other ranks may wait.
         """
         if self.settings.in_backward and self.waiting and self.may_synchronize():
             self._drop_what_is_under_way()
         if self.waiting:
             raise HvdliteError(
                 "zero_grad() between backward() and step() would race with the reduction of the "
-                "gradients; call step() first, or synchronize() to drop them after that. Gradients "
-                "that a loss leaves here by the way are best made under optimizer.no_sync()"
+                "gradients; call step() first, or synchronize() to drop them after that. If "
+                "another loss (a GAN's) also writes these gradients, run its backward() under "
+                "optimizer.no_sync()"
             )
         if self._cycle.open:
             self._end_cycle()
@@ -388,7 +392,7 @@ class GradientReducer:
                 self._watch(param)
         self._layout = params
         formed = self._form_buckets(params)
-        slots = Slots(formed) if self.settings.bucket_view else None
+        memory = GradientMemory(formed) if self.settings.bucket_view else None
         names = [[self._names[param] for param in bucket] for bucket in formed]
         layout = digest(names)
         self._buckets = [
@@ -398,7 +402,7 @@ class GradientReducer:
                 names[number],
                 self.settings.compression,
                 self.settings.sparse_as_dense,
-                None if slots is None else functools.partial(slots.of, number),
+                None if memory is None else functools.partial(memory.of, number),
                 layout if number == 0 else None,
             )
             for number, bucket in enumerate(formed)
@@ -415,7 +419,7 @@ class GradientReducer:
 
 
 def _calling(reducer: GradientReducer) -> Callable[[], None]:
-    """Call `_on_backward_end` of a reducer as long as there is one."""
+    """Return a function that calls `_on_backward_end` of a reducer as long as the reducer lives."""
     reference = weakref.ref(reducer)
 
     def call() -> None:

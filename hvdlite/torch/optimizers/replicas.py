@@ -1,8 +1,8 @@
-"""Whether ranks train copies of one model: compared with the first gradients that are sent.
+"""Checks that ranks train copies of one model, when the first gradients are sent.
 
-Every rank makes a number of each parameter that it trains, where the parameter lies, and all ranks
-compare them: in the first step, and in the first one after ranks have joined (those that waited
-took no updates meanwhile). Later steps cost nothing.
+Every rank computes a checksum of each parameter that it trains, on the parameter's device, and all
+ranks compare the checksums in the first step, and in the first step after `join` (joined ranks got
+no updates meanwhile). Later steps cost nothing.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import Exchange, difference, set_text, speaks
 
 _ROW = 1 << 16  # elements that are summed at once on a CPU: they fit a cache
-_ROWS_ON_GPU = 64  # that many rows at once, so that kernels are few
+_ROWS_ON_GPU = 64  # rows that are summed at once on a GPU, so that kernels are few
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Compares the parameters of one owner; `start` with each step, then `finish`.
+    """Compares the parameters of one owner: call `start` in each step, then `finish`.
 
-    After a step in which what ranks train did not match, `begin_anew`, on all of them. Not
-    thread-safe. Only members of the process set call it, all in the same steps.
+    After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. Not
+    thread-safe. Only members of the process set call the methods, all in the same steps.
     """
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         """Make it.
 
         Args:
-            name: of the owner, unique on this rank.
-            process_set: whose members compare among themselves.
+            name: the name of the owner, unique on this rank.
+            process_set: its members compare among themselves.
         """
         self._name = name
         self._process_set = process_set
@@ -43,14 +43,14 @@ class ReplicaCheck:
         self._names: list[str] = []
 
     def start(self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:
-        """Send what this rank has, in the first step; do nothing in others.
+        """Send this rank's checksums, in the first step; do nothing in other steps.
 
         Args:
-            params: in the order in which messages look for the first one.
-            names: of the parameters.
+            params: the parameters; the message names the first one in this order that differs.
+            names: the names of the parameters.
 
         Raises:
-            HvdliteError: nothing can be sent any more.
+            HvdliteError: the world is over.
         """
         if self._compared_after == operation_names.restarts():
             return
@@ -64,11 +64,11 @@ class ReplicaCheck:
 
     @property
     def operations(self) -> list[str]:
-        """The name of what is under way."""
+        """The name of the operation in flight, if there is one."""
         return [] if self._exchange is None else [self._exchange.name]
 
     def finish(self) -> str | None:
-        """Wait for what `start` sent; return what to warn of on this rank.
+        """Wait for the comparison; return the text of this rank's warning, or None.
 
         Raises:
             HvdliteError: the comparison failed.
@@ -83,27 +83,27 @@ class ReplicaCheck:
         return text if speaks(numbers) else None
 
     def begin_anew(self) -> None:
-        """Compare in the next step, on all ranks: some may have had nothing to compare in this one.
+        """Compare again in the next step, because some ranks may have had nothing to compare.
 
-        Whoever reduces calls it where layouts do not match, which is an error on every rank.
+        The reducer calls this on all ranks when layouts do not match, which is an error on each.
         """
         self._compared_after = -1
 
     def forget(self) -> None:
-        """Forget what is under way: the world is over."""
+        """Forget the operation in flight, because the cycle is over."""
         self._exchange = None
 
 
 def warn(text: str | None) -> None:
-    """Show what `ReplicaCheck.finish` said, if anything."""
+    """Show the text that `ReplicaCheck.finish` returned, if there is one."""
     if text is not None:
         warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
 
 
 def checksums(params: Sequence[torch.Tensor]) -> list[int]:
-    """Make a number of each tensor's bits, the same on every kind of device.
+    """Compute a checksum of each tensor's bits, the same on every kind of device.
 
-    What is not laid out as bits, of a class of its own for example, has the number 0.
+    A tensor without plain memory, for example of a tensor subclass, has the checksum 0.
 
     Example:
         >>> a, b = checksums([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
@@ -119,7 +119,7 @@ def checksums(params: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _factors(device: torch.device) -> torch.Tensor:
-    """Make odd numbers without a pattern, one for each place of a row."""
+    """Make odd numbers without a pattern, one for each position in a row."""
     places = torch.arange(1, _ROW + 1, dtype=torch.int64, device=device)
     scattered = places * 0x1E3779B97F4A7C15  # It wraps around.
     return (scattered ^ (scattered >> 29)) | 1
@@ -136,9 +136,10 @@ def _bits(param: torch.Tensor) -> torch.Tensor:
 
 
 def _checksum(bits: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Sum products, row by row, then the same of the rows' sums, until one number is left.
+    """Sum products row by row, then do the same with the rows' sums, until one number is left.
 
-    Sums wrap around, so that what numbers have in high bits alone would get lost: it goes down.
+    Sums wrap around, which would lose differences in high bits alone; so the high bits are first
+    mixed into the low ones.
     """
     wide = bits.dtype == torch.int64
     at_once = _ROW * (1 if bits.device.type == "cpu" else _ROWS_ON_GPU)

@@ -1,4 +1,4 @@
-"""What is put before the class of an optimizer to make it a distributed one; see `subclass`."""
+"""The mixin that makes an optimizer a distributed one in place; see `hvdlite.subclass`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hvdlite.errors import ArgumentError
 
 
 class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
-    """Base of what is put before the class of the optimizer that users give.
+    """Base of the classes that are put before the class of the user's optimizer.
 
-    A pickle holds a plain optimizer of the wrapped class, so that it can be loaded where there is
-    no hvdlite.
+    A pickle contains a plain optimizer of the wrapped class, so that it can be loaded without
+    hvdlite.
     """
 
     _wrapped_class: Any
 
     def _plain_copy(self, memo: dict[int, Any]) -> Any:
-        """Copy deeply, as an optimizer of the wrapped class; `memo` leads to its parameters."""
+        """Copy deeply, as an optimizer of the wrapped class; `memo` then has its parameters."""
         plain = _plain(self._wrapped_class)
         memo[id(self)] = plain
         plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -35,20 +35,20 @@ def _plain(wrapped_class: Any) -> Any:
 
 
 def own_step(step: Any) -> Any:
-    """Mark a wrapping's `step` as torch marks those that it has wrapped.
+    """Mark a wrapping's `step` as torch marks a `step` that torch has wrapped.
 
-    That is to run the hooks of a step, which the wrapped class's own step does, and to see whether
-    schedulers step too early.
+    Torch wraps `step` to run its hooks, which the wrapped class's own step does, and to notice
+    schedulers that step too early.
     """
     step.hooked = step._wrapped_by_lr_sched = step._with_counter = True
     return step
 
 
 def take_step_back(optimizer: Any) -> None:
-    """Undo that a scheduler replaced `step` on the object, to see whether it is called.
+    """Remove the `step` that a scheduler has set on the object to notice calls.
 
     Raises:
-        ArgumentError: somebody else replaced it.
+        ArgumentError: `step` was replaced by something else.
     """
     step = vars(optimizer).pop("step", None)
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):

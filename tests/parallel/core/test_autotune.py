@@ -1,4 +1,4 @@
-"""Autotune in real jobs: it ends, says what it found, and changes no result and no rank alone."""
+"""Autotune in real jobs: it ends, prints its result, and changes all ranks together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = {
 
 
 def step(number: int) -> bool:
-    """Sum tensors of several sizes over the ranks; say whether the result is exact."""
+    """Sum tensors of several sizes over the ranks; return whether the result is exact."""
     time.sleep(0.005)  # the shortest sample
     ranks = basics.size()
     handles, memories = [], []
@@ -48,7 +48,7 @@ def step(number: int) -> bool:
 def train(steps: int) -> tuple[bool, dict[str, int]]:
     basics.init()
     exact = [step(number) for number in range(steps)]
-    # What rank 0 asked for last reaches the others before the next collective.
+    # The last settings of rank 0 reach the others before the next collective.
     basics.engine().barrier("end").wait()
     settings = basics.engine().tunables()
     basics.shutdown()

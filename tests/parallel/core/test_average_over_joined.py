@@ -11,7 +11,7 @@ OVER_ALL = {"HVDLITE_AVERAGE_OVER_JOINED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def in_torch() -> dict[str, float]:
-    """Give averages of 1 and 2 from ranks 1 and 2, of three, while rank 0 has joined."""
+    """Average 1 and 2 from ranks 1 and 2 of three, while rank 0 has joined."""
     import torch
 
     import hvdlite.torch as hvd
@@ -73,7 +73,7 @@ def test_average_in_torch_divides_by_all_ranks(hosts: list[int]) -> None:
     results = run_world(3, in_torch, hosts=hosts, env=OVER_ALL, timeout=120)
     assert results[0].value == {"of all": 1.0}
     for result in results[1:]:
-        # 4 + 8 over 3; a weighted average is one over the weights.
+        # 4 + 8 over 3; a weighted average divides by the weights.
         assert result.value.pop("integers") == 4
         assert result.value.pop("weighted") == 1.5
         assert set(result.value.values()) == {1.0}, result.value

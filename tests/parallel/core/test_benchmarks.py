@@ -1,4 +1,4 @@
-"""The benchmarks run and print their rows. What the figures are is nobody's test."""
+"""The benchmarks run and print their rows; no test checks their figures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every collective x dtype x shape x op x form x process set, with 1 to 4 ranks on 1 and 2 hosts.
 
 The rarer dtypes come in two forms of each collective.
-Each rank computes what all ranks give, and what must come of it: integers exactly, floats to the
+Each rank computes the inputs of all ranks and the expected results: integers exactly, floats to the
 bit in the order of accumulation that csrc/backend/backend.h states. `test_torch_properties` draws
 mixes of such calls; here nothing is left to chance.
 """
@@ -36,7 +36,7 @@ SHAPES = [(), (0,), (1,), (7,), (5, 3), (2, 0, 3), (257, 33)]
 ROWS = [shape for shape in SHAPES if shape]
 COMBINE = {"Sum": np.add, "Average": np.add, "Min": np.minimum, "Max": np.maximum,
            "Product": np.multiply}  # fmt: skip
-# By name: the number of ranks, and the host that each plays.
+# By name: the number of ranks, and the host of each.
 WORLDS: dict[str, tuple[int, list[int] | None]] = {
     "1 rank": (1, None),
     "2 ranks": (2, None),
@@ -52,7 +52,7 @@ place_of: dict[str, Place] = {}
 
 
 def start(hosts: Sequence[int]) -> None:
-    """Begin the world, with a process set beside that of all ranks where there can be one."""
+    """Begin the world, with a process set beside that of all ranks if there can be one."""
     torch.set_num_threads(1)
     hvd.init()
     everyone = list(range(hvd.size()))
@@ -63,7 +63,7 @@ def start(hosts: Sequence[int]) -> None:
 
 
 def places() -> Iterator[Place]:
-    """Give the process sets that this rank is a member of."""
+    """Return the process sets of which this rank is a member."""
     for process_set, ranks, hosts in place_of.values():
         if hvd.rank() in ranks:
             yield process_set, ranks, hosts
@@ -71,7 +71,7 @@ def places() -> Iterator[Place]:
 
 @functools.lru_cache(maxsize=512)
 def given(rank: int, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Make the tensor that a rank gives."""
+    """Make the input of a rank."""
     generator = np.random.default_rng([rank, len(dtype), *shape])
     if dtype == "bool":
         values = generator.integers(0, 2, shape)
@@ -93,7 +93,7 @@ def wide(tensor: Any) -> Array:
 
 
 def reduced(tensors: Sequence[Any], hosts: Sequence[int], op: str) -> Any:
-    """Reduce as the contract says: by ascending rank on a host, then by host, rounded at each."""
+    """Reduce as the contract says: by ascending rank on a host, then by host, rounded each time."""
     combine = COMBINE[op]
 
     def level(arrays: Sequence[Any]) -> Any:
@@ -116,9 +116,9 @@ def reduced(tensors: Sequence[Any], hosts: Sequence[int], op: str) -> Any:
 
 
 def agrees(result: Any, tensors: Sequence[Any], hosts: Sequence[int], op: str) -> bool:
-    """Compare to the bit; an average of floats with one rounding more or less.
+    """Compare to the bit, but allow an average of floats one more or one less rounding.
 
-    A product of complex numbers, too: NumPy fuses its multiplications and additions.
+    The same for a product of complex numbers: NumPy fuses its multiplications and additions.
     """
     expected = reduced(tensors, hosts, op)
     if not is_inexact(result) or (
@@ -132,12 +132,12 @@ def agrees(result: Any, tensors: Sequence[Any], hosts: Sequence[int], op: str) -
 
 
 def is_inexact(tensor: Any) -> bool:
-    """Say whether its elements are rounded."""
+    """Return whether the elements of this dtype are rounded."""
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def with_op() -> Iterator[tuple[Place, str, str]]:
-    """Give every process set with every dtype and op that it can be reduced by."""
+    """Yield every process set with every dtype and every op that can reduce it."""
     for place, dtype, op in itertools.product(places(), INTEGERS + FLOATS + COMPLEX, COMBINE):
         if dtype not in COMPLEX or op not in ("Min", "Max"):
             yield place, dtype, op
@@ -150,7 +150,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b))))
 
 
-# Each form takes a list of tensors, and gives the list of results.
+# Each form takes a list of tensors, and returns the list of results.
 ALLREDUCE_FORMS: dict[str, Callable[..., list[Any]]] = {
     "allreduce": lambda ts, **k: [hvd.allreduce(t, **k) for t in ts],
     "allreduce_": lambda ts, **k: [hvd.allreduce_(t.clone(), **k) for t in ts],
@@ -223,7 +223,7 @@ def scenario_reducescatter() -> None:
 
 
 def cut(values: Any, factor: float, dtype: str) -> Any:
-    """Multiply integers in float64, cut towards zero, and keep to the range of the type."""
+    """Multiply integers in float64, round towards zero, and clamp to the range of the type."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     return np.clip(np.trunc(values.astype(np.float64) * factor), least, most).astype(dtype)
 
@@ -295,7 +295,7 @@ def scenario_broadcast() -> None:
 
 
 def splits_of(rank: int, members: int) -> list[int]:
-    """Say how many rows a rank sends to each member."""
+    """Return the number of rows that a rank sends to each member."""
     return [(rank + 2 * receiver) % 4 for receiver in range(members)]
 
 
@@ -325,12 +325,12 @@ def scenario_barrier() -> None:
 
 
 def one_apart(shape: tuple[int, ...] = (2,), other: tuple[int, ...] = (3,)) -> Any:
-    """Make a tensor whose shape is another one on the last rank."""
+    """Make a tensor whose shape differs on the last rank."""
     return torch.ones(other if hvd.rank() == hvd.size() - 1 else shape)
 
 
 def typed() -> Any:
-    """Make a tensor whose dtype is another one on the last rank."""
+    """Make a tensor whose dtype differs on the last rank."""
     return torch.ones(2, dtype=torch.int32 if hvd.rank() == hvd.size() - 1 else torch.float32)
 
 
@@ -339,7 +339,7 @@ def last(one: Any, others: Any) -> Any:
     return one if hvd.rank() == hvd.size() - 1 else others
 
 
-# What the last rank does otherwise than the others, and what the error is about.
+# How the last rank's call differs from the others, and the text of the error.
 DISAGREEMENTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "allreduce: dtype": ("dtype", lambda: hvd.allreduce(typed(), name="wrong")),
     "allreduce: shape": ("shape", lambda: hvd.allreduce(one_apart(), name="wrong")),
@@ -406,7 +406,7 @@ def unknown() -> Any:
     return torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
 
 
-# What every rank does wrong alike: refused before anything is sent.
+# Calls that are wrong on every rank: they are refused before anything is sent.
 MISTAKES: dict[str, Callable[[], Any]] = {
     "dtype": lambda: hvd.broadcast(unknown(), 0, name="q"),
     "dtype that cannot be reduced": lambda: hvd.reducescatter(torch.ones(2, dtype=torch.bool)),

@@ -75,7 +75,7 @@ def _environment(**options: str) -> dict[str, str]:
 
 
 def reduce_on_gpus(ordinal: int | None) -> tuple[list[float], bool, bool]:
-    """Reduce; say the result, and whether the host was free while the producer was held."""
+    """Reduce; return the result, and whether the host was free while the producer was held."""
     from hvdlite import _core, basics
 
     basics.init()
@@ -182,7 +182,7 @@ def test_outputs_in_gradient_memory_are_reduced_there() -> None:
 
 
 class Kept:
-    """Says when nobody keeps it any more."""
+    """Tells when it is no longer kept alive."""
 
     alive = 0
 

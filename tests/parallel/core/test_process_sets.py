@@ -1,4 +1,4 @@
-"""Process sets as every adapter sees them: their life, their names, and who waits for whom."""
+"""Process sets as every adapter sees them: their life, their names, and their waits."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def last() -> int:
 
 
 def members_say(process_set: sets.ProcessSet) -> None:
-    """Gather over a set, where this rank is a member."""
+    """Gather over a process set, if this rank is a member."""
     if process_set.included():
         assert allgather_object(basics.rank(), process_set=process_set) == process_set.ranks
 
 
 def total(process_set: sets.ProcessSet, name: str, elements: int = 10) -> float:
-    """Sum this rank's number over a set."""
+    """Sum this rank's number over a process set."""
     return float(start(process_set, name, elements)()[-1])
 
 
@@ -203,7 +203,7 @@ def scenario_ranks_may_submit_to_sets_in_different_orders() -> None:
 
 
 def scenario_set_does_not_wait_for_a_slow_member_of_another() -> None:
-    """Rank 0 submits to {0, 1} late: rank 1 goes on in {1, last} all the while."""
+    """Rank 0 submits to {0, 1} late; meanwhile rank 1 goes on in {1, last}."""
     slow, quick = sets.add_process_set([0, 1]), sets.add_process_set([1, last()])
     world = sets.global_process_set
     if basics.rank() == 1:
@@ -328,7 +328,7 @@ def _stop_a_member() -> float:
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 0, 1]])
 def test_stopped_member_holds_up_no_disjoint_set(hosts: list[int]) -> None:
     results = run_world(4, _stop_a_member, hosts=hosts, env={"HVDLITE_COLLECTIVE_TIMEOUT": "60"})
-    # It would be the 60 s of the timeout if they waited for rank 1.
+    # It would take the 60 s of the timeout if they waited for rank 1.
     assert max(result.value for result in results) < 20.0
 
 
@@ -336,7 +336,7 @@ def _kill_a_member() -> str:
     basics.init()
     first, second = sets.add_process_set([0, 1]), sets.add_process_set([2, 3])
     own = first if first.included() else second
-    members_say(sets.global_process_set)  # all of them have both sets
+    members_say(sets.global_process_set)  # all of them are members of both
     try:
         for step in range(100_000):
             if step == 100 and basics.rank() == 3:

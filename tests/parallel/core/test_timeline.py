@@ -1,4 +1,4 @@
-"""Timelines of whole worlds: what is in the file, whoever started it and however it ended."""
+"""Timelines of whole worlds: the contents of the file, for every way to start and to end it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(name: str, count: int = 256) -> _core.Handle:
 
 
 def step(names: list[str] = NAMES, count: int = 256) -> None:
-    """Do what a training step does: submit all, then wait for all."""
+    """Do the work of a training step: submit all, then wait for all."""
     for handle in [start(name, count) for name in names]:
         handle.wait()
 
@@ -49,7 +49,7 @@ def names_of(spans: list[Span]) -> list[str]:
 
 
 def check_tensors(merged: Merged, ranks: int, names: list[str], steps: int) -> None:
-    """Every tensor of every step is there on every rank, with all of its phases in a row."""
+    """Every tensor of every step is in the file on every rank, with all its phases in a row."""
     for rank in range(ranks):
         spans = merged.tensors(rank)
         for name in names:
@@ -63,7 +63,7 @@ def check_tensors(merged: Merged, ranks: int, names: list[str], steps: int) -> N
 
 
 def check_batches(merged: Merged, rank: int) -> None:
-    """Each tensor's collective lies where the batch of its number lies."""
+    """Each tensor's collective has the times of the batch with its number."""
     batches = {span.args["batch"]: span for span in merged.batches(rank)}
     for span in merged.tensors(rank):
         phase = span.inner[-1]
@@ -127,14 +127,14 @@ def test_negotiation_shows_who_came_late_on_one_clock(tmp_path: Path) -> None:
         waits.append(negotiate.end - negotiate.begin)
         assert [name for name, _ in merged.marks[rank + 1, "engine"]].count("round") >= 2
         assert "exchange" in {part.name for batch in merged.batches(rank) for part in batch.inner}
-        # Both hosts are this one: the true offset of their clocks is nothing.
+        # Both hosts are this one: the true offset of their clocks is zero.
         assert abs(merged.ranks[rank]["offset"]) <= merged.ranks[rank]["error"]
     assert waits[0] >= 150_000_000 > waits[1]
     assert merged.ranks[0]["error"] == 0 < merged.ranks[1]["error"]
 
 
 def test_parts_of_other_hosts_travel_to_rank_0(tmp_path: Path) -> None:
-    # Hosts 0 and 1 have a folder each, which the other one does not see.
+    # Hosts 0 and 1 have separate folders.
     path, hosts = tmp_path / "timeline.json", [0, 0, 1, 1]
     results = run_world(
         4,
@@ -187,7 +187,7 @@ def stop_while_in_flight(folder: str) -> None:
     basics.start_timeline(f"{folder}/a.json")
     if basics.rank() == 0:
         held = start("held")
-        time.sleep(0.1)  # until the engine has taken it
+        time.sleep(0.1)  # until the engine has seen it
     basics.stop_timeline()
     basics.engine().barrier("stopped").wait()
     basics.start_timeline(f"{folder}/b.json")
@@ -203,7 +203,7 @@ def test_tensor_in_flight_at_the_stop_ends_with_the_file(tmp_path: Path) -> None
     assert names_of(cut.inner) == PHASES[:2]
     assert cut.args["failed"] == "still under way when the timeline ended"
     after = read_merged(tmp_path / "b.json")
-    assert after.tensors(0) == []  # it had begun before
+    assert after.tensors(0) == []  # its beginning was before
     assert names_of(after.tensors(1)) == ["held"]
 
 
@@ -211,7 +211,7 @@ def refused_path(path: str) -> str:
     basics.init()
     with pytest.raises(ArgumentError) as refused:
         basics.start_timeline(path)
-    step()  # the world goes on
+    step()  # the world can still be used
     basics.shutdown()
     return str(refused.value)
 

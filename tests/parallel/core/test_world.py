@@ -124,7 +124,7 @@ def _reduce_in_two_sets() -> list[float]:
         handles.append(engine.allreduce("x", [tensor], op, process_set=number, keep=array))
     for handle in handles:
         handle.wait()
-    engine.barrier("all are done").wait()  # rank 0 decides for the set that it is not in, too
+    engine.barrier("all are done").wait()  # rank 0 coordinates the other process set, too
     return [float(array[99]) for array in arrays.values()]
 
 

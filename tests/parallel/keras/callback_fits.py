@@ -1,4 +1,4 @@
-"""Calls of fit() with callbacks, and what looks into them."""
+"""Calls of fit() with callbacks, and callbacks that record values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def array(variable: Any) -> Any:
 
 
 def compiled(optimizer: Any, built: bool = True, alike: bool = False, **how: Any) -> Any:
-    """Make a model that has other weights on every rank, unless they are to be alike."""
+    """Make a model with different weights on every rank, unless they are to be alike."""
     model = dense_model(built=built)
     if built and not alike:
         model.set_weights([weight + hvd.rank() for weight in weights_of(model)])
@@ -53,7 +53,7 @@ class InTest(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Probe:
-    """Notes what a function says in each call of some hook."""
+    """Records the result of a function in each call of a hook."""
 
     def __init__(self, hook: str, look: Any) -> None:
         self.seen: list[Any] = []

@@ -1,6 +1,6 @@
 """Worlds of Keras, on each backend: loaded by the ranks only, many scenarios in one world.
 
-`keras` and `hvd` import what they stand for at first use: pytest's own process does without.
+`keras` and `hvd` import their modules at first use, so that pytest's own process does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_scenarios(namespace: dict[str, Any]) -> dict[str, str]:
     """Run the scenarios on this rank, each from the same seed."""
 
     def seeded() -> None:
-        # Keras's own, with the PyTorch of today.
+        # a warning of Keras with the current PyTorch
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(keras|torch)\b")
         keras.utils.set_random_seed(7)
 
@@ -61,7 +61,7 @@ def data(samples: int = 24, width: int = 5, dtype: str = "float32") -> tuple[Any
 
 
 def mine(whole: Any) -> Any:
-    """Pick this rank's samples, so that one rank's batches together are those of one process."""
+    """Pick this rank's samples; the batches of all ranks together are those of one process."""
     return whole[hvd.rank() :: hvd.size()]
 
 
@@ -83,6 +83,6 @@ def on_every_rank(values: Any) -> list[Any]:
 
 
 def same_bits(arrays: list[Any]) -> bool:
-    """Say whether the ranks' arrays are the same to the bit."""
+    """Return whether the ranks' arrays are the same to the bit."""
     everyone = on_every_rank([array.tobytes() for array in arrays])
     return all(one == everyone[0] for one in everyone)

@@ -1,4 +1,4 @@
-"""The callbacks: what ranks begin with, what they report, how the learning rate goes."""
+"""The callbacks: initial weights, averaged metrics, learning rates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scenario_broadcast_before_the_first_batch() -> None:
 
 
 def scenario_broadcast_after_the_first_batch() -> None:
-    """Layers whose call cannot be tried without data are built by the first batch."""
+    """Layers that cannot be built without data are built by the first batch."""
     model = compiled(keras.optimizers.SGD(0.01, momentum=0.9), built=False, run_eagerly=True)
     callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     probe = Probe("on_train_batch_end", lambda: same_bits(weights_of(model)))
@@ -61,7 +61,7 @@ def scenario_broadcast_when_only_one_rank_has_built() -> None:
 
 
 def scenario_broadcast_of_a_loaded_model() -> None:
-    """Rank 0 goes on from a file; the others begin anew, and get its state."""
+    """Rank 0 resumes from a file; the others begin anew, and get its state."""
     model = compiled(keras.optimizers.Adam(0.01))
     if hvd.rank() == 0:
         alone = keras.models.clone_model(model)
@@ -114,7 +114,7 @@ def scenario_metrics_count_samples() -> None:
 
 
 def uneven_shares(samples: int) -> slice:
-    """Give rank r one part of so many samples, none of which is as large as another."""
+    """Return rank r's part of the samples; all parts have different sizes."""
     ends = np.cumsum([0, *range(2, hvd.size() + 1)]).tolist() + [samples]
     return slice(ends[hvd.rank()], ends[hvd.rank() + 1])
 
@@ -134,7 +134,7 @@ def scenario_evaluate_averages_as_fit_does() -> None:
     assert found == pytest.approx(expected, rel=1e-5) and seen == [found]
     assert hvd.size() == 1 or own != pytest.approx(expected, rel=1e-3)
     assert model.evaluate(inputs[share], targets[share], **how) == list(found.values())
-    # The model is as it was, also after an evaluate() that raised.
+    # The model is unchanged, also after an evaluate() that raised.
     with pytest.raises(ZeroDivisionError):
         fail = InTest(batch=lambda: 1 // 0)
         model.evaluate(inputs[share], targets[share], verbose=0, callbacks=[average, fail])
@@ -172,7 +172,7 @@ def scenario_allreduce_buffers() -> None:
 
 
 def check_moments_in_fit(**how: Any) -> list[bool]:
-    """Say after each validation whether all ranks' weights were the same; check it for epochs."""
+    """Record after each validation whether all ranks' weights were the same; check each epoch."""
     model = with_moments(frozen=False)
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
     probe = Probe("on_epoch_end", lambda: same_bits(weights_of(model)))
@@ -194,7 +194,7 @@ def scenario_buffers_are_averaged_before_validation() -> None:
 
 
 def scenario_metrics_that_one_rank_lacks() -> None:
-    """Validation on rank 0 alone: everybody learns of it."""
+    """Validation on rank 0 alone: all ranks get an error."""
     model = compiled(keras.optimizers.SGD(0.0), alike=True)
     inputs, targets = data(4)
     validation = (inputs, targets) if hvd.rank() == 0 else None
@@ -227,12 +227,12 @@ def scenario_warmup_of_a_schedule() -> None:
     plain = type(schedule)
     model = compiled(keras.optimizers.SGD(schedule, momentum=0.9))
     how: dict[str, Any] = {"epochs": 2, "samples": 8}
-    rates = rates_in(model, [], **how)  # traced before the callback comes
+    rates = rates_in(model, [], **how)  # traced before the callback runs
     assert np.allclose(rates, [0.6 * 0.9 ** (i + 1) for i in range(4)])
     before = weights_of(model)
     callback = hvd.callbacks.LearningRateScheduleCallback(None, 0.0, end_epoch=1)
     fit(model, [callback], epochs=1, samples=8)
-    # A rate of zero: the velocity is scaled to zero with it, and nothing moves.
+    # With a rate of zero the velocity is scaled to zero, too, and no weight changes.
     assert all(np.array_equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
     warmup = hvd.callbacks.LearningRateWarmupCallback(None, warmup_epochs=2)
     rates = rates_in(model, [warmup], **how)
@@ -257,7 +257,7 @@ def scenario_schedule() -> None:
 
 
 def scenario_momentum_correction() -> None:
-    """Velocities hold gradients times the old rate; with correction they change with it."""
+    """Velocities hold gradients times the old rate; with correction they change with the rate."""
     variable = keras.Variable(np.zeros(1, "float32"))
     for correct, expected in ((True, 0.2), (False, 2.0)):
         optimizer = keras.optimizers.SGD(1.0, momentum=0.9)

@@ -45,9 +45,9 @@ def mean_of_squares(batch: int) -> Any:
 
 
 def make_model(optimizer: Any, batch: int) -> Any:
-    """Make a model that computes in float64 where that is asked for.
+    """Make a model that computes in float64 if asked to.
 
-    On PyTorch keras.ops.matmul (so Dense) and mean (so "mse") have the bits of float32 then.
+    On PyTorch, keras.ops.matmul (in Dense) and mean (in "mse") then have the precision of float32.
     """
     keras.utils.set_random_seed(3)
     layers = [

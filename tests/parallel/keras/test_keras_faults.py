@@ -1,4 +1,4 @@
-"""Dead ranks, ranks that run out of batches, and other models, in fit: errors that say so."""
+"""In fit, dead ranks, ranks that run out of batches, and different models are clear errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def killed(victim: int, noted: str) -> dict[str, Any]:
 
     def end(batch: int, logs: Any) -> None:
         if batch == 20 and hvd.rank() == victim:
-            time.sleep(0.2)  # the others wait inside of a collective
+            time.sleep(0.2)  # the others wait inside a collective
             die(noted)
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_begin=end)
@@ -69,7 +69,7 @@ def test_killed_rank_is_named_by_every_survivor(backend: str, victim: int, tmp_p
 
 
 def runs_out(leaver: int) -> dict[str, Any]:
-    """One rank has a batch less, no callback compares beforehand, and it leaves."""
+    """One rank has one batch less, no callback compares beforehand, and it leaves."""
     start()
     outcome = outcome_of(compiled(), *data(20 - 4 * (hvd.rank() == leaver)))
     hvd.shutdown()
@@ -105,13 +105,13 @@ def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
     ("backend", "eagerly"), [("tensorflow", False), ("tensorflow", True), ("torch", False)]
 )
 def test_rank_whose_epoch_ends_early_says_so(backend: str, eagerly: bool) -> None:
-    """Where nobody knows the number of batches beforehand, the ranks find out in the middle."""
+    """If the number of batches is not known beforehand, the ranks get the error in the middle."""
     first, second = run_world(
         2, runs_out_of_unknown_batches, eagerly, timeout=TIMEOUT, env=environment(backend)
     )
     assert second.value["kind"] == "ArgumentError"
     assert "the epoch of rank 1 ended after 4 batches" in second.value["message"]
-    # The mismatch itself, or that rank 1 has left since.
+    # The mismatch itself, or the error that rank 1 has left since.
     assert "'keras.0." in first.value["message"]
     assert "rank 1" in first.value["message"]
 

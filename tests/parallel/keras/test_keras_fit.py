@@ -1,4 +1,4 @@
-"""model.fit reduces every gradient once per step, whatever the optimizer and the way to run."""
+"""model.fit reduces every gradient once per step, with every optimizer and every way to run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def scenario_embedding() -> None:
     for words in (8, 800):  # on TensorFlow dense, and by rows
         fit_embedding(words)
     if on_tensorflow():
-        fit_embedding(800, jit_compile=True)  # dense, since XLA gathers nothing
+        fit_embedding(800, jit_compile=True)  # dense, since XLA cannot gather rows
 
 
 def scenario_embedding_made_dense() -> None:
@@ -107,7 +107,7 @@ def scenario_embedding_made_dense() -> None:
 
 
 def scenario_a_loop_of_ones_own() -> None:
-    """Models trained in turns, with optimizers that know some of the variables each."""
+    """Models trained in turns, with optimizers that have some of the variables each."""
     model = dense_model()
     first = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     second = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -179,7 +179,7 @@ def scenario_local_variables_say_what_they_cannot() -> None:
     scaler = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     optimizer = hvd.DistributedOptimizer(scaler)
     optimizer.register_local_var(variable)
-    with pytest.raises(hvd.ArgumentError, match="do not go with loss scaling"):
+    with pytest.raises(hvd.ArgumentError, match="do not work with loss scaling"):
         optimizer.apply([keras.ops.ones(2)], [variable])
 
 
@@ -195,7 +195,7 @@ def compiled(function: Any) -> Any:
 
 
 def trace_only() -> None:
-    """What matters here is what is traced; generating C++ from it takes half a minute."""
+    """Only the trace matters here; generating C++ from it takes half a minute."""
     if not on_tensorflow():
         import torch
 
@@ -209,7 +209,7 @@ def scenario_jit_compile() -> None:
 
 
 def optimizers_of_keras() -> dict[str, Callable[[], Any]]:
-    """Give what makes one of every class that Keras offers, and of those around others."""
+    """Return a factory for every optimizer class of Keras, by name."""
     module = keras.optimizers
     offered = {name: getattr(module, name) for name in dir(module)}
     around_others = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")

@@ -1,4 +1,4 @@
-"""What the callbacks check about a call of fit(), and what they warn of."""
+"""The checks and the warnings of the callbacks for a call of fit()."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRELOAD = ("keras",)
 
 
 def update_past_the_reduction(model: Any, gradients: Any) -> None:
-    """Call the method of the class that was wrapped."""
+    """Call the method of the wrapped class."""
     plain: Any = type(model.optimizer)._wrapped_class
     plain.apply(model.optimizer, gradients, model.trainable_variables)
 
@@ -85,7 +85,7 @@ def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
 
 
 def said_by(call: Any) -> list[str]:
-    """Collect what a call warns of on this rank: models that differ."""
+    """Collect this rank's warnings about models that differ during a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
@@ -94,7 +94,7 @@ def said_by(call: Any) -> list[str]:
 
 
 def expect_once(texts: list[str], *parts: str) -> None:
-    """Check that rank 0 has warned, once, where there are others."""
+    """Check that rank 0 has warned, once, if there are other ranks."""
     assert len(texts) == (hvd.rank() == 0 and hvd.size() > 1), texts
     assert all(part in text for text in texts for part in parts), texts
 

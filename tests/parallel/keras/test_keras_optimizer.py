@@ -57,7 +57,7 @@ def mixed_precision() -> Iterator[None]:
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """Give all ranks one new folder."""
+    """Return a new folder, the same on all ranks."""
     with tempfile.TemporaryDirectory() as own:
         yield Path(hvd.broadcast_object(own))
         hvd.allgather_object("all are done with it")
@@ -70,7 +70,7 @@ def fit_with_a_bad_batch(optimizer: Any, **how: Any) -> None:
     model.compile(optimizer=optimizer, loss="mse", **how)
     scaler = model.optimizer
     assert type(scaler).__name__ == "LossScaleOptimizer"
-    scaler.initial_scale = 2.0**10  # no overflow but the one that we make
+    scaler.initial_scale = 2.0**10  # no overflow except this one
     inputs, targets = data(16 * hvd.size())
     inputs, targets = mine(inputs).copy(), mine(targets)
     if hvd.rank() == 0:
@@ -129,7 +129,7 @@ def scenario_static_loss_scale_sees_averages() -> None:
 
 
 def fit_in_passes(passes: int, average: bool, make: Any, **how: Any) -> None:
-    """Batches of 4 in `passes` passes are what one process makes of batches of 4 * passes."""
+    """Batches of 4 in `passes` passes equal one process with batches of 4 * passes."""
     model, alone = dense_model(), dense_model()
     optimizer = hvd.DistributedOptimizer(
         make(), backward_passes_per_step=passes, average_aggregated_gradients=average
@@ -287,7 +287,7 @@ def scenario_saves_and_loads_with_its_state() -> None:
     for other in (plain, loaded):
         assert close(other.optimizer.variables, state, 0.0)
     assert tensors_sent_by(lambda: plain.evaluate(inputs, targets, verbose=0)) == 0
-    # What was loaded goes on exactly as what was saved.
+    # The loaded optimizer goes on exactly as the saved one.
     assert tensors_sent_by(lambda: loaded.fit(inputs, targets, **how)) == 3 * 4
     model.fit(inputs, targets, **how)
     assert all(
@@ -382,7 +382,7 @@ def scenario_compiled_passes() -> None:
 
 def scenario_names_do_not_follow_other_models() -> None:
     if hvd.rank() == 0:
-        dense_model()  # Keras numbers names: here they run ahead from now on.
+        dense_model()  # Keras numbers names: from here on the ranks' numbers differ.
     model = dense_model()
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
     inputs, targets = (mine(part) for part in data(8 * hvd.size()))
@@ -403,7 +403,7 @@ test_optimizer = make_tests(
 
 def refuse_backend() -> list[str]:
     hvd.init()
-    keras.backend.backend = lambda: "jax"  # which needs no more than its name here
+    keras.backend.backend = lambda: "jax"  # only its name matters here
     messages = []
     for call in (
         lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()),

@@ -37,7 +37,7 @@ def ranks_that_train(ps: Any) -> list[int]:
 
 
 def samples_of(ranks: list[int]) -> tuple[Any, Any]:
-    """Take the samples of some ranks, interleaved: one's batches together are those of all."""
+    """Interleave the samples of some ranks: batches of one process equal those of all."""
     inputs, labels = data(samples=12 * hvd.size())
     chosen = [i for i in range(len(inputs)) if i % hvd.size() in ranks]
     return inputs[chosen], labels[chosen]
@@ -93,7 +93,7 @@ def scenario_members_train_as_one_process_and_others_alone() -> None:
 
 
 def scenario_disjoint_sets_train_at_the_same_time() -> None:
-    """Each set has its own model, its own start and its own number of batches."""
+    """Each process set has its own model, its own beginning and its own number of batches."""
     pair, rest = hvd.process_sets()[1], hvd.add_process_set(range(2, hvd.size()))
     ps = pair if pair.included() else rest
     model, alone = dense_model(), dense_model()
@@ -175,7 +175,7 @@ def _scenarios() -> dict[str, str]:
     import warnings
 
     def seeded() -> None:
-        # Keras's own, with the PyTorch of today.
+        # a warning of Keras with the current PyTorch
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         keras.utils.set_random_seed(7)
 

@@ -52,13 +52,13 @@ def scenario_saves_and_loads_with_its_state() -> None:
         model.fit(inputs, targets, **how)
         with tempfile.TemporaryDirectory() as folder:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Keras's own, about the older format
+                warnings.simplefilter("ignore")  # Keras's own warning about the older format
                 model.save(Path(folder) / name)
             loaded = k2.models.load_model(Path(folder) / name)
         assert type(loaded.optimizer) is model.optimizer.__class__
         assert int(loaded.optimizer.iterations) == 3
         hvd.DistributedOptimizer(loaded.optimizer)
-        # What was loaded goes on exactly as what was saved.
+        # The loaded optimizer goes on exactly as the saved one.
         count = tensors_sent_by(
             lambda model=loaded, x=inputs, y=targets, how=how: model.fit(x, y, **how)
         )
@@ -89,7 +89,7 @@ def fit_with_callbacks(make: Callable[[], Any], folder: Path) -> None:
     assert same_bits(weights_of(model))
     assert all(one == history for one in on_every_rank(history))
     assert np.allclose(history["learning_rate"], 0.05)
-    # The same on one process, with the rates that a warm-up has.
+    # The same on one process, with the rates of the warm-up.
     size, done = hvd.size(), 0
     expected = make()
 
@@ -115,7 +115,7 @@ def fit_with_callbacks(make: Callable[[], Any], folder: Path) -> None:
 
 
 def scale_velocities(optimizer: Any, model: Any, by: float) -> None:
-    """Do by hand what the callback does: they hold gradients times the rate of the batch before."""
+    """Scale by hand as the callback does: velocities hold gradients times the last rate."""
     if isinstance(optimizer, k2.optimizers.legacy.SGD):
         velocities = [optimizer.get_slot(one, "momentum") for one in model.trainable_variables]
     else:
@@ -224,7 +224,7 @@ test_tf_keras_model = make_tests(body, sizes(1, 2), timeout=TIMEOUT, env=environ
 
 
 def other_backend() -> list[str]:
-    """Keras 3 computes with PyTorch in the same process: Keras 2 takes no part in that."""
+    """Keras 3 computes with PyTorch in the same process; Keras 2 does not use it."""
     start()
     model = dense_model()
     model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")

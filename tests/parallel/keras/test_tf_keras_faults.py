@@ -1,4 +1,4 @@
-"""Dead ranks and other models in fit of Keras 2, the package tf_keras: errors that say so."""
+"""In fit of Keras 2 (tf_keras), dead ranks and different models are clear errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def killed(family: str, noted: str) -> dict[str, Any]:
 
     def end(batch: int, logs: Any) -> None:
         if batch == 20 and hvd.rank() == 1:
-            time.sleep(0.2)  # the others wait inside of a collective
+            time.sleep(0.2)  # the others wait inside a collective
             die(noted)
 
     model = dense_model()

@@ -50,7 +50,7 @@ def scenario_passes_of_legacy() -> None:
 
 
 def mixed_model(optimizer: Any, **how: Any) -> Any:
-    """Make and compile a model under "mixed_float16", which puts a LossScaleOptimizer around."""
+    """Make and compile a model under "mixed_float16", which adds a LossScaleOptimizer."""
     k2.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = dense_model()
@@ -136,11 +136,11 @@ def scenario_misuse_says_what_to_do() -> None:
         scaler = scaled(hvd.DistributedOptimizer(make(), backward_passes_per_step=2))
         model = dense_model()
         model.compile(optimizer=scaler, loss="mse", run_eagerly=True)
-        with pytest.raises(hvd.ArgumentError, match="does not go with the loss scaling"):
+        with pytest.raises(hvd.ArgumentError, match="does not work with the loss scaling"):
             model.fit(*data(4), verbose=0)
         optimizer = hvd.DistributedOptimizer(make(), backward_passes_per_step=2)
         optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
-        with pytest.raises(hvd.ArgumentError, match="that it saw first"):
+        with pytest.raises(hvd.ArgumentError, match="of its first step only"):
             optimizer.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
     with pytest.raises(hvd.ArgumentError, match="one of tf_keras"):
         hvd.DistributedOptimizer(k2.layers.Dense(1))

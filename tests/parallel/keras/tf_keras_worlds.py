@@ -52,7 +52,7 @@ def legacy_adam() -> Any:
 def fit_on_all_ranks_and_alone(
     make: Callable[[], Any], passes: int = 1, average: bool = True, **how: Any
 ) -> None:
-    """Every gradient travels once per update; the result is that of one process."""
+    """Every gradient is reduced once per update; the result is that of one process."""
     model, alone = dense_model(), dense_model()
     wrapped = make()
     optimizer = hvd.DistributedOptimizer(

@@ -1,8 +1,8 @@
 """Worlds of TensorFlow: loaded by the ranks only, and many scenarios in one world.
 
-`tf` and `hvd` import what they stand for at first use: pytest's own process does without.
+`tf` and `hvd` import their modules at first use, so that pytest's own process does not.
 A test file has functions `scenario_x()` that run on every rank and assert, as in `scenarios`. One
-with an argument `form` runs twice: `form` leaves a function as it is, or makes a tf.function of it.
+with an argument `form` runs twice: `form` returns a function unchanged, or as a tf.function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def run_scenarios(namespace: dict[str, Any]) -> dict[str, str]:
-    """Run the scenarios on this rank, those with a form in each."""
+    """Run the scenarios on this rank, those with a form in each form."""
     return run_all(namespace, start, forms=(eagerly, in_graph))
 
 
@@ -51,7 +51,7 @@ def ranks() -> range:
 
 
 def same(tensor: Any, expected: Any, tolerance: float = 0.0) -> bool:
-    """Say whether all elements equal what is expected."""
+    """Return whether all elements equal the expected value."""
     if not tf.is_tensor(expected):
         expected = tf.constant(expected, tf.float64)
     difference = tf.abs(tf.cast(tensor, tf.float64) - tf.cast(expected, tf.float64))

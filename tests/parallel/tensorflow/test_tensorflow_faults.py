@@ -1,4 +1,4 @@
-"""A dead rank and ranks that disagree, seen from TensorFlow: an error on every rank, and soon."""
+"""In TensorFlow a dead rank and mismatches are errors on every rank, and soon."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def killed(form: str, victim: int, noted: str) -> dict[str, Any]:
     while time.monotonic() < deadline:
         number += 1
         if number == 30 and hvd.rank() == victim:
-            time.sleep(0.2)  # the others wait inside of a collective
+            time.sleep(0.2)  # the others wait inside a collective
             die(noted)
         try:
             step()
@@ -151,7 +151,7 @@ def test_mismatch_is_an_error_on_every_rank_and_the_world_goes_on() -> None:
 
 
 def one_of_many_disagrees() -> str:
-    """One gradient of many has another shape here; the others still run, and all end."""
+    """One gradient of many has a different shape here; the others still run, and all end."""
     start()
     variables = [tf.Variable(tf.ones([3 + (i == 5) * hvd.rank()])) for i in range(20)]
     try:

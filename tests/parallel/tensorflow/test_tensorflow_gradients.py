@@ -123,9 +123,9 @@ def scenario_gradient_of_broadcast(form: Form) -> None:
 
 
 def scenario_gradient_equals_finite_differences(form: Form) -> None:
-    """Of the sum of all ranks' losses, by one element of one rank at a time.
+    """Differentiate the sum of all ranks' losses, by one element of one rank at a time.
 
-    So with allreduce and alltoall; what the others have is a mean, see test_tensorflow_table.
+    This holds for allreduce and alltoall; the others give a mean, see test_tensorflow_table.
     """
 
     def loss(x: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The library of TensorFlow operations: what it is linked with, and how it behaves below Python.
+"""The library of TensorFlow operations: its linked libraries, and its behaviour below Python.
 
-Goals 1, 2 and 4 of the design: one small binary for all releases; operations that are all under way
-at once on one thread; results in the memory of their inputs.
+It must be one small binary for all releases; all operations must be in flight at once on one
+thread; results must use the memory of their inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def raw() -> tuple[Any, Any]:
 
 
 def sums_of_many(order: Callable[[int], range]) -> Any:
-    """Make a function of 161 sums that a rank traces, and so starts, in an order of its own."""
+    """Make a function of 161 sums that each rank traces, and so starts, in a different order."""
     library, terms = raw()
     ops = library.raw_ops()
 
@@ -62,7 +62,7 @@ def all_under_way_on_one_thread() -> list[float]:
 
 def test_161_operations_are_under_way_on_one_thread() -> None:
     # With as many cores as ranks a rank may start its last tensor first, which the other rank
-    # starts last: whoever waited for one before starting the next would wait for ever.
+    # starts last: a rank that waited for one before starting the next would wait for ever.
     for result in run_world(2, all_under_way_on_one_thread, env=ENVIRONMENT, timeout=60):
         assert result.value == [2.0 * index for index in range(TENSORS)]
 

@@ -1,4 +1,4 @@
-"""The collectives on TensorFlow tensors: values, and what misuse says."""
+"""The collectives on TensorFlow tensors: values, and the errors of misuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]
 REDUCED = [*INTEGERS, "float16", "bfloat16", "float32", "float64"]
-# Copied only: so they are compared as numbers that are made of them.
+# Dtypes that are only copied: they are compared as numbers.
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
           "float8_e4m3b11fnuz"]  # fmt: skip
 
@@ -134,7 +134,7 @@ def scenario_compression(form: Form) -> None:
         assert form(reduce)(mine(3, dtype="int32")).dtype == tf.int32
         if compression is hvd.Compression.none:
             continue
-        # To the bit as by hand.
+        # The same bits as by hand.
         tensor = tf.math.sin(tf.range(3000, dtype=tf.float64)) * (hvd.rank() + 0.1)
         narrow, _ = compression.compress(tensor)
         by_hand = tf.cast(hvd.allreduce(narrow, op=hvd.Sum), tf.float64)
@@ -178,7 +178,7 @@ def scenario_complex_numbers(form: Form) -> None:
 
 
 def is_known(dtype: str) -> bool:
-    """Say whether this release of TensorFlow has that type."""
+    """Return whether this release of TensorFlow has that type."""
     try:
         tf.as_dtype(dtype)
     except TypeError:
@@ -374,7 +374,7 @@ def scenario_misuse_says_what_to_do() -> None:
 
 
 def scenario_each_rank_takes_its_own_gpu() -> None:
-    """Over a stand-in for the devices that TensorFlow sees."""
+    """Replace the devices that TensorFlow sees by fakes."""
     from hvdlite.tensorflow.device import take_own_gpu
 
     gpus = ["GPU:0", "GPU:1"]
@@ -390,7 +390,7 @@ def scenario_each_rank_takes_its_own_gpu() -> None:
 
     own = [gpus[hvd.rank() % 2]] if hvd.size() > 1 else []
     assert shown(gpus) == own
-    assert shown(gpus, RuntimeError) == own  # TensorFlow is in use, and stays as it is
+    assert shown(gpus, RuntimeError) == own  # TensorFlow is in use, and its devices do not change
     assert shown(gpus[1:]) == []
     assert shown([]) == []
 
@@ -430,7 +430,7 @@ def test_importing_the_adapter_imports_neither_torch_nor_keras_wrappers(tmp_path
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,  # which "-c" puts first on the path: the installed package is meant
+        cwd=tmp_path,  # "-c" puts it first on the path: the installed package is meant
         env={**base_environment(), **ENVIRONMENT},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""The collectives that work on rows, on TensorFlow tensors: values, gradients, and misuse.
+"""The collectives that work on rows, on TensorFlow tensors: values, gradients, misuse.
 
 Each scenario runs eagerly and in a tf.function. Ranks make each other's inputs with `make`.
 """

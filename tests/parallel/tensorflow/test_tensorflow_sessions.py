@@ -133,7 +133,7 @@ def scenario_branches_in_a_graph_leave_nothing_for_others() -> None:
 
 @contextlib.contextmanager
 def control_flow(version: int) -> Iterator[None]:
-    """Make branches and loops as a script does that chose this version."""
+    """Make branches and loops as in a script that chose this version of control flow."""
     if version == 1:
         tf.compat.v1.disable_control_flow_v2()
     try:
@@ -144,7 +144,7 @@ def control_flow(version: int) -> Iterator[None]:
 
 def scenario_loops_and_branches_of_both_versions() -> None:
     if hvd.rank() == 0:
-        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1))  # a name more
+        tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x))(tf.constant(1))  # one more
     for version in (1, 2):
         with control_flow(version), tf.Graph().as_default(), tf.compat.v1.Session() as session:
             count = tf.compat.v1.placeholder(tf.int32, [])

@@ -1,4 +1,4 @@
-"""tf.IndexedSlices of tapes: gathered as rows or reduced dense, whichever moves less."""
+"""tf.IndexedSlices of tapes: gathered as rows or reduced dense, whichever moves fewer bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parallel.tensorflow.tensorflow_worlds import (
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 WORDS, WIDTH = 64, 4
-LIMIT = 43  # from so many rows on dense is cheaper: 1024 bytes, of 16 and an index each
+LIMIT = 43  # from this number of rows on dense is cheaper: 1024 bytes; a row has 16 and an index
 BY_ROWS, DENSE = 3, 2  # tensors sent: the number of rows, values and indices; or all at once
 
 # The words of each rank, and how they travel.
@@ -136,7 +136,7 @@ def scenario_tables_of_many_dtypes_and_shapes_beside_dense_ones(form: Form) -> N
 
 
 def scenario_in_a_loop_of_a_function() -> None:
-    """Each iteration goes its own way, and none overtakes another."""
+    """Each iteration chooses rows or dense for itself, and iterations stay in order."""
     table = tf.Variable(tf.ones([WORDS, WIDTH]))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -159,7 +159,7 @@ def scenario_in_a_loop_of_a_function() -> None:
 
 
 def scenario_unknown_shapes(form: Form) -> None:
-    """A table whose shape is known when it runs, and rows of nobody's table."""
+    """A table whose shape is known only when it runs, and rows without a table."""
     table = tf.Variable(tf.ones([WORDS, WIDTH]), shape=[None, WIDTH])
 
     def step(words: Any) -> Any:
@@ -173,7 +173,7 @@ def scenario_unknown_shapes(form: Form) -> None:
 
 
 def scenario_tables_that_differ_are_told_of(form: Form) -> None:
-    """Whichever way each rank would go by itself."""
+    """All ranks choose alike, whatever each rank's own rows would suggest."""
 
     def step(words: Any, table: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -272,7 +272,7 @@ def scenario_a_group_with_slices_in_it(form: Form) -> None:
 
 
 def scenario_slices_of_every_dtype(form: Form) -> None:
-    """Integer rows are cut towards zero one by one, as they are added up by whoever reads them."""
+    """Integer rows are rounded towards zero one by one, since the reader adds them up."""
     integers = ("uint8", "int8", "int16", "int32", "int64")
     for dtype in (*integers, "float16", "bfloat16", "float32", "float64"):
         for op, scale in ((hvd.Sum, 1.0), (hvd.Sum, 0.5), (hvd.Average, 1.0)):
@@ -301,7 +301,7 @@ def scenario_what_rows_have_no_reduction_for_is_not_implemented(form: Form) -> N
 
 
 def scenario_groups_of_gradients_with_slices_among_them(form: Form) -> None:
-    """As the tape has them, and the optimizers of TensorFlow 1 by it."""
+    """With the tape, and with the optimizers of TensorFlow 1."""
     table, layer = tf.Variable(tf.ones([WORDS, WIDTH])), tf.Variable(tf.ones([3]))
     other = tf.Variable(tf.ones([2]))
     words = CASES["different rows"][0]

@@ -1,6 +1,6 @@
 """Every collective of TensorFlow x dtype x op x scale x process set, and every gradient.
 
-Each rank computes what all ranks give, and what must come of it: values as the arithmetic says,
+Each rank computes the inputs of all ranks and the expected results: values by plain arithmetic,
 gradients by the formula in docs/collectives.md. Every case runs eagerly and in a tf.function.
 """
 
@@ -23,13 +23,13 @@ FLOATS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float6
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
 SCALES: tuple[dict[str, float], ...] = ({}, {"prescale_factor": 0.5, "postscale_factor": 3.0})
 
-# A process set, the ranks of its members, and this rank's place among them.
+# A process set, the ranks of its members, and this rank's position among them.
 Place = tuple[Any, list[int], int]
 sets: dict[str, Any] = {}
 
 
 def places() -> Iterator[Place]:
-    """Give the process sets that this rank is a member of: all ranks, and all but rank 0."""
+    """Return the process sets of which this rank is a member: all ranks, and all but rank 0."""
     everyone = list(range(hvd.size()))
     if not sets and hvd.size() > 2:
         sets["all but rank 0"] = hvd.add_process_set(everyone[1:])
@@ -40,12 +40,12 @@ def places() -> Iterator[Place]:
 
 
 def given(rank: int, rows: int, salt: int = 0) -> Any:
-    """Make what a rank puts in, or the gradient that it gets back."""
+    """Make a rank's input, or the gradient of its output."""
     return np.random.default_rng([rank, rows, salt]).standard_normal((rows, 2)).astype("float32")
 
 
 def gradient(form: Form, collective: Callable[[Any], Any], inputs: Any, upstream: Any) -> Any:
-    """Differentiate a collective, with what this rank's later layers say about its result."""
+    """Differentiate a collective, for this rank's gradient of its result."""
 
     def slope(inputs: Any, upstream: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -137,7 +137,7 @@ def scenario_gradients_of_reducescatter(form: Form) -> None:
 def scenario_gradients_of_alltoall(form: Form) -> None:
     for process_set, members, place in places():
         n = len(members)
-        # The member at place a sends (a + b) % 3 rows to the one at place b.
+        # The member at position a sends (a + b) % 3 rows to the one at position b.
         splits = [[(a + b) % 3 for b in range(n)] for a in range(n)]
         back = []
         for b, rank in enumerate(members):
@@ -169,7 +169,7 @@ def scenario_gradients_in_functions_that_xla_compiles() -> None:
 
 
 def values(rank: int, dtype: str, rows: int, salt: int = 0) -> Any:
-    """Make what a rank puts in, in float64: small whole numbers for integers and bool."""
+    """Make a rank's input, in float64: small whole numbers for integers and bool."""
     generator = np.random.default_rng([rank, rows, salt, len(dtype)])
     if dtype in FLOATS:
         narrow = tf.as_dtype(dtype).as_numpy_dtype
@@ -183,7 +183,7 @@ def put(dtype: str, rows: int, salt: int = 0) -> Any:
 
 
 def reduced(members: list[int], dtype: str, op: str, scales: dict[str, float], *of: int) -> Any:
-    """Reduce as the arithmetic says, in float64: scale, combine, scale; average = sum / ranks."""
+    """Reduce by plain arithmetic, in float64: scale, combine, scale; average = sum / ranks."""
     combine = {"Min": np.minimum, "Max": np.maximum, "Product": np.multiply}.get(op, np.add)
     total = None
     for rank in members:
@@ -321,7 +321,7 @@ def scenario_values_that_only_travel(form: Form) -> None:
 
 
 def scenario_values_of_keras_functions() -> None:
-    """Those of `hvdlite.keras`, of NumPy arrays; bfloat16 is no NumPy type."""
+    """The collectives of `hvdlite.keras` on NumPy arrays; NumPy does not have bfloat16."""
     import hvdlite.keras as keras_hvd
 
     for process_set, members, place in places():

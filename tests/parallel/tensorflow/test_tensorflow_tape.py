@@ -1,4 +1,4 @@
-"""DistributedGradientTape: what it returns for every kind of tape, source and gradient."""
+"""DistributedGradientTape: its results for every kind of tape, source and gradient."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def scenario_upstream_gradients(form: Form) -> None:
 
 
 def scenario_local_sources(form: Form) -> None:
-    """Theirs is this rank's gradient, divided by the number of ranks unless that is refused."""
+    """A local source has this rank's gradient, divided by the number of ranks unless refused."""
     rank, size = hvd.rank() + 1, hvd.size()
     shared, own, unused = (tf.Variable([1.0, 2.0]) for _ in range(3))
     table = tf.Variable(tf.ones([4, 2]))
@@ -259,7 +259,7 @@ def scenario_jacobian_is_this_ranks(form: Form) -> None:
 
 
 def scenario_two_tapes_of_one_step(form: Form) -> None:
-    """Of equal shapes, and in flight together in a function, as a GAN's may be."""
+    """Two tapes with equal shapes are in flight together in a function, as a GAN's may be."""
     generator, discriminator = variables(4), variables(4)
 
     def step() -> tuple[Any, Any]:
@@ -306,7 +306,7 @@ def scenario_one_operation_per_gradient_and_step() -> None:
 
 
 def scenario_many_gradients_on_one_thread() -> None:
-    """The ranks' executors start gradients in orders of their own, and none waits for another."""
+    """The ranks' executors start gradients in different orders, and none waits for another."""
     sources = [tf.Variable(tf.fill([2], float(i))) for i in range(60)]
 
     @tf.function  # type: ignore[untyped-decorator]

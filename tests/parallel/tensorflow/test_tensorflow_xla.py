@@ -37,7 +37,7 @@ def total() -> int:
 
 
 def scenario_one_tensor() -> None:
-    # One result of a custom call lies elsewhere than several do.
+    # A single result of a custom call has another address than several have.
     step = compiled(lambda x: hvd.allreduce(x * 2.0, op=hvd.Sum) + 1.0)
     for _ in range(3):
         assert same(step(mine(3, 2)), 2 * total() + 1)
@@ -88,7 +88,7 @@ def scenario_loop() -> None:
 
 
 def scenario_calls_come_in_the_order_of_the_program() -> None:
-    # XLA may run them in any order, and several at once; the ranks have to agree on one.
+    # XLA may run them in any order, and several at once; the ranks need the same order.
     @tf.function
     def inner(x: Any) -> Any:
         return hvd.allreduce(x, name="called twice", op=hvd.Sum)
@@ -112,7 +112,7 @@ def scenario_calls_come_in_the_order_of_the_program() -> None:
 
 
 def scenario_threads_run_functions_of_their_own() -> None:
-    # Whatever a function takes turns by must not make another function wait.
+    # The turn of one function must not make another function wait.
     met = threading.Barrier(2)
     results: dict[str, Any] = {}
 
@@ -131,7 +131,7 @@ def scenario_threads_run_functions_of_their_own() -> None:
         time.sleep(0.1 * late)
         results[step.__name__] = step(mine(3))
 
-    # The ranks begin with different ones.
+    # The ranks begin with different values.
     threads = [
         threading.Thread(target=run, args=(step, (index + hvd.rank()) % 2 == 1))
         for index, step in enumerate(steps)
@@ -173,7 +173,7 @@ def scenario_tape_makes_one_request() -> None:
 def scenario_mismatch_is_an_error_and_the_world_goes_on() -> None:
     def step(x: Any) -> Any:
         bad = hvd.allreduce(x, name="of no common shape")
-        return bad, hvd.allreduce(x[:2], name="after it")  # which no rank may wait for
+        return bad, hvd.allreduce(x[:2], name="after it")  # for which no rank may wait
 
     step = compiled(step)
     if hvd.size() > 1:

@@ -1,4 +1,4 @@
-"""Small models, and what their gradients are after reduction, for tests of the optimizer."""
+"""Small models, and their expected gradients after reduction, for tests of the optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 
 
 def mean_gradients(weights: list[float] | None = None) -> list[torch.Tensor]:
-    """Compute what `gradients` are after reduction, without any communication."""
+    """Compute the expected `gradients` after reduction, without communication."""
     model = make_model()
     weights = weights or [1.0] * hvd.size()
     for rank in range(hvd.size()):
@@ -82,7 +82,7 @@ class Branches(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """A trunk and two heads, for losses of their own."""
+    """A trunk and two heads with separate losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TwoHeads(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Runs its layers in checkpoints, one inside of another, and has a layer without use."""
+    """Runs its layers in nested checkpoints, and has an unused layer."""
 
     def __init__(self, reentrant: bool, parts: str) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Checkpointed(nn.Module):
 
     def run(self, call: Any, x: torch.Tensor) -> torch.Tensor:
         with warnings.catch_warnings():
-            # The forward of a checkpoint runs without gradients, also what is nested in it.
+            # The forward of a checkpoint, and of checkpoints nested in it, runs without gradients.
             warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
             result: torch.Tensor = checkpoint(call, x, use_reentrant=self.reentrant)
         return result

@@ -1,7 +1,7 @@
 """Scale factors in every form of allreduce and reducescatter, against the arithmetic in float64.
 
-`test_collective_table` has the bits without factors; here an input is scaled, all are reduced, an
-average is divided, and the result is scaled. Narrow floats are computed in float32 and rounded.
+`test_collective_table` checks the bits without factors; here an input is scaled, all are reduced,
+an average is divided, and the result is scaled. Narrow floats use float32, and are rounded.
 """
 
 from __future__ import annotations

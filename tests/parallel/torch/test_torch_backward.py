@@ -1,4 +1,4 @@
-"""Gradients are reduced when backward() returns: what scripts then do with them before step()."""
+"""Gradients are reduced when backward() returns, whatever scripts do before step()."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def scenario_reduce_in_step_is_as_before() -> None:
     assert optimizer._reducer.in_flight
     optimizer.step()
     assert_close(gradients(model), mean_gradients())
-    with raises("reduce_in='forward': say 'backward' or 'step'"):
+    with raises("reduce_in='forward': use 'backward' or 'step'"):
         make(make_model(), reduce_in="forward")
 
 
@@ -98,7 +98,7 @@ def scenario_no_sync_sends_nothing() -> None:
     backward(model, 0.75)
     assert_close(gradients(model), mean_gradients())
     with optimizer.no_sync():
-        backward(model, 1.0)  # on top of what is reduced, and left to step()
+        backward(model, 1.0)  # added to the reduced gradients, and left to step()
     optimizer.step()
     assert_close(gradients(model), factor_times(mean_gradients(), 2.0))
     assert_same_everywhere(model)
@@ -227,7 +227,7 @@ def scenario_a_rank_whose_backward_touches_some_parameters_or_none() -> None:
                 model(torch.ones(1, 3), rare=True).sum().backward()
             elif idle == "another backward":
                 torch.ones(2, requires_grad=True).sum().backward()
-            optimizer.step()  # with the part of those that have none
+            optimizer.step()  # zeros from ranks without a backward
             assert torch.allclose(model.used.bias.grad, torch.full((2,), 1 / hvd.size()))
 
 
@@ -238,7 +238,7 @@ def scenario_two_optimizers_in_another_order_on_each_rank() -> None:
     for _ in range(3):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        # Each rank leaves out a head, so that its bucket is sent at the end of backward.
+        # Each rank leaves out a head, so that its bucket is submitted at the end of backward.
         one = model.losses(inputs())[hvd.rank() % 2]
         other = extra(torch.ones(1, 3), rare=hvd.rank() == 0).sum()
         total = one + other if hvd.rank() == 0 else other + one
@@ -263,7 +263,7 @@ def scenario_a_rank_that_calls_backward_more_often_is_noticed() -> None:
         if hvd.rank() > 0:
             optimizer.step()
         with raises(r"rank \d: the gradients of its step \d+, in 'gradients.*met those of another"):
-            backward(model)  # the second one of a step here, and the first of the next there
+            backward(model)  # the second of a step here, the first of the next one there
         optimizer.zero_grad()
         del optimizer
 
@@ -306,7 +306,7 @@ def scenario_only_the_backward_of_parameters_reduces() -> None:
 
 
 class Trouble(Exception):
-    """What a hook of the script raises."""
+    """The exception of a script's hook."""
 
 
 @contextlib.contextmanager
@@ -354,7 +354,7 @@ def scenario_zero_grad_after_backward_drops_gradients() -> None:
         backward(model)
         assert_close(gradients(model), mean_gradients())
         optimizer.zero_grad(set_to_none=set_to_none)
-    optimizer.weight = 1.0  # nothing is on its way
+    optimizer.weight = 1.0  # nothing is in flight
     backward(model)
     optimizer.step()
 
@@ -389,7 +389,7 @@ def scenario_sparse_gradients() -> None:
         expected[5] += 1
         for _ in range(3):
             optimizer.zero_grad()
-            for number in (1, 2):  # the second one adds to what is reduced
+            for number in (1, 2):  # the second one adds to reduced gradients
                 table(torch.tensor([hvd.rank(), 5])).sum().backward()
                 assert table.weight.grad.is_sparse
                 assert torch.allclose(table.weight.grad.to_dense(), number * expected)

@@ -1,4 +1,4 @@
-"""gradient_as_bucket_view: the bits are those without it, and `grad` stays where it is."""
+"""gradient_as_bucket_view: results have the same bits, and `grad` keeps its memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def make_deep(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Make a model whose parameters' sizes are no multiples of 16 bytes; one is no matrix."""
+    """Make a model with parameters whose sizes are not multiples of 16 bytes, and with a vector."""
     torch.manual_seed(0)
     layers = (nn.Linear(3, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 5), nn.Linear(5, 1))
     return nn.Sequential(*layers).to(dtype)
@@ -56,7 +56,7 @@ def train(
     clip: bool = False,
     **arguments: Any,
 ) -> list[torch.Tensor]:
-    """Train a few steps; give every gradient and parameter of every step."""
+    """Train a few steps; return every gradient and parameter of every step."""
     optimizer = hvd.DistributedOptimizer(
         make_optimizer(model.parameters()),
         model.named_parameters(),
@@ -87,7 +87,7 @@ def assert_same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> No
 
 
 def slots_of(model: nn.Module) -> set[int]:
-    """Give the memory in which gradients lie, by its address."""
+    """Return the memory blocks of the gradients, by their addresses."""
     return {gradient.untyped_storage().data_ptr() for gradient in gradients(model)}
 
 
@@ -187,7 +187,7 @@ def scenario_what_the_user_puts_there() -> None:
     assert_close(views, mean_gradients())
     backward(alone := make_model())
     assert_close(own, gradients(alone))  # packed, and left as they were
-    # Views of each other's places, which packing overwrites.
+    # Views of each other's memory, which packing overwrites.
     bias, other = model[0].bias, model[2].bias
     expected = hvd.allreduce(bias.grad[:2].clone()), hvd.allreduce(other.grad.clone())
     other.grad, bias.grad = bias.grad[:2], torch.cat([other.grad, other.grad])
@@ -257,7 +257,7 @@ def scenario_strides_are_those_of_the_parameters() -> None:
 
 
 def scenario_not_with_adasum() -> None:
-    with raises("gradient_as_bucket_view goes with op=hvd.Average or hvd.Sum"):
+    with raises("gradient_as_bucket_view works with op=hvd.Average or hvd.Sum"):
         make(make_model(), op=hvd.Adasum, gradient_as_bucket_view=True)
 
 
@@ -269,8 +269,8 @@ def body() -> dict[str, str]:
 test_bucket_view = make_tests(body, sizes(2), timeout=100)
 
 
-# What optimizers do without the option, they do with it. What is no matter of optimizers is left
-# out.
+# Tests of optimizers must pass with the option as without it. Tests that are not about optimizers
+# are left out.
 SUITES = {
     test_torch_optimizer: "",
     test_torch_optimizer_protocols: "",

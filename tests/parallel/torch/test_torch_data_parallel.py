@@ -58,9 +58,9 @@ def plain(wrap: Wrap) -> Iterator[Any]:
 
 
 def without_buffers(wrap: Wrap) -> Iterator[Any]:
-    """Leave every rank its moments, and accumulate without saying so."""
+    """Let every rank keep its moments, and accumulate without declaring it."""
     with warnings.catch_warnings():
-        # torch has another name for it since 2.13.
+        # torch has a different name for it since 2.13.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
         model = wrap(make_model(), broadcast_buffers=False, bucket_cap_mb=0.0001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -138,7 +138,7 @@ def scenario_refusals() -> None:
             hvd.DistributedOptimizer(sgd, op=op)
     with raises("takes a model, not a SGD"):
         hvd.DistributedDataParallel(sgd)
-    with raises("device_ids names one device"):
+    with raises("device_ids must name one device"):
         hvd.DistributedDataParallel(make_model(), device_ids=[0, 1])
     with raises("give process_set="):
         hvd.DistributedDataParallel(make_model(), process_group=dist.group.WORLD)

@@ -1,4 +1,4 @@
-"""Which GPU a rank takes: torch's own code over a stand-in for the CUDA runtime below it."""
+"""The choice of a rank's GPU: torch's own code with a fake of the CUDA runtime below it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PRELOAD = ("torch._dynamo",)
 
 
 class Runtime:
-    """Stands for what torch.cuda calls in libtorch_cuda, in a process that has not used CUDA."""
+    """Replaces torch.cuda's functions in libtorch_cuda, in a process that has not used CUDA."""
 
     def __init__(self, gpus: int, current: int = 0) -> None:
         import torch
@@ -25,7 +25,7 @@ class Runtime:
             "_cuda_isInBadFork": False,
         }.items():
             setattr(torch._C, name, function)
-        torch.version.cuda = None  # Nobody asks for capabilities then.
+        torch.version.cuda = None  # So torch does not ask for capabilities.
         self.torch.cuda._cudart = self
         self.torch.cuda._is_compiled = lambda: True
         self.torch.cuda._initialized = False
@@ -34,11 +34,11 @@ class Runtime:
     def set_device(self, device: int) -> None:
         self.torch.cuda._lazy_init()
         self.current = device
-        self.contexts.append(device)  # CUDA 12 makes one here.
+        self.contexts.append(device)  # CUDA 12 creates a context here.
 
 
 def first_use(gpus: int, current: int = 0) -> tuple[int, list[int]]:
-    """Say which device is current when a script first asks, and where contexts are."""
+    """Return the current device at a script's first use, and the devices with contexts."""
     import torch
 
     runtime = Runtime(gpus, current)

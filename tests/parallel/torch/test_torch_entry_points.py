@@ -1,4 +1,4 @@
-"""Buffers of all ranks, what libraries for Horovod read, and what common slips are told."""
+"""Buffers of all ranks, names that libraries for Horovod read, and errors of common slips."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ EXAMPLE = ROOT / "examples" / "torch_digits.py"
 
 
 def run(ranks: int, folder: Path, *arguments: str) -> tuple[str, dict[str, list[float]]]:
-    """Run the example; return what it printed, and the curves that it saved."""
+    """Run the example; return its output, and the curves that it saved."""
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks)] if ranks > 1 else []
     command = [*launcher, sys.executable, str(EXAMPLE), "--output", str(folder), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder.parent)}

@@ -1,7 +1,7 @@
 """The gradients of the collectives in PyTorch against their formulas, which are Horovod's.
 
-A *slope* is what a rank's loss says about an output: the gradient that goes into the backward. Any
-rank can make those of all others, so each computes by itself what must come out.
+A *slope* is the gradient of a rank's loss for an output, the input of the backward. Any rank can
+make the slopes of all others, so each computes the expected results itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def own_sets() -> Iterator[tuple[Any, list[int]]]:
 
 
 def slope(rank: int, rows: int, seed: int = 0) -> torch.Tensor:
-    """Make what a rank's loss says about an output of so many rows."""
+    """Make a rank's slopes for an output of so many rows."""
     generator = torch.Generator().manual_seed(100 * seed + rank)
     return torch.randn(rows, 2, generator=generator, dtype=torch.float64)
 
@@ -46,7 +46,7 @@ def mean(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def gradients(
     call: Callable[[list[torch.Tensor]], list[torch.Tensor]], rows: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Give the gradients of tensors of so many rows, through a collective on all of them."""
+    """Return the gradients of tensors of so many rows, through a collective on all of them."""
     tensors = [torch.ones(count, 2, dtype=torch.float64, requires_grad=True) for count in rows]
     outputs = call(tensors)
     loss = sum(
@@ -58,7 +58,7 @@ def gradients(
 
 
 def forms_of(verb: str, grouped: bool = True, **options: Any) -> list[Any]:
-    """Give every form of a collective, as functions of lists of tensors."""
+    """Return every form of a collective, as functions of lists of tensors."""
     forms = [
         lambda ts: [getattr(hvd, verb)(t, **options) for t in ts],
         lambda ts: [getattr(hvd, f"{verb}_async")(t, **options).wait() for t in ts],
@@ -72,7 +72,7 @@ def forms_of(verb: str, grouped: bool = True, **options: Any) -> list[Any]:
 
 
 def in_place(verb: str, **options: Any) -> list[Any]:
-    """Give the forms that overwrite; of what is computed, for a leaf is treated as data."""
+    """Return the forms that overwrite; not of leaves, which are treated as data."""
     return [
         lambda ts: [getattr(hvd, f"{verb}_")(t * 1, **options) for t in ts],
         lambda ts: [getattr(hvd, f"{verb}_async_")(t * 1, **options).wait() for t in ts],

@@ -16,7 +16,7 @@ BATCH = 4
 
 
 def steps_of(rank: int, turn: int = 0) -> int:
-    """Say how many steps a rank has; in each turn another one has most."""
+    """Return a rank's number of steps; in each round a different rank has the most."""
     return 2 * ((rank + turn) % hvd.size()) + 1
 
 
@@ -39,7 +39,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plain_training(turns: int, weights: list[float] | None = None) -> list[list[torch.Tensor]]:
-    """Compute in one process what ranks that average over active ones have after each turn."""
+    """Compute in one process the results of ranks that average over active ones, by round."""
     model = make_model()
     optimizer = sgd(model)
     results = []
@@ -122,7 +122,7 @@ def scenario_gradients_flow_among_active_ranks() -> None:
     for step in range(steps_of(hvd.rank())):
         active = active_in(step)
         tensor = torch.ones(2 * len(active), requires_grad=True)
-        # Every rank's loss has its own factor; a sum passes on the sum of them.
+        # Every rank's loss has its own factor; the gradient of a sum is the sum of the factors.
         hvd.allreduce(tensor, op=hvd.Sum).mul(hvd.rank() + 1).sum().backward()
         assert tensor.grad.tolist() == [sum(rank + 1 for rank in active)] * tensor.numel()
         tensor.grad = None

@@ -39,7 +39,7 @@ def train_step(model: nn.Module, optimizer: Any) -> None:
 
 
 def differs(text: str, step: Callable[[], None]) -> None:
-    """Check the error, and that the world goes on."""
+    """Check the error, and that the world can still be used."""
     with raises(text):
         step()
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size()

@@ -1,7 +1,7 @@
 """Scripts that touch gradients between backward() and step() train as they do under DDP.
 
-Each runs twice on the same ranks: with DistributedDataParallel over gloo, and with nothing of
-hvdlite but `DistributedOptimizer`. Losses, and what else a script sees, are then the same.
+Each script runs twice on the same ranks: with DistributedDataParallel over gloo, and with hvdlite's
+`DistributedOptimizer` alone. Losses, and all else that a script sees, must be the same.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def setup(way: Way) -> tuple[Any, Any]:
 
 
 def changed_by(change: Callable[[Any], Any]) -> Script:
-    """Make a script that changes the gradients, or looks at them, before each step."""
+    """Make a script that changes or reads the gradients before each step."""
 
     def script(way: Way) -> Iterator[Any]:
         model, optimizer = setup(way)
@@ -115,7 +115,7 @@ def norm(model: nn.Module) -> torch.Tensor:
 
 
 def amp_with_an_overflow(way: Way) -> Iterator[Any]:
-    """Unscale, clip, and overflow on one rank in one step, which all ranks then leave out."""
+    """Unscale, clip, and overflow on one rank in one step, which all ranks then skip."""
     model = make_model().float()
     model, optimizer = way.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
@@ -134,7 +134,7 @@ def amp_with_an_overflow(way: Way) -> Iterator[Any]:
 
 
 def bfloat16_recipe_with_its_scaler_off(way: Way) -> Iterator[Any]:
-    """Use the AMP recipe as it is, with bfloat16 and GradScaler(enabled=False)."""
+    """Use the AMP recipe unchanged, with bfloat16 and GradScaler(enabled=False)."""
     model = make_model().float()
     model, optimizer = way.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -152,7 +152,7 @@ def bfloat16_recipe_with_its_scaler_off(way: Way) -> Iterator[Any]:
 
 
 def undeclared_accumulation(way: Way) -> Iterator[Any]:
-    """Call backward() four times and step() once, and say nothing of it."""
+    """Call backward() four times and step() once, without declaring it."""
     model, optimizer = setup(way)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -180,7 +180,7 @@ def accumulation_with_no_sync_and_clipping(way: Way) -> Iterator[Any]:
 
 
 def accumulation_by_counting_batches(way: Way) -> Iterator[Any]:
-    """Step after every second backward(), as loops of batches do that count them."""
+    """Step after every second backward(), as loops do that count batches."""
     model, optimizer = setup(way)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
     for batch in range(2 * STEPS):
@@ -225,8 +225,8 @@ def dcgan(way: Way) -> Iterator[Any]:
     yield from [*critic.parameters(), *maker.parameters()]
 
 
-def gan_with_joined_losses(way: Way) -> Iterator[Any]:
-    """Add the losses of D up, and zero by the optimizers."""
+def gan_with_summed_losses(way: Way) -> Iterator[Any]:
+    """Add the losses of D up, and zero the gradients by the optimizers."""
     critic, optimizer_d, maker, optimizer_g = make_pair(way)
     for step in range(STEPS):
         made = maker(data(step, 1, 2))
@@ -259,7 +259,7 @@ SCRIPTS: dict[str, Script] = {
     "no_sync and clipping": accumulation_with_no_sync_and_clipping,
     "counting batches": accumulation_by_counting_batches,
     "DCGAN": dcgan,
-    "GAN with joined losses": gan_with_joined_losses,
+    "GAN with summed losses": gan_with_summed_losses,
 }
 
 

@@ -1,7 +1,7 @@
-"""Whose memory is it while a collective is under way: scripts that take a tensor's memory away.
+"""Scripts may drop or replace a tensor's memory while a collective is in flight.
 
-Tensors here are so large that the allocator gives them back to the system at once: use after free
-is a crash. Rank 1 comes late, so that it happens meanwhile.
+Tensors here are so large that the allocator returns them to the system at once, so that use after
+free is a crash. Rank 1 comes late, so that the drop happens in flight.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def same_parts() -> list[torch.Tensor]:
     return [torch.tensor(rank + 1.0) for rank in range(hvd.size())]
 
 
-# What each gives, by a call that takes the whole and one that takes the result apart.
+# The inputs of each, once passed whole and once taken apart.
 NEW_TENSOR: dict[str, Callable[[torch.Tensor], Any]] = {
     "allreduce": lambda x: hvd.allreduce_async(x, op=hvd.Sum),
     "grouped_allreduce": lambda x: hvd.grouped_allreduce_async([x], op=hvd.Sum).first(),

@@ -1,4 +1,4 @@
-"""The collectives on torch tensors: values, forms, gradients, and what misuse says."""
+"""The collectives on torch tensors: values, forms, gradients, and the errors of misuse."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def scenario_compression_gives_the_bits_of_casting_by_hand() -> None:
                 hand = hvd.allreduce(tensor.to(narrow), op=op).to(dtype)
                 result = hvd.allreduce(tensor, compression=compression, op=op)
                 assert result.dtype == dtype and torch.equal(result, hand)
-    # Scales are applied in the tensor's own type: 1e6 is no float16.
+    # Scales are applied in the tensor's own type: 1e6 would overflow float16.
     large = hvd.allreduce(
         mine(3) * 1e6, op=hvd.Sum, compression=hvd.Compression.fp16,
         prescale_factor=2.0**-12, postscale_factor=2.0**12,
@@ -194,7 +194,7 @@ def scenario_allgather() -> None:
     assert hvd.allgather(torch.ones(0, 2)).shape == (0, 2)
     result = hvd.synchronize(hvd.allgather_async(torch.tensor([hvd.rank()])))
     assert result.tolist() == list(range(hvd.size()))
-    result += 1  # It owns its memory.
+    result += 1  # The tensor owns its memory.
 
 
 def scenario_broadcast() -> None:
@@ -215,7 +215,7 @@ def scenario_a_name_is_used_again_while_other_ranks_still_wait() -> None:
     for i in range(20):
         for root in range(hvd.size()):
             if hvd.rank() != root:
-                time.sleep(0.002)  # the root is done with one long before the others take it up
+                time.sleep(0.002)  # the root is done long before the others begin
             assert hvd.broadcast(mine() + i, root, name="again").item() == root + 1 + i
         assert hvd.allreduce(mine() + i, op=hvd.Sum, name="again").item() == sum(ranks()) + (
             i * hvd.size()

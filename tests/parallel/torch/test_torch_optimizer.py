@@ -1,4 +1,4 @@
-"""DistributedOptimizer: what training loops do with it, on one, two and three ranks."""
+"""DistributedOptimizer in training loops, on one, two and three ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def scenario_one_operation_per_bucket_and_step() -> None:
     optimizer.zero_grad()
     backward(model)
     optimizer.step()
-    optimizer.synchronize()  # of a step that nobody makes: zeros from all
+    optimizer.synchronize()  # of a step without a backward: zeros from all
     assert counters()["tensors"] - before == 2 * (
         4 + 2
     )  # four parameters, the layout and the flags
@@ -168,7 +168,7 @@ def scenario_backward_passes_per_step() -> None:
     assert_close(gradients(model), mean_gradients())
     optimizer.zero_grad()
     backward(model)
-    optimizer.step()  # an incomplete one
+    optimizer.step()  # an incomplete cycle
     assert_close(gradients(model), mean_gradients())
     optimizer.set_backward_passes_per_step(1)
     optimizer.zero_grad()

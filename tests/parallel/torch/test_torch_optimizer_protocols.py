@@ -1,4 +1,4 @@
-"""DistributedOptimizer where torch meets it: schedulers, scalers, copies, closures, compile."""
+"""DistributedOptimizer with schedulers, scalers, copies, closures and torch.compile."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def scenario_closure_of_sgd() -> None:
 
 
 def scenario_closure_without_backward_takes_the_gradients_that_are_there() -> None:
-    # So Lightning steps where a script calls backward() itself. A sum shows what is sent twice.
+    # Lightning steps so where a script calls backward() itself. A sum shows if it is sent twice.
     for reduce_in in ("backward", "step"):
         model = make_model()
         optimizer = make(model, op=hvd.Sum, reduce_in=reduce_in)
@@ -92,7 +92,7 @@ def scenario_closure_without_backward_takes_the_gradients_that_are_there() -> No
 
 
 class Proxy:
-    """What Lightning hands out in place of an optimizer: of a subclass, and with nothing of its."""
+    """Lightning's proxy of an optimizer: of a subclass, but without the optimizer's state."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -302,7 +302,7 @@ def train_until_a_rank_dies() -> dict[str, Any]:
             backward(model)
             optimizer.step()
         except hvd.HorovodInternalError as error:
-            optimizer.zero_grad()  # the cycle is over: nothing waits any more
+            optimizer.zero_grad()  # the cycle is over: nothing is in flight
             return {"failed_rank": error.failed_rank, "step": step}
     return {}
 

@@ -1,4 +1,4 @@
-"""Process sets in torch: every collective over overlapping sets, gradients, and the optimizer."""
+"""Process sets in torch: every collective over overlapping ones, gradients, the optimizer."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 def scenario_optimizer_reduces_over_its_set_alone() -> None:
-    """Members train as one process on their data; the others as if there were no hvdlite."""
+    """Members train as one process on their data; the other ranks as without hvdlite."""
     for ps in hvd.process_sets()[1:]:
         model, alone = make_model(), make_model()
         optimizer = hvd.DistributedOptimizer(
@@ -194,7 +194,7 @@ def scenario_optimizer_reduces_over_its_set_alone() -> None:
 
 
 def scenario_two_optimizers_of_model_and_data_parallel_parts() -> None:
-    """Rank 1 trains in two sets at once, and all ranks share a third model."""
+    """Rank 1 trains in two process sets at once, and all ranks share a third model."""
     models, optimizers = [], []
     for ps in hvd.process_sets():
         model = make_model()

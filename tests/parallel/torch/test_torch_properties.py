@@ -1,7 +1,7 @@
-"""What ranks compute together equals what numpy computes, for any mix of collectives.
+"""Collective results equal those of numpy, for any mix of collectives.
 
 One world serves all cases of a test: its ranks take cases over a socket. In a case each rank
-submits the same collectives in an order of its own, all at once, and then waits for them.
+submits the same collectives in its own order, all at once, and then waits for them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Operation:
 
 
 def splits_of(operation: Operation, rank: int, size: int) -> list[int]:
-    """Say how many rows a rank sends to each in an alltoall."""
+    """Return the number of rows that a rank sends to each rank in an alltoall."""
     return [(operation.seed + 3 * rank + 2 * peer) % 4 for peer in range(size)]
 
 
 @functools.lru_cache(maxsize=64)
 def inputs_of(operation: Operation, rank: int, size: int) -> list[torch.Tensor]:
-    """Make a rank's tensors. Of some collectives the first dimension depends on the rank."""
+    """Make a rank's tensors. For some collectives the first dimension depends on the rank."""
     generator = np.random.default_rng([operation.seed, rank])
     tensors = []
     for dtype, shape in zip(operation.dtypes, operation.shapes, strict=True):
@@ -159,7 +159,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Ran
             connection.close()
 
 
-# What numpy says.
+# The expected results, by numpy.
 
 
 def accumulator(dtype: str) -> str:
@@ -215,7 +215,7 @@ def check_reduction(operation: Operation, index: int, result: torch.Tensor, rank
     if exact or (ranks.one_host and operation.op in ("Sum", "Product")):
         assert torch.equal(result, expected), (operation, result, expected)
     else:
-        # A rounding per rank, or per host, of values of about one.
+        # One rounding per rank, or per host, of values of about one.
         bound = 8 * torch.finfo(torch_dtype).eps
         assert torch.allclose(result.double(), expected.double(), rtol=bound, atol=bound)
 
@@ -287,10 +287,10 @@ def test_equal_to_numpy(ranks: Ranks, case: tuple[list[Operation], list[list[int
             check_exchange(operation, by_rank)
             continue
         if operation.kind == "reducescatter":
-            # The shares, in order, are what an allreduce gives to all.
+            # The shares, in order, equal the result of an allreduce.
             by_rank = [[torch.cat(parts) for parts in zip(*by_rank, strict=True)]]
         check_result(operation, by_rank[0], ranks)
         for other in by_rank[1:]:
             for a, b in zip(by_rank[0], other, strict=True):
-                # The bits are compared: -0.0 is not 0.0, and a NaN is itself.
+                # The comparison is by bits: -0.0 is not 0.0, and a NaN equals itself.
                 assert as_numpy(a).tobytes() == as_numpy(b).tobytes(), operation

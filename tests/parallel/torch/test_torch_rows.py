@@ -1,6 +1,6 @@
 """The collectives that work on rows, on torch tensors: values, forms, gradients, and misuse.
 
-Expected results come from `make`, which any rank can call for any other.
+Each rank computes the expected results with `make`, which makes the tensors of any rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parallel.scenarios import make_tests, on_hosts, run_all
 PRELOAD = ("torch._dynamo",)
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-# Behind the first dimension.
+# The dimensions after the first.
 TAILS: list[tuple[int, ...]] = [(), (3,), (2, 0), (2, 5)]
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
 
@@ -39,7 +39,7 @@ def raises(kind: type[Exception], text: str) -> pytest.RaisesExc[Exception]:
 
 
 def share_of(rank: int, rows: int) -> slice:
-    """Say which rows of a reducescatter a rank gets."""
+    """Return the rows of a reducescatter that a rank gets."""
     each, more = divmod(rows, hvd.size())
     begin = each * rank + min(rank, more)
     return slice(begin, begin + each + (rank < more))
@@ -72,7 +72,7 @@ def scenario_alltoall_by_splits() -> None:
         handle = hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32), name="named")
         again, numbers = hvd.synchronize(handle)
         assert torch.equal(again, output) and numbers.dtype == torch.int32
-        again += again  # It owns its memory.
+        again += again  # The tensor owns its memory.
 
 
 def scenario_alltoall_without_splits() -> None:
@@ -110,7 +110,7 @@ def scenario_reducescatter_is_a_share_of_an_allreduce() -> None:
         scattered = hvd.grouped_reducescatter(tensors, op=number)
         reduced = hvd.grouped_allreduce(tensors, op=number)
         for part, whole, count in zip(scattered, reduced, rows, strict=True):
-            # Not equal(): a not-a-number of an overflow would differ from itself.
+            # Not equal(): a NaN from an overflow would differ from itself.
             expected = whole[share_of(hvd.rank(), count)]
             torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
 

@@ -1,4 +1,4 @@
-"""Ranks that begin with different parameters are warned, once, with the parameter and the ranks."""
+"""Different initial parameters give one warning that names the parameter and the ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def other_parameters(model: nn.Module, *names: str, ranks: tuple[int, ...] = (1,)) -> nn.Module:
-    """Add something to parameters of some ranks."""
+    """Change parameters of some ranks."""
     with torch.no_grad():
         for name in names:
             model.get_parameter(name).add_(0.5 if hvd.rank() in ranks else 0.0)
@@ -38,7 +38,7 @@ def other_parameters(model: nn.Module, *names: str, ranks: tuple[int, ...] = (1,
 
 @contextlib.contextmanager
 def warned() -> Iterator[list[str]]:
-    """Collect the warnings of this rank, each as often as it comes."""
+    """Collect the warnings of this rank, with repetitions."""
     texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -101,7 +101,7 @@ def scenario_every_rank_has_another_seed() -> None:
 
 
 def scenario_the_first_ones_are_frozen() -> None:
-    """What is not trained is not compared."""
+    """Parameters that are not trained are not compared."""
     model = other_parameters(make_model(), "0.weight", "0.bias", "2.bias")
     for name in ("0.weight", "0.bias"):
         model.get_parameter(name).requires_grad_(False)
@@ -116,7 +116,7 @@ def scenario_nameless_parameters() -> None:
 
 
 def scenario_a_warning_may_be_an_error() -> None:
-    """The step can be made all the same, and the next one is well."""
+    """The step succeeds in spite of the warning, and so does the next one."""
     model = other_parameters(make_model(), "0.bias")
     optimizer = make(model)
     optimizer.zero_grad()
@@ -159,13 +159,13 @@ def scenario_two_optimizers_in_another_order_on_each_rank() -> None:
     optimizers = [make(model) for model in models]
     order = [0, 1] if hvd.rank() == 0 else [1, 0]
     with warned() as texts:
-        # One backward through both, which ends them in some order.
+        # One backward through both models, which end in some order.
         losses = [models[i](inputs()).square().sum() for i in order]
         sum(losses).backward()  # type: ignore[union-attr]
         for i in order:
             optimizers[i].step()
     assert len(texts) == (2 if hvd.rank() == 0 else 0), texts
-    assert len(set(texts)) == len(texts)  # each names its optimizer
+    assert len(set(texts)) == len(texts)  # each warning names its optimizer
 
 
 def scenario_members_of_a_process_set_compare_among_themselves() -> None:
@@ -174,7 +174,7 @@ def scenario_members_of_a_process_set_compare_among_themselves() -> None:
     last = hvd.size() - 1
     pair = hvd.add_process_set([last - 1, last])
     for way in (WAYS["in backward"], WAYS["in step"], WAYS["Adasum"]):
-        # What rank 0 has does not matter: it is not a member.
+        # Rank 0's parameters do not matter: it is not a member.
         model = other_parameters(make_model(), "0.bias", ranks=(last - 1, last))
         assert said_by(model, make(model, process_set=pair, **way)) == []
         model = other_parameters(make_model(), "0.weight", ranks=(last,))
@@ -204,7 +204,7 @@ def scenario_a_rank_that_trains_nothing(way: dict[str, Any]) -> None:
 
 
 def scenario_ranks_go_on_after_one_trained_nothing(way: dict[str, Any]) -> None:
-    """Those that had compared already do so again, with the one that had not."""
+    """Optimizers that had compared already compare again, with the one that had not."""
     for first in (0, 2):
         model = make_model()
         optimizer = make(model, **way)
@@ -219,7 +219,7 @@ def scenario_ranks_go_on_after_one_trained_nothing(way: dict[str, Any]) -> None:
 
 
 def scenario_joined_before_its_first_step(way: dict[str, Any]) -> None:
-    """Those that go on compare; afterwards all do, since some took no update."""
+    """The ranks that go on compare; afterwards all do, since some got no update."""
     last = hvd.size() - 1
     model = make_model()
     optimizer = make(model, **way)
@@ -240,7 +240,7 @@ def scenario_joined_before_its_first_step(way: dict[str, Any]) -> None:
 
 
 def scenario_a_model_that_was_made_to_differ_later() -> None:
-    """DistributedDataParallel begins alike; what a rank loads afterwards is noticed."""
+    """DistributedDataParallel begins alike; a later change on one rank is noticed."""
     inner = other_parameters(make_model(), "0.bias")
     model = hvd.DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -285,7 +285,7 @@ def test_checksums_tell_tensors_apart(dtype: str) -> None:
     tensors += [torch.full((1 << 21,), value) for value in (0.0, 1.0, 2.0, 4.0)]
     tensors += [torch.ones(1 << 21).index_fill_(0, torch.tensor([i]), 2) for i in (0, 1 << 17)]
     numbers = checksums([tensor.to(kind) for tensor in tensors])
-    assert len(set(numbers[1:])) == len(numbers) - 2, numbers  # one zero is as many zeros
+    assert len(set(numbers[1:])) == len(numbers) - 2, numbers  # one zero equals many zeros
 
 
 def test_checksums_do_not_depend_on_how_a_tensor_lies() -> None:

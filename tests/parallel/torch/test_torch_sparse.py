@@ -17,7 +17,7 @@ ROWS, WIDTH = 50, 3
 
 
 def sparse_of(rank: int, entries: int = 4, seed: int = 0) -> torch.Tensor:
-    """Make a rank's sparse tensor; some index is there twice."""
+    """Make a rank's sparse tensor; an index occurs twice."""
     generator = torch.Generator().manual_seed(100 * seed + rank)
     index = torch.randint(0, ROWS, (entries,), generator=generator)
     index[-1:] = index[:1]
@@ -60,7 +60,7 @@ def scenario_duplicates_are_merged_before_they_are_sent() -> None:
 
 
 def scenario_misuse_says_what_to_do() -> None:
-    with raises("is no sparse tensor"):
+    with raises("is not a sparse"):
         hvd.sparse_allreduce_async(torch.ones(2))
     with raises("op=hvd.Max cannot be gathered"):
         hvd.sparse_allreduce_async(torch.ones(2).to_sparse(), op=hvd.Max)
@@ -83,7 +83,7 @@ def words_of(rank: int, step: int, count: int, rows: int) -> torch.Tensor:
 
 
 def loss_of(table: nn.Embedding, words: torch.Tensor) -> torch.Tensor:
-    """Use some words; what becomes of every third one is ignored, so its row is of zeros."""
+    """Use some words; every third one has no effect on the loss, so its row is zero."""
     return (table(words).sin().square() * (words % 3 > 0).unsqueeze(-1)).sum()
 
 

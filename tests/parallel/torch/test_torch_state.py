@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def optimizer_classes() -> Iterator[type[torch.optim.Optimizer]]:
-    """List every optimizer that this torch has."""
+    """List every optimizer of the installed torch."""
     for value in vars(torch.optim).values():
         if (
             inspect.isclass(value)
@@ -96,7 +96,7 @@ def scenario_state_of_every_optimizer() -> None:
                     step(optimizer, model, seed=i)
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-            if kind is not torch.optim.Adagrad:  # which makes its state when it is made
+            if kind is not torch.optim.Adagrad:  # which creates its state in its constructor
                 assert (not optimizer.state) == (0 not in owners), kind
             assert_equal_everywhere(everything_of(optimizer))
             for i in range(2):
@@ -191,7 +191,7 @@ def scenario_parameters_that_are_no_tensors() -> None:
     hvd.broadcast_parameters(state, root_rank=hvd.size() - 1)
     assert (state["tensor"] == hvd.size() - 1).all()
     assert state["extra"] == {"rank": hvd.size() - 1} and state["none"] is None
-    with pytest.raises(hvd.ArgumentError, match=r"'extra' is no tensor.*model.state_dict\(\)"):
+    with pytest.raises(hvd.ArgumentError, match=r"'extra' is not a tensor.*model.state_dict\(\)"):
         hvd.broadcast_parameters(list(state.items()))
     with pytest.raises(hvd.ArgumentError, match=r"model.named_parameters\(\)"):
         hvd.broadcast_parameters(nn.Linear(2, 2).parameters())

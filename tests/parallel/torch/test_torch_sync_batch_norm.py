@@ -1,4 +1,4 @@
-"""SyncBatchNorm: what one process computes on the samples of all ranks."""
+"""SyncBatchNorm equals one process on the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
-COUNTS = [4, 0, 3]  # samples by rank: unequal, and none
+COUNTS = [4, 0, 3]  # samples by rank: different numbers, and none
 
 
 def own_samples() -> slice:
@@ -28,7 +28,7 @@ def samples(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def outcome(layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor) -> dict[str, Any]:
-    """Run forward and backward; give outputs, gradients and running moments."""
+    """Run forward and backward; return outputs, gradients and running moments."""
     inputs = inputs.clone().requires_grad_()
     outputs = layer(inputs)
     (outputs * factors).sum().backward()
@@ -121,7 +121,7 @@ def scenario_misuse_says_what_to_do() -> None:
     with pytest.raises(hvd.ArgumentError, match="at least 2 dimensions, not 1"):
         hvd.SyncBatchNorm(3)(torch.ones(3))
     one = torch.ones(1 if hvd.rank() == 0 else 0, 3)
-    with pytest.raises(hvd.ArgumentError, match="less than 2 samples"):
+    with pytest.raises(hvd.ArgumentError, match="fewer than 2 samples"):
         hvd.SyncBatchNorm(3)(one)
 
 

@@ -48,7 +48,7 @@ def batch_of(step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def share_of(rank: int, size: int, uneven: bool) -> slice:
-    """Cut the batch; unevenly, rank r gets about r + 1 parts of it."""
+    """Divide the batch; unevenly, rank r gets about r + 1 parts of it."""
     parts = [rank + 1 if uneven else 1 for rank in range(size)]
     bounds = [BATCH * sum(parts[:r]) // sum(parts) for r in range(size + 1)]
     return slice(bounds[rank], bounds[rank + 1])
