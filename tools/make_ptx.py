@@ -1,11 +1,11 @@
-"""Compile the CUDA sources of csrc/cuda/kernels to PTX, as *_ptx.inc files that the core includes.
+"""Compile the CUDA sources of csrc/cuda/kernels to the PTX texts that the core carries, *_ptx.inc.
+
+NVRTC 12.9 does it (the extra `ptx`; it needs no GPU): the last one that targets sm_70. A driver of
+any later device compiles this text on loading. The version in its header is lowered to what the
+drivers of CUDA 11 read, which the instructions used allow.
 
     python tools/make_ptx.py           # write the files
-    python tools/make_ptx.py --check   # only check that they are up to date
-
-The compiler is NVRTC 12.9 (the extra `ptx`; it needs no GPU), the last release that targets sm_70.
-The driver of any later device compiles this PTX when the core loads it. The PTX version in the
-header is lowered to one that drivers of CUDA 11 read; the kernels use no newer instruction.
+    python tools/make_ptx.py --check   # only say whether they are what the sources give
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# By CUDA source in csrc/cuda/kernels: the headers in csrc/cuda that it includes.
+# By name of the CUDA source in csrc/cuda/kernels: the headers in csrc/cuda that it includes.
 MODULES = {
     "pack": ("kernel_args.h",),
     "adasum": ("adasum_args.h", "kernel_args.h"),
 }
-# PTX 7.0 came with CUDA 11.0, whose drivers are the oldest that NCCL 2.18 accepts.
+# 7.0 came with CUDA 11.0, the first whose drivers NCCL 2.18 takes.
 PTX_VERSION = "7.0"
 OPTIONS = ("--gpu-architecture=compute_70", "--std=c++17", "--device-as-default-execution-space")
 # Compilers limit the length of one string literal.
@@ -37,18 +37,22 @@ HEADER = """\
 
 
 def sources(module: str) -> list[str]:
-    """Return the files from which a module is made, the CUDA source first."""
+    """Name the files that a module is made from, the CUDA source first."""
     headers = [f"csrc/cuda/{name}" for name in MODULES[module]]
     return [f"csrc/cuda/kernels/{module}.cu", *headers]
 
 
 def generated_file(module: str) -> Path:
-    """Return the path of the generated file with a module's PTX."""
+    """Name the file that holds a module's PTX text."""
     return ROOT / f"csrc/cuda/kernels/{module}_ptx.inc"
 
 
 def source_digest(module: str, root: Path = ROOT) -> str:
-    """Return the SHA-256, in hexadecimal, of a module's sources and of the compiler's options."""
+    """Hash what a generated file is made from.
+
+    Returns:
+        The SHA-256 of the sources and of what decides how they are compiled, in hexadecimal.
+    """
     digest = hashlib.sha256(" ".join((PTX_VERSION, *OPTIONS)).encode())
     for name in sources(module):
         digest.update((root / name).read_bytes())
@@ -56,18 +60,18 @@ def source_digest(module: str, root: Path = ROOT) -> str:
 
 
 def recorded_digest(generated: str) -> str:
-    """Return the digest of the sources that a generated text names; "" if it names none."""
+    """Read the hash that a generated text was made from; "" where it names none."""
     match = re.search(r"(?m)^// source: ([0-9a-f]+)$", generated)
     return match.group(1) if match else ""
 
 
 def ptx_of(generated: str) -> str:
-    """Return the PTX in the text of a generated file."""
+    """Give back the PTX text that a generated file holds."""
     return "".join(re.findall(r'R"ptx\((.*?)\)ptx"', generated, re.DOTALL))
 
 
 def wheel_file(name: str) -> Path | None:
-    """Find a file of NVIDIA's wheels below site-packages/nvidia; None if it is not installed."""
+    """Find a file of NVIDIA's wheels, below site-packages/nvidia; None when it is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(folder) / name).exists():
@@ -76,7 +80,7 @@ def wheel_file(name: str) -> Path | None:
 
 
 def nvrtc_library() -> Path | None:
-    """Find the NVRTC of the wheel; None if it is not installed."""
+    """Find the NVRTC of the wheel; None when it is not installed."""
     return wheel_file("cuda_nvrtc/lib/libnvrtc.so.12")
 
 
@@ -84,7 +88,7 @@ def compile_ptx(library: Path, module: str) -> str:
     """Compile the kernels of a module with NVRTC.
 
     Raises:
-        RuntimeError: the source has errors; the message is the compiler's log.
+        RuntimeError: with the compiler's log, when the source has errors.
     """
     nvrtc = ctypes.CDLL(str(library))
     program = ctypes.c_void_p()
@@ -110,7 +114,7 @@ def _read(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> str:
 
 
 def _lower(ptx: str) -> str:
-    """Lower the PTX version; remove comments, empty lines, and a pragma that came with PTX 8.3."""
+    """Set the version that old drivers read; drop comments, empty lines, and a hint of PTX 8.3."""
     ptx = re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", ptx)
     ptx = re.sub(r'(?m)^\s*\.pragma "used_bytes_mask .*";$', "", ptx)
     lines = (re.sub(r"\s*//.*", "", line) for line in ptx.splitlines())
@@ -118,7 +122,7 @@ def _lower(ptx: str) -> str:
 
 
 def generate(module: str, ptx: str) -> str:
-    """Return the text of the generated file for a module's PTX."""
+    """Wrap a module's PTX text for the core."""
     lines = ptx.splitlines(keepends=True)
     pieces = ["".join(lines[i : i + LITERAL_LINES]) for i in range(0, len(lines), LITERAL_LINES)]
     literals = "".join(f'R"ptx({piece})ptx",\n' for piece in pieces)
@@ -141,7 +145,7 @@ def main() -> int:
         if not options.check:
             path.write_text(text)
         elif text != path.read_text():
-            print(f"{path.relative_to(ROOT)} is out of date: run make ptx", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} is not what its source gives", file=sys.stderr)
             status = 1
     return status
 

@@ -181,7 +181,7 @@ def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
     assert open_descriptors() == before
 
 
-def test_store_that_closes_ends_the_waits_of_its_clients() -> None:
+def test_store_that_closes_frees_whoever_waits() -> None:
     store = Store.start(2, TOKEN, JOB_ID)
     with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as client:
         threading.Timer(0.2, store.close).start()

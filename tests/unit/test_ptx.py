@@ -1,6 +1,6 @@
-"""The core's PTX is up to date with its source, and assembles for every device.
+"""The PTX that the core carries is what its source gives, and every device's assembler takes it.
 
-Tests that compile or assemble need the extra `ptx`, which `make ptx` installs.
+The first test needs nothing. The others need the extra `ptx`: `make ptx` installs it.
 """
 
 from __future__ import annotations
