@@ -1,5 +1,4 @@
-// A channel between two ranks that are threads of one process: two rings in plain memory. Threads
-// and errors are those of transport/channel.h.
+// A channel between two ranks that are threads of one process: two rings in plain memory.
 #pragma once
 
 #include <atomic>
@@ -11,7 +10,7 @@
 
 namespace hvdlite {
 
-// The memory and flags that both ends share and own together.
+// What both ends share.
 struct InprocLink {
   explicit InprocLink(std::size_t capacity);
   std::vector<std::byte> memory;  // of both rings, aligned by hand

@@ -1,5 +1,5 @@
-// Adaptive summation of GPU tensors over NCCL, on the fakes: the kernels, their scratch, and
-// whole engines. test_adasum.cc shows in every world that results are what the formula says.
+// Adaptive summation of GPU tensors over NCCL, on the doubles: the kernels, their scratch, and
+// whole engines. That results are what the formula says: test_adasum.cc, in every world.
 #include <cmath>
 #include <cstring>
 
