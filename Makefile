@@ -24,7 +24,7 @@ help:
 	@echo 'make check             before each commit: style, all of C++, and the tests of tests/check.txt'
 	@echo 'make test              every test (C++, Python)'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
-	@echo 'make style             formats, ruff, types, spelling'
+	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
 	@echo 'make lint              that, layers, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
 	@echo 'make bench             benchmarks (JSON lines)'
@@ -67,6 +67,7 @@ style: $(DONE)/core $(DONE)/dev
 	$(IN_VENV) mypy
 	$(IN_VENV) clang-format --dry-run --Werror $(CPP_FILES)
 	$(IN_VENV) codespell
+	$(IN_VENV) python tools/words.py
 
 lint: style tidy
 	$(IN_VENV) python -m pytest -q tests/unit/test_architecture_rules.py tests/unit/test_stub.py

@@ -1,7 +1,7 @@
-"""How an object of somebody else's class gets methods of ours, and stays the same object.
+"""Give an object of a framework's class methods of ours, without making another object.
 
-It becomes an instance of a subclass that is made for its class. So whoever holds it, a scheduler
-for example, goes on as before.
+The object becomes an instance of a subclass that is made for its class. So a scheduler that holds
+the object goes on as before.
 """
 
 from __future__ import annotations

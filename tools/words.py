@@ -45,7 +45,7 @@ def phrases_in(text: str) -> Iterator[tuple[int, str, str]]:
     for pattern, advice in PHRASES.items():
         for match in re.finditer(pattern.replace(" ", r"\s(?:\s*(?://|#)\s*)?"), text):
             before = text[max(0, match.start() - 8) : match.end()]
-            if ALLOWED.search(before):
+            if ALLOWED.search(" ".join(before.split()) + " "):
                 continue
             line = text.count("\n", 0, match.start()) + 1
             yield line, match.group(), advice

@@ -1,8 +1,9 @@
 // The objects of an engine that Python holds: the engine itself, and a handle for each submitted
 // collective.
 //
-// Thread: any that holds the GIL; a call that waits releases the GIL. Errors are raised as the
-// classes of hvdlite.errors.
+// Any thread that holds the GIL may call them; they release it while a thread waits. They raise
+// errors as the classes of hvdlite.errors. Python owns the handles; they share the engine, which so
+// lives as long as the last of them.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -68,7 +69,8 @@ class HandleObject {
   bool blocking_;
 };
 
-// Owns the engine, and the `keep` objects of handles that were dropped early, the *orphans*.
+// Owns the engine, and the Python objects of operations whose handles were dropped. The GIL guards
+// it.
 class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
  public:
   explicit EngineHolder(std::unique_ptr<Engine> engine)
@@ -92,8 +94,8 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
   std::uintptr_t core_table() const {
     return reinterpret_cast<std::uintptr_t>(&core_table_);  // NOLINT: an address for Python
   }
-  // Keeps the object until its operation has ended. With tensors of the host the end releases the
-  // object; with GPU tensors, whose end is an event, the next submission does so at the latest.
+  // Keeps the object until its operation has ended: on the host exactly so long; of GPU tensors,
+  // whose end is an event, until the next submission at the latest.
   void adopt(EntryPtr entry, pybind11::object keep);
   void release_orphans();
 

@@ -1,4 +1,4 @@
-// Releases Python's lock (the GIL) while a thread of Python waits.
+// Releases the GIL while a thread waits.
 #pragma once
 
 #include <Python.h>
@@ -9,7 +9,7 @@
 
 namespace hvdlite {
 
-// Never returns. The thread uses no processor time, and the process is about to end.
+// Never returns. This costs nothing: the process is about to end.
 [[noreturn]] inline void park() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }

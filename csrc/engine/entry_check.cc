@@ -134,14 +134,14 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   }
   if (group->index_of(rank) < 0) {
     return invalid_call(request,
-                        "rank " + std::to_string(rank) + " is no member of " + describe(*group));
+                        "rank " + std::to_string(rank) + " is not a member of " + describe(*group));
   }
   if (request.kind == Kind::kJoin && request.process_set != 0) {
     return invalid_call(request, "a rank joins the world, not a process set");
   }
   if (request.kind == Kind::kBroadcast && group->index_of(request.root) < 0) {
     return invalid_call(request, "the root rank " + std::to_string(request.root) +
-                                     " is no member of " + describe(*group));
+                                     " is not a member of " + describe(*group));
   }
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
     return invalid_call(request, "prescale and postscale factors are finite numbers");

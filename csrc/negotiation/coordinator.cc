@@ -36,7 +36,7 @@ std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
 // nothing otherwise. Functions further down rely on this check.
 std::optional<std::string> describe_impossible(const Request& request, const Group& group) {
   if (request.kind == Kind::kBroadcast && group.index_of(request.root) < 0) {
-    return "its root, rank " + std::to_string(request.root) + ", is no member of " +
+    return "its root, rank " + std::to_string(request.root) + ", is not a member of " +
            describe(group);
   }
   const bool of_the_world = request.kind == Kind::kJoin || request.changes_process_sets();
@@ -67,7 +67,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
                                              request.name + " to process set " +
                                              std::to_string(request.process_set) +
-                                             ", of which it is no member");
+                                             ", of which it is not a member");
   }
   if (auto text = describe_impossible(request, found->second.group)) {
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +

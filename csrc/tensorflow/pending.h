@@ -1,8 +1,8 @@
 // One operation of TensorFlow between its start and its end.
 //
-// A thread of TensorFlow's executor makes a Pending, and finish() ends it on the thread from which
-// the core calls; only one of the two threads touches it at a time. A Pending owns its tensors, its
-// copy of TensorFlow's callback, and, from the submission to finish(), itself.
+// A thread of TensorFlow's executor makes it, and the core's thread ends it by finish(); exactly
+// one of the two touches it at a time, so it needs no lock. It owns the tensors, the copy of
+// TensorFlow's callback, and itself.
 //
 // On a GPU, work that the kernel's stream gets after finish() runs behind the result: TensorFlow
 // gives memory that was let go to later work of that same stream.

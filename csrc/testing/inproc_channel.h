@@ -11,7 +11,7 @@
 
 namespace hvdlite {
 
-// The memory and flags that both ends share and own together.
+// What both ends share.
 struct InprocLink {
   explicit InprocLink(std::size_t capacity);
   std::vector<std::byte> memory;  // of both rings, aligned by hand

@@ -1,6 +1,6 @@
 """Scenarios of hvdlite.torch that run on any device.
 
-Each scenario takes the device. On a GPU they show what the fakes cannot: torch's own tensors and
+Each scenario takes the device. On a GPU they show what the doubles cannot: torch's own tensors and
 streams, the real NCCL, the real kernels. On CPUs they show that the scenarios themselves are right.
 """
 

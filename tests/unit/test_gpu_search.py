@@ -13,7 +13,7 @@ from fakes import gpu as fake_gpu
 from harness import base_environment
 from hvdlite import _core, gpu
 
-# The time to compile the fakes does not count as the tests' own.
+# Compiling the doubles is not the tests' time.
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
 # A program that loads a library, if one is given, as a framework does, and then searches NCCL.

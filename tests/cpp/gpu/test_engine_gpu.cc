@@ -27,7 +27,7 @@ std::vector<float> uneven(int seed, std::size_t count) {
 }
 
 // Two ranks have an allreduce on their devices that waits for rank 1's producer, and rank 1 gives
-// up: the other hears of it soon, and its allreduce ends, too.
+// up: rank 0 gets the error soon, and its allreduce ends, too.
 void check_that_a_lost_peer_ends_an_allreduce() {
   std::latch on_devices(2);
   GpuWorld{}.run([&](int rank, Engine& engine, Framework& gpu) {

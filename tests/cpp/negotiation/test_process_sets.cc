@@ -191,7 +191,7 @@ TEST(engine_refuses_changes_and_members_that_cannot_be) {
     std::vector<float> values(4, 1.0f);
     const Status status = run(engine, sum_in(set, "x", values));
     CHECK_STATUS(status, rank == 1 ? StatusCode::kInvalidArgument : StatusCode::kOk);
-    if (rank == 1) CHECK(says(status, "rank 1 is no member of process set [0, 2]"));
+    if (rank == 1) CHECK(says(status, "rank 1 is not a member of process set [0, 2]"));
   });
   Engine alone(nullptr, std::make_unique<SelfBackend>(), Config());
   CHECK_STATUS(alone.enqueue(addition({0}), true), StatusCode::kInvalidArgument);

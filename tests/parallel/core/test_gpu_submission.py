@@ -1,7 +1,7 @@
-"""GPU tensors through the Python binding, on the fake driver and NCCL.
+"""GPU tensors through the Python binding, with the fakes of the driver and NCCL.
 
-torch cannot make tensors on the fakes: these tests call them as a framework would, with streams
-and memory of their own.
+torch cannot make tensors with the fakes: these tests use the binding as a framework would, with
+their own streams and memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUM = 1
 
 
 class Gpu:
-    """One device of the fake driver: a stream, and float32 tensors."""
+    """A device of the fake driver: a stream, and float32 tensors."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal

@@ -365,7 +365,7 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.allreduce(object())
     with raises(hvd.ArgumentError, "bool.*convert it"):
         hvd.allreduce(tf.ones(3, tf.bool))
-    with raises(hvd.ArgumentError, f"root_rank={hvd.size()} is no rank"):
+    with raises(hvd.ArgumentError, f"root_rank={hvd.size()} is not a rank"):
         hvd.broadcast(tf.ones(3), hvd.size())
     with raises(tf.errors.InvalidArgumentError, "Adasum takes floating-point tensors"):
         hvd.allreduce(tf.ones(3, tf.int32), op=hvd.Adasum)

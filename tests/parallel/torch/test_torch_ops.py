@@ -305,7 +305,7 @@ def scenario_misuse_says_what_to_do() -> None:
         hvd.allreduce(torch.ones(3, device="meta"))
     with raises(hvd.ArgumentError, "bool.*convert it"):
         hvd.allreduce(torch.ones(3, dtype=torch.bool))
-    with raises(hvd.ArgumentError, f"root_rank={hvd.size()} is no rank.*it has {hvd.size()}"):
+    with raises(hvd.ArgumentError, f"root_rank={hvd.size()} is not a rank.*it has {hvd.size()}"):
         hvd.broadcast(torch.ones(3), hvd.size())
     with raises(hvd.ArgumentError, "Adasum takes floating-point tensors"):
         hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)

@@ -216,7 +216,7 @@ def scenario_objects() -> None:
     assert hvd.broadcast_object(None) is None
     every = hvd.allgather_object(list(range(hvd.rank() * 1000)))
     assert [len(each) for each in every] == [1000 * rank for rank in range(hvd.size())]
-    with pytest.raises(hvd.ArgumentError, match="root_rank=-1 is no rank"):
+    with pytest.raises(hvd.ArgumentError, match="root_rank=-1 is not a rank"):
         hvd.broadcast_object(1, -1)
 
 
