@@ -13,7 +13,7 @@ DONE := .venv/done
 
 CSRC := $(shell find csrc)
 CPP_TESTS := $(shell find tests/cpp tests/fakes)
-CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc' -not -name '*_ptx.inc')
+CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
 .PHONY: help demo demo-keras check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
         asan bench docs ptx wheel install dev clean

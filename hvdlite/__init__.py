@@ -1,7 +1,7 @@
-"""Train on many devices what you train on one.
+"""hvdlite trains on many devices what you train on one: data parallelism with Horovod's API.
 
-Importing this package imports no framework: use `hvdlite.torch`. `hvdlite.run` calls a function on
-many ranks.
+This package imports no framework. Scripts import an adapter, such as `hvdlite.torch`.
+`hvdlite.run` calls a function on many ranks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from hvdlite.bootstrap.environment import take_token
 if TYPE_CHECKING:
     from hvdlite.launch.api import run
 
-# Not the core's own: `hvdlite-run --doctor` has to say why a core does not load.
+# The version is not read from the core: `hvdlite-run --doctor` works where the core does not load.
 __version__ = version("hvdlite")
 
-# Children of this process have no use for the job's secret.
+# Children of this process inherit its environment, and do not need the job's secret.
 take_token()
 
 __all__ = ["__version__", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the launcher when somebody asks for it: ranks do not."""
+    """Import the launcher on first use only: ranks do not use it."""
     if name == "run":
         from hvdlite.launch.api import run
 

@@ -1,4 +1,4 @@
-"""The names that `hvdlite.torch`, `.tensorflow` and `.keras` have in common; they add their own."""
+"""The names that every adapter (`hvdlite.torch`, `.tensorflow`, `.keras`) re-exports."""
 
 from hvdlite.basics import (
     ccl_built,
@@ -38,6 +38,7 @@ from hvdlite.errors import (
     NotInitializedError,
     OutOfMemoryError,
     RankFailedError,
+    ReplicasDifferWarning,
     ShutdownError,
     StalledError,
     UnsupportedError,
@@ -72,6 +73,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "RankFailedError",
+    "ReplicasDifferWarning",
     "ShutdownError",
     "StalledError",
     "UnsupportedError",

@@ -1,10 +1,11 @@
-"""The life of this process's world: `init`, `shutdown`, and who is where.
+"""The life of this process's world: `init`, `shutdown`, and the numbers of this rank and its host.
 
-This module holds the one default engine that the adapters share. `init` connects to the other ranks
-when a launcher started this process (hvdlite-run, torchrun), and makes a world of one otherwise.
+This module holds the one engine that all adapters share. When a launcher (hvdlite-run, torchrun)
+started this process, `init` connects it to the other ranks. Otherwise `init` makes a world of one.
 
-One lock orders whatever begins or ends a world. It lets its own thread in again, for signal
-handlers: `shutdown` in one returns at once, and an `init` that it interrupted then raises.
+One lock serialises the functions that begin or end a world. The lock is re-entrant because signal
+handlers run in the thread that they interrupt: `shutdown` in a handler returns at once, and the
+`init` that the handler interrupted then raises.
 
 Example:
     >>> import hvdlite.basics as hvd
@@ -38,7 +39,7 @@ from hvdlite.timeline.recorder import Recorder
 
 @dataclass(frozen=True)
 class _World:
-    """One initialised world: its engine and this rank's place in it."""
+    """One initialised world: its engine and the numbers of this rank in it."""
 
     engine: _core.Engine
     rank: int
@@ -55,29 +56,30 @@ class _World:
 _world: _World | None = None
 _watchers: list[Callable[[_core.Engine | None], None]] = []
 _lock = threading.RLock()
-_busy: str | None = None  # the function that begins or ends a world; under the lock
-_starting: Deadline | None = None  # of the init() that runs, in whatever thread
+_busy: str | None = None  # name of the running function that begins or ends a world; under _lock
+_starting: Deadline | None = None  # the deadline of the init() that runs, in any thread
 _hooks_installed = False
-_LOOK_SECONDS = 0.1  # between looks for an init() of another thread to give up
+_LOOK_SECONDS = 0.1  # how often shutdown() checks whether another thread's init() has given up
 _LONGEST_GATHERING = 20.0  # seconds that ranks on other hosts may take to stop their timelines
 
 
 def init(comm: Any = None, process_sets: StaticSets = None) -> None:
-    """Join the world that the launcher describes, or make a world of one.
+    """Connect to the world that the launcher describes, or make a world of one.
 
-    Every rank calls it; it returns when all are connected. Calling it again while initialised does
-    nothing; after `shutdown` it joins anew.
+    Every rank calls `init`, and it returns when all ranks are connected. A second call does nothing
+    while the world exists. After `shutdown`, `init` makes a new world.
 
     Args:
-        comm: None; scripts written for Horovod may say so.
-        process_sets: sets of ranks to register, the same ones in the same order on all ranks; see
-            `hvdlite.process_sets`. "dynamic" is fine, too: sets can be added at any time.
+        comm: only None is accepted; the parameter exists for scripts written for Horovod.
+        process_sets: the process sets to register, the same ones in the same order on all ranks;
+            see `hvdlite.process_sets`. Horovod's "dynamic" means the same as None here: process
+            sets can be added at any time.
 
     Raises:
-        BootstrapError: a rank did not arrive in time, was refused, or gave other process sets; the
-            message says which. Or `shutdown` was called meanwhile.
-        ArgumentError: a process set cannot be, on every rank; or the file that HVDLITE_TIMELINE
-            names cannot be written.
+        BootstrapError: a rank did not arrive in time, was refused, or gave other process sets (the
+            message says which rank); or `shutdown` was called before all ranks were connected.
+        ArgumentError: `comm` is not None; a process set is invalid, on every rank; or the file that
+            HVDLITE_TIMELINE names cannot be written.
     """
     if comm is not None:
         raise ArgumentError(
@@ -134,12 +136,13 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     except BaseException as error:
         _leave_world(_world)
         if isinstance(error, HvdliteError):
-            deadline.refuse_if_given_up()  # What shutdown() ended says less.
+            # If shutdown() caused the error, say that: the error itself says less.
+            deadline.refuse_if_given_up()
         raise
 
 
 def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
-    """Start the engine, and the timeline with it where the knobs say so."""
+    """Start the engine, and the timeline if the knob `timeline` names a file."""
     try:
         knobs = _core.knob_values()
         trace_file = recorder.begin_by_knob(str(knobs["timeline"]))
@@ -160,16 +163,17 @@ def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
 
 
 def shutdown() -> None:
-    """Leave the world cleanly; what is still in flight gets a moment to end, then fails.
+    """Leave the world cleanly; operations in flight get a moment to end, and then fail.
 
-    Does nothing when not initialised. While `init` runs, in this thread below a signal handler or
-    in another one, that is given up, and raises BootstrapError.
+    Without a world, `shutdown` does nothing. If `init` is running (in another thread, or in this
+    one, interrupted by the signal handler that calls `shutdown`), that `init` raises
+    BootstrapError.
     """
     start, world = _starting, _world
     _give_up_starting()
     while not _lock.acquire(timeout=_LOOK_SECONDS):
         if _busy == "init" and _starting is not start:
-            return  # What ran when this was called has ended; what runs now came later.
+            return  # The init() that ran at the call has ended; the one that runs now began later.
     try:
         if _world is not None and (_world is world or _world.start is start):
             _leave_unless_busy(_world)
@@ -178,7 +182,7 @@ def shutdown() -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leave whatever world there is; no init() of a daemon thread may hold up the end."""
+    """Leave the world, if there is one, and end the init() of any daemon thread."""
     _give_up_starting()
     while not _lock.acquire(timeout=_LOOK_SECONDS):
         _give_up_starting()
@@ -192,7 +196,7 @@ def _leave_at_exit() -> None:
 def _leave_unless_busy(world: _World) -> None:
     global _busy
     if _busy is not None:
-        return  # This is a signal handler, and what it interrupted goes on to its end.
+        return  # This is a signal handler; the function that it interrupted ends the world.
     try:
         _busy = "shutdown"
         _leave_world(world)
@@ -201,16 +205,17 @@ def _leave_unless_busy(world: _World) -> None:
 
 
 def _give_up_starting() -> None:
-    """Make an init() raise that runs below this signal handler, or in another thread."""
+    """Make a running init() raise, in another thread or interrupted by this signal handler."""
     start, world = _starting, _world
     if start is not None:
         start.give_up()
         if world is not None:
-            world.engine.shutdown()  # It may wait for other ranks to register process sets.
+            # That init() may be waiting for other ranks to register process sets.
+            world.engine.shutdown()
 
 
 def _leave_world(world: _World) -> None:
-    """End a world; all of it, whatever a signal handler raises meanwhile."""
+    """End a world completely, even if a signal handler raises meanwhile."""
     global _world
     _world = None
     try:
@@ -227,19 +232,19 @@ def _leave_world(world: _World) -> None:
 def watch(watcher: Callable[[_core.Engine | None], None]) -> None:
     """Call `watcher` with the engine now and after every `init`, and with None after `shutdown`.
 
-    For adapters that prepare something in a new world, or whose operations reach the engine without
-    passing through Python.
+    Adapters use it to prepare something in a new world, or to hand the engine to operations that
+    reach it without Python.
     """
     with _lock:
         _watchers.append(watcher)
         world = _world
         watcher(world.engine if world is not None else None)
         if world is not None and _world is None:
-            watcher(None)  # A signal handler has shut down just before.
+            watcher(None)  # A signal handler called shutdown() during the call above.
 
 
 def is_initialized() -> bool:
-    """Say whether `init` was called, and `shutdown` not since."""
+    """Return whether this process has a world: it called `init`, and not `shutdown` after it."""
     return _world is not None
 
 
@@ -247,7 +252,7 @@ def engine() -> _core.Engine:
     """Return the engine that the adapters submit to.
 
     Raises:
-        NotInitializedError: there is none.
+        NotInitializedError: `init` was not called, or `shutdown` was called after it.
     """
     return _current().engine
 
@@ -289,24 +294,24 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Say whether every host has the same number of ranks."""
+    """Return whether every host has the same number of ranks."""
     hosts = _current().host_of
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
 
 def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
-    """Write down what this rank does from now on, until `stop_timeline` or `shutdown`.
+    """Record what this rank does, until `stop_timeline` or `shutdown`.
 
-    Every rank calls it, with the same path; once all have stopped, their parts are one file there,
-    which https://ui.perfetto.dev and chrome://tracing open. Where some rank never stops, or never
-    started, hvdlite-run makes the file when the job is over. See docs/timeline.md.
+    Every rank calls it with the same path. When all ranks have stopped, their parts are merged into
+    that file, which https://ui.perfetto.dev and chrome://tracing open. If some rank never started
+    or never stopped, hvdlite-run merges the parts when the job is over. See docs/timeline.md.
 
     Args:
         file_path: the file to write.
         mark_cycles: also mark where the engine's rounds begin.
 
     Raises:
-        ArgumentError: a timeline is being written already, or the file cannot be.
+        ArgumentError: a timeline is being written already, or the file cannot be written.
         NotInitializedError: `init` was not called.
 
     Example:
@@ -324,7 +329,7 @@ def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
         file = world.recorder.begin(file_path)
         try:
             world.engine.start_trace(file, mark_cycles)
-            if _world is not world:  # A signal handler has shut down meanwhile.
+            if _world is not world:  # A signal handler called shutdown() meanwhile.
                 world.engine.stop_trace()
                 raise NotInitializedError("shutdown() was called while start_timeline() ran")
         except BaseException:
@@ -333,9 +338,10 @@ def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """End this rank's part of the timeline; does nothing when none is being written.
+    """End this rank's part of the timeline; do nothing when no timeline is being written.
 
-    Where the ranks span several hosts, every rank calls it: their parts travel to rank 0.
+    If the ranks span several hosts, every rank must call it, because the parts travel to rank 0 by
+    a collective.
 
     Raises:
         NotInitializedError: `init` was not called.
@@ -353,7 +359,7 @@ def _stop_timeline(world: _World) -> None:
     except OSError as error:  # TimeoutError is one.
         print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
     except HvdliteError:
-        pass  # The world has failed, and says so elsewhere; the part stays where it is.
+        pass  # The world has failed, which is reported elsewhere; the part stays in its folder.
 
 
 def _install_hooks() -> None:
@@ -378,7 +384,7 @@ def _install_hooks() -> None:
 def _describe(
     this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> str:
-    """Say what happened here in one line, for the error that the other ranks raise."""
+    """Describe this rank's exception in one line, for the error that the other ranks raise."""
     frames = traceback.extract_tb(trace)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
@@ -386,50 +392,50 @@ def _describe(
 
 
 def nccl_built() -> bool:
-    """Say whether GPU tensors would travel by NCCL here; `hvdlite-run --doctor` says why not."""
+    """Return whether NCCL can carry GPU tensors here; `hvdlite-run --doctor` says why not."""
     return gpu.works("NCCL") and gpu.works("CUDA driver")
 
 
 def mpi_built() -> bool:
-    """Say whether MPI is used: never; hvdlite brings its own data plane."""
+    """Return False: hvdlite has its own data plane and does not use MPI."""
     return False
 
 
 def gloo_built() -> bool:
-    """Say whether collectives run on CPUs without MPI, which is what scripts ask this for: yes."""
+    """Return True: collectives run on CPUs without MPI, which is what scripts want to know."""
     return True
 
 
 def mpi_enabled() -> bool:
-    """Say whether this job runs over MPI: never."""
+    """Return False: no job of hvdlite runs over MPI."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Say whether this job runs without MPI: always."""
+    """Return True: every job of hvdlite runs without MPI."""
     return True
 
 
 def mpi_threads_supported() -> bool:
-    """Say whether any thread may submit collectives: always (the name is Horovod's)."""
+    """Return True: any thread may submit collectives (the name is Horovod's)."""
     return True
 
 
 def cuda_built() -> bool:
-    """Say whether CUDA tensors can be reduced here: there is a driver and a device."""
+    """Return whether CUDA tensors can be reduced here: whether there is a driver and a device."""
     return gpu.works("CUDA driver")
 
 
 def rocm_built() -> bool:
-    """Say whether ROCm tensors can be reduced: no."""
+    """Return False: ROCm tensors cannot be reduced."""
     return False
 
 
 def ccl_built() -> bool:
-    """Say whether oneCCL is used: never."""
+    """Return False: hvdlite does not use oneCCL."""
     return False
 
 
 def ddl_built() -> bool:
-    """Say whether IBM DDL is used: never."""
+    """Return False: hvdlite does not use IBM DDL."""
     return False

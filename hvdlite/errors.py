@@ -1,6 +1,6 @@
-"""The errors that hvdlite raises, one class per cause.
+"""The errors that hvdlite raises, one class per cause, and its warnings.
 
-Every one is an `HvdliteError`. Those that end the world (a peer died, a deadline passed) are
+Every error is an `HvdliteError`. Those that end the world (a peer died, a deadline passed) are
 `CollectiveError`s: no later collective of this world can succeed, and each raises the same root
 cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave the world usable.
 
@@ -22,13 +22,13 @@ class HvdliteError(RuntimeError):
 
     failed_rank: int | None = None
 
-    # TensorFlow's AutoGraph raises an error of a function anew, to say where in the user's code it
-    # arose. It keeps the class of those whose __init__ is this very one.
+    # When an error leaves a function, TensorFlow's AutoGraph raises a new error that also tells the
+    # line of the user's code. AutoGraph keeps the class only if its __init__ is Exception's own.
     __init__ = Exception.__init__
 
 
 class NotInitializedError(HvdliteError, ValueError):
-    """`init()` was not called, or `shutdown()` was. (A ValueError, as Horovod's is.)"""
+    """`init()` was not called, or `shutdown()` was called since. Horovod's is a ValueError too."""
 
 
 class ArgumentError(HvdliteError, ValueError):
@@ -36,19 +36,23 @@ class ArgumentError(HvdliteError, ValueError):
 
 
 class UnsupportedError(ArgumentError, NotImplementedError):
-    """What an argument asks for does not exist. (A NotImplementedError, as Horovod's is.)"""
+    """hvdlite does not have what an argument asks for. Horovod's is a NotImplementedError too."""
 
 
 class MismatchError(HvdliteError):
-    """Ranks disagree about a tensor; the message names it, the ranks and both values."""
+    """Ranks submitted different things under one name; the message names both ranks and values."""
 
 
 class DuplicateNameError(HvdliteError, ValueError):
     """An operation of that name is already in flight on this rank."""
 
 
+class ReplicasDifferWarning(UserWarning):
+    """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
+
+
 class OutOfMemoryError(HvdliteError, MemoryError):
-    """There is no memory for the operation."""
+    """There is not enough memory for the operation."""
 
 
 class ForkedError(HvdliteError):
@@ -60,19 +64,19 @@ class BootstrapError(HvdliteError):
 
 
 class CollectiveError(HvdliteError):
-    """The world is over for this rank; Horovod calls it HorovodInternalError."""
+    """The world is over for this rank; Horovod's name of this class is HorovodInternalError."""
 
 
 class RankFailedError(CollectiveError):
-    """A peer died, raised, or left; `failed_rank` says which."""
+    """Another rank died, raised an exception, or left; `failed_rank` says which rank."""
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """A peer made no progress inside a collective for `collective_timeout` seconds."""
+    """Another rank made no progress inside a collective for `collective_timeout` seconds."""
 
 
 class StalledError(CollectiveError):
-    """Some rank did not submit a tensor within `stall_shutdown` seconds."""
+    """Some rank did not submit a tensor within `stall_shutdown` seconds of the first rank."""
 
 
 class ShutdownError(CollectiveError):

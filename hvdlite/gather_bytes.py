@@ -1,4 +1,4 @@
-"""Bytes of every rank on every rank, whatever they mean."""
+"""An allgather of plain bytes, for modules that do not import a framework."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ def gather_bytes(
     process_set: int = 0,
     timeout: float | None = None,
 ) -> list[memoryview]:
-    """Give this rank's bytes and return those of all members of a process set, in their order.
+    """Send this rank's bytes to all members of a process set, and return those of every member.
 
     Args:
-        engine: of the world.
-        data: any number of bytes, none too.
+        engine: the engine of the world.
+        data: this rank's bytes; may be empty, and may have another length on every rank.
         name: identifies the operation on all ranks.
-        process_set: its number; 0 is the world.
-        timeout: seconds to wait; for ever unless given.
+        process_set: the number of the process set; 0 is the world.
+        timeout: seconds to wait for the other members; None waits for ever.
+
+    Returns:
+        One block of bytes for each member, in the order of their ranks. A rank that has joined has
+        an empty block.
 
     Raises:
-        TimeoutError: some rank did not come in time.
-        HvdliteError: whatever made it fail.
+        TimeoutError: some member did not submit its bytes in time.
+        HvdliteError: the collective failed.
     """
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)

@@ -1,4 +1,4 @@
-"""What GPUs this process could use, and where NCCL may be.
+"""The GPUs that this process could use, and the folders in which NCCL may be.
 
 The core looks for NCCL in this order: a copy that the framework has loaded, the file that
 HVDLITE_NCCL_LIBRARY names, the nvidia-nccl wheels, the system.
@@ -23,7 +23,7 @@ def nccl_folders() -> list[str]:
 
 
 def report() -> list[tuple[str, bool, str]]:
-    """Say what works: rows of subject, whether it works, and what was found or why not."""
+    """List, for each subject (driver, NCCL...), whether it works, and what was found or why not."""
     from hvdlite import _core
 
     return _core.gpu_report(nccl_folders())
@@ -31,5 +31,5 @@ def report() -> list[tuple[str, bool, str]]:
 
 @functools.cache
 def works(subject: str) -> bool:
-    """Say whether the subject of a row of `report` works; asked once."""
+    """Return whether the subject of a row of `report` works; the answer is cached."""
     return any(works for name, works, _ in report() if name == subject)

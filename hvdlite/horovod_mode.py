@@ -1,6 +1,7 @@
-"""Whether this rank's script was written for Horovod, and runs under `hvdlite-run --compat`.
+"""A flag of this process: its script imported `horovod`, under `hvdlite-run --compat`.
 
-It decides the few things in which a script of ours has it better than one that counts on Horovod.
+In a few details hvdlite has a better behaviour than Horovod. A script that was written for Horovod
+may rely on Horovod's, so it gets that one.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ _on = False
 
 
 def turn_on() -> None:
-    """Say that the script imported `horovod`."""
+    """Note that the script imported `horovod`."""
     global _on
     _on = True
 
 
 def is_on() -> bool:
-    """Say whether the script imported `horovod`."""
+    """Return whether the script imported `horovod`."""
     return _on

@@ -1,4 +1,4 @@
-"""`join`: how ranks with different numbers of batches end their loops together."""
+"""`join`: ranks with different numbers of batches end their training loops together."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from hvdlite import basics, operation_names
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has nothing more to give, and wait until every rank says so.
+    """Declare that this rank has no more data, and wait until every rank has called `join`.
 
-    Until then the others go on among themselves: averages are over those that still give, an
-    allgather has no rows of the ranks that have joined, and so on. A process set goes on without
-    those of its members that have joined. Afterwards all ranks take part again; unnamed operations
-    are counted from zero. While a rank waits here it takes no update: to go on with one state on
-    all ranks, broadcast that of the rank that joined last.
+    Until then the other ranks run their collectives without the ranks that have joined, in the
+    world and in every process set: an average is over the ranks that still submit, and an allgather
+    has no rows of the joined ranks. When all have joined, `join` returns, and all ranks take part
+    again; unnamed operations are numbered from zero again. A rank that waits here does not update
+    its model. To continue with the same model on all ranks, broadcast that of the rank that joined
+    last.
 
     Args:
-        device: accepted for scripts written for Horovod; without effect.
+        device: has no effect; the parameter exists for scripts written for Horovod.
 
     Returns:
-        The last rank that joined: its model has seen every step.
+        The rank that joined last. Its model has seen every step.
 
     Raises:
         HorovodInternalError: a rank died, or left without joining.

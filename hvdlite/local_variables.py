@@ -1,4 +1,4 @@
-"""Layers that are one rank's own: experts, or tables of a part of the data."""
+"""Keras layers whose gradients are not reduced, because each rank has its own (such as experts)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from hvdlite.errors import ArgumentError
 
 
 def variables_of(layers: Any) -> list[Any]:
-    """List the trainable variables of a Keras layer, of several, or of None.
+    """List the trainable variables of Keras layers.
+
+    Args:
+        layers: one layer, a list, tuple or set of layers, or None for no layer.
 
     Raises:
-        ArgumentError: a layer is not built.
+        ArgumentError: a layer has no variables yet, since it is not built.
     """
     if layers is None:
         return []

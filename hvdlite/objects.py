@@ -1,8 +1,8 @@
-"""Python objects between ranks, pickled.
+"""Collectives of Python objects, which travel pickled.
 
-Ranks are authenticated, so what arrives comes from a rank of this job; `HVDLITE_ALLOW_PICKLE=0`
-forbids unpickling all the same. A rank that cannot pickle its object sends a mark, so that the
-others raise instead of waiting for it.
+Ranks are authenticated, so every pickle comes from a rank of this job. `HVDLITE_ALLOW_PICKLE=0`
+forbids pickles nevertheless. A rank that cannot pickle its object sends a mark instead, so that the
+other ranks raise an error rather than wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvdlite.gather_bytes import gather_bytes
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
-_FAILED = b"!"  # what a rank sends that could not pickle its object; no pickle is so short
+_FAILED = b"!"  # sent by a rank that could not pickle its object; every pickle is longer
 
 
 def broadcast_object(
@@ -26,19 +26,19 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send any picklable object of one rank to all.
+    """Send a picklable object from one rank to all.
 
     Args:
-        obj: the object; only the root's is looked at.
-        root_rank: the rank that sends.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        obj: the object; only the root's is used.
+        root_rank: the rank that sends its object.
+        name: identifies the operation on all ranks; operations without a name are numbered.
+        process_set: the ranks that take part; by default all.
 
     Returns:
-        The root's own object on the root, an equal one on the others.
+        The object itself on the root, and a copy of it on the other ranks.
 
     Raises:
-        ArgumentError: pickling is forbidden here, or `root_rank` is no rank.
+        ArgumentError: pickling is forbidden here, or `root_rank` is not a member.
         HvdliteError: the root could not pickle its object.
 
     Example:
@@ -60,16 +60,16 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Collect one picklable object of every rank on all.
+    """Collect one picklable object of every rank, on all ranks.
 
     Args:
         obj: this rank's object.
-        name: identifies the operation on all ranks; numbered without.
-        process_set: whose members take part; all ranks without.
+        name: identifies the operation on all ranks; operations without a name are numbered.
+        process_set: the ranks that take part; by default all.
 
     Returns:
-        The objects by rank, without those of ranks that have joined (`hvd.join`); this rank's own
-        among them is a copy.
+        Copies of the objects of all members, this rank's included, in the order of their ranks.
+        Ranks that have joined (`hvd.join`) have none in it.
 
     Raises:
         ArgumentError: pickling is forbidden here.
@@ -86,18 +86,21 @@ def allgather_object(
 
 
 def _exchange(obj: Any, name: str, process_set: ProcessSet, sends: bool) -> list[memoryview]:
-    """Pickle (where this rank sends) and gather everybody's bytes, by position in the set."""
+    """Gather the pickles of all members, in the order of their ranks.
+
+    A rank that does not send, and one that has joined, contributes no bytes.
+    """
     if not environment.allow_pickle():
         raise ArgumentError(
             f"'{name}' sends a pickled object, which HVDLITE_ALLOW_PICKLE=0 forbids; "
             "send tensors, or unset it"
         )
     failure: Exception | None = None
-    data = b""  # as from a rank that has joined
+    data = b""
     if sends:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever a user's __reduce__ raises
+        except Exception as error:  # A user's __reduce__ may raise anything.
             failure, data = error, _FAILED
     blocks = gather_bytes(basics.engine(), data, name, member_id(process_set))
     if failure is not None:

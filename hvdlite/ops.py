@@ -1,4 +1,4 @@
-"""What the collectives of every adapter share: reduce operations, element types, checks.
+"""Reduce operations, element types, and the argument checks that all adapters share.
 
 Example:
     >>> from hvdlite import ops
@@ -8,14 +8,16 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 from hvdlite._core import DTYPES, REDUCE_OPS, REDUCIBLE
 from hvdlite.errors import ArgumentError
 
 
 class ReduceOp(IntEnum):
-    """How the tensors of all ranks become one. The numbers are Horovod's."""
+    """How a reduction combines the tensors of all ranks. The numbers are Horovod's."""
 
     Average = REDUCE_OPS["average"]
     Sum = REDUCE_OPS["sum"]
@@ -34,15 +36,16 @@ Product = ReduceOp.Product
 
 
 def op_name(op: int) -> str:
-    """Return how users write a reduce operation: "Average", "Sum"..."""
+    """Return the name by which users write a reduce operation: "Average", "Sum"..."""
     return ReduceOp(op).name
 
 
 def reduce_op(op: object) -> ReduceOp:
-    """Return the reduce operation that `op` is: one of `ReduceOp`, or its number.
+    """Return `op`, a `ReduceOp` or the number of one, as a `ReduceOp`.
 
-    Other libraries number their operations differently (torch.distributed's SUM is 0, which is
-    `Average` here), so what merely equals a number is refused.
+    Enums of other libraries are refused even if they equal one of the numbers, because other
+    libraries number their operations differently: torch.distributed's SUM is 0, which is `Average`
+    here.
 
     Raises:
         ArgumentError: `op` is not a reduce operation.
@@ -54,15 +57,15 @@ def reduce_op(op: object) -> ReduceOp:
 
 
 def choose_op(average: bool | None, op: int | None) -> ReduceOp:
-    """Settle between `op` and the older `average`; without either it is `Average`.
+    """Choose the reduce operation from `op` or the older `average`; the default is `Average`.
 
     Args:
         average: True for `Average`, False for `Sum`, None to leave it to `op`.
         op: one of `Average`, `Sum`, `Adasum`, `Min`, `Max`, `Product`, or None.
 
     Raises:
-        ArgumentError: both are given, `op` is not a reduce operation, or `average` is not a bool,
-            as when something else was given in its place.
+        ArgumentError: both are given, `op` is not a reduce operation, or `average` is not a bool
+            (as in `hvd.allreduce(tensor, hvd.Sum)`, whose second argument is `average`).
     """
     if average is not None and not isinstance(average, bool):
         raise ArgumentError(
@@ -77,11 +80,15 @@ def choose_op(average: bool | None, op: int | None) -> ReduceOp:
 
 
 def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
-    """Check that `op` can combine the gradients of the ranks.
+    """Check that `op` can combine gradients, and that the factor fits it.
+
+    Args:
+        op: the reduce operation.
+        predivide_factor: an average is divided by it before the sum, and by the rest after the sum.
 
     Raises:
-        ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`, or the factor, by which an
-            average is divided before the sum rather than after it, is not a positive number.
+        ArgumentError: `op` is none of `Average`, `Sum` and `Adasum`; the factor is not a positive
+            number; or the factor is given without `Average`.
     """
     op = reduce_op(op)
     if op not in (Average, Sum, Adasum):
@@ -94,21 +101,57 @@ def check_gradient_op(op: int, predivide_factor: float = 1.0) -> None:
         raise ArgumentError("gradient_predivide_factor is a positive number")
 
 
-def check_passes(passes: int) -> None:
-    """Refuse what is no number of passes per step.
+def check_passes(passes: Any) -> int:
+    """Return the number of passes per step; a value equal to a whole number, 64 / 32, is one too.
 
     Raises:
-        ArgumentError: `backward_passes_per_step` is no whole number of at least 1.
+        ArgumentError: `backward_passes_per_step` is not a whole number of at least 1.
     """
-    if not isinstance(passes, int) or passes < 1:
-        raise ArgumentError("backward_passes_per_step is a whole number of at least 1")
+    try:
+        number = int(passes)
+    except (TypeError, ValueError, OverflowError):
+        number = 0
+    if number < 1 or number != passes:
+        raise ArgumentError(
+            f"backward_passes_per_step is a whole number of at least 1, not {passes!r}"
+        )
+    return number
+
+
+Groups = int | Sequence[Sequence[Any]]  # of gradients: how many, or the sources of each
+
+
+def check_groups(groups: Groups, source: str, none: str) -> Groups:
+    """Return the groups in which gradients travel, lists as lists.
+
+    Args:
+        groups: what the user asked for.
+        source: what the user calls that of which there is a gradient: "parameter".
+        none: what happens where the number of groups is zero.
+
+    Raises:
+        ArgumentError: the number is negative, or something is in two groups.
+    """
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ArgumentError(f"the number of groups is zero ({none}) or more, not {groups}")
+        return groups
+    lists = [list(group) for group in groups]
+    members = [id(one) for group in lists for one in group]
+    if len(members) != len(set(members)):
+        raise ArgumentError(f"a {source} is in two of the groups, or twice in one")
+    return lists
 
 
 def dtype_number(dtype: str, name: str = "") -> int:
-    """Return the core's number of an element type, of the tensor of that name.
+    """Return the core's number of an element type.
+
+    Args:
+        dtype: the name of the type, such as "float32".
+        name: the name of the tensor, for the error message.
 
     Raises:
-        ArgumentError: the core has no such type; the message says what to send instead.
+        ArgumentError: the core does not have this type; the message says what to send instead.
     """
     number = DTYPES.get(dtype)
     if number is not None:
@@ -121,10 +164,10 @@ def dtype_number(dtype: str, name: str = "") -> int:
 
 
 def check_reducible(dtype: str, name: str) -> None:
-    """Refuse to reduce what can be copied only.
+    """Check that tensors of this type can be reduced; some types can only be copied.
 
     Raises:
-        ArgumentError: `dtype` has no arithmetic here; the message says what to do.
+        ArgumentError: the core has no arithmetic for `dtype`; the message says what to do.
     """
     if dtype == "bool":
         raise ArgumentError(

@@ -1,9 +1,9 @@
-"""Process sets: some of the ranks, which run collectives of their own.
+"""Process sets: groups of ranks that run collectives of their own.
 
-A set is known to the world once every rank has registered it, at `init(process_sets=...)` or later
-with `add_process_set`; only its members submit to it. Sets may overlap. Ranks keep their numbers:
-a `root_rank` is always a rank of the world, and `ProcessSet.rank` tells the position in the set,
-in whose order results of `allgather` are.
+Every rank registers a process set, by `init(process_sets=...)` or later by `add_process_set`. Then
+its members can submit collectives to it. Process sets may overlap. Ranks keep their numbers: a
+`root_rank` is always a rank of the world. `ProcessSet.rank` is the position among the members, and
+`allgather` concatenates in the order of these positions.
 
 Example:
     >>> import hvdlite.torch as hvd
@@ -24,23 +24,23 @@ from hvdlite.errors import ArgumentError, NotInitializedError
 
 
 class ProcessSet:
-    """Some of the ranks. Make it of any ranks, and register it on every rank before it is used.
+    """A group of ranks. Every rank must register it before its members use it.
 
     Attributes:
         process_set_id: its number in this world, the same on every rank; None unless registered.
-        ranks: the members, ascending.
+        ranks: the members, in ascending order.
     """
 
-    mpi_comm = None  # Horovod's; there are no MPI communicators here.
+    mpi_comm = None  # Horovod has this attribute; there are no MPI communicators here.
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """Name the members.
+        """Make a process set that is not registered yet.
 
         Args:
-            ranks: numbers of ranks, in any order.
+            ranks: the members, in any order.
 
         Raises:
-            ArgumentError: these are no numbers, or one comes twice.
+            ArgumentError: `ranks` are not numbers, or one number is given twice.
         """
         try:
             self.ranks = sorted(operator.index(rank) for rank in ranks)
@@ -53,33 +53,33 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def size(self) -> int | None:
-        """Return how many members it has; None unless it is registered."""
+        """Return the number of members; None unless the process set is registered."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Return this process's position among the members; None unless it is registered.
+        """Return this rank's position among the members; None unless the set is registered.
 
         Raises:
-            ArgumentError: this process is no member.
+            ArgumentError: this rank is not a member.
         """
         if self.process_set_id is None:
             return None
         if not self.included():
-            raise ArgumentError(f"rank {_world().rank} is no member of {self}")
+            raise ArgumentError(f"rank {_world().rank} is not a member of {self}")
         return self.ranks.index(_world().rank)
 
     def included(self) -> bool | None:
-        """Say whether this process is a member; None unless the set is registered."""
+        """Return whether this rank is a member; None unless the process set is registered."""
         if self.process_set_id is None:
             return None
         return self.process_set_id == 0 or _world().rank in self.ranks
 
     def __deepcopy__(self, memo: object) -> ProcessSet:
-        """Return this set: there is one of its ranks, and what is copied with it uses that one."""
+        """Return this object: a copy of an optimizer uses the same process set."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the ranks: where a set of these ranks is registered, that one is loaded."""
+        """Pickle only the ranks; loading returns the registered set of these ranks, if any."""
         return _find, (None if self is global_process_set else self.ranks,)
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class ProcessSet:
 
 
 class _World(NamedTuple):
-    """What sets are registered with."""
+    """What this module needs of the world to register process sets."""
 
     engine: _core.Engine
     rank: int
@@ -96,7 +96,7 @@ class _World(NamedTuple):
 
 
 global_process_set = ProcessSet([])
-"""All ranks: what every operation takes that is given no other set."""
+"""The process set of all ranks, which is the default of every operation."""
 
 
 def _find(ranks: list[int] | None) -> ProcessSet:
@@ -107,7 +107,7 @@ def _find(ranks: list[int] | None) -> ProcessSet:
 
 
 _current: _World | None = None
-_registered: dict[int, list[ProcessSet]] = {}  # by id; static ones of equal ranks share one
+_registered: dict[int, list[ProcessSet]] = {}  # by id; static objects of equal ranks share an id
 
 
 def _world() -> _World:
@@ -124,7 +124,7 @@ def _enter(process_set: ProcessSet, number: int) -> None:
 
 
 def begin(engine: _core.Engine, rank: int, size: int) -> None:
-    """Know the world that `init` has made."""
+    """Store the world that `init` has made, and register the process set of all ranks."""
     global _current
     _current = _World(engine, rank, size)
     global_process_set.ranks = list(range(size))
@@ -132,7 +132,7 @@ def begin(engine: _core.Engine, rank: int, size: int) -> None:
 
 
 def end() -> None:
-    """Forget the world and all of its sets."""
+    """Forget the world and all of its process sets."""
     global _current
     _current = None
     for equals in _registered.values():
@@ -146,10 +146,10 @@ StaticSets = Sequence[ProcessSet | Sequence[int]] | str | None
 
 
 def static_sets(given: StaticSets) -> list[ProcessSet]:
-    """Return the sets that `init` was given.
+    """Turn the argument `process_sets` of `init` into a list of process sets.
 
     Raises:
-        ArgumentError: it was given something else.
+        ArgumentError: the argument is a string other than "dynamic", or names invalid ranks.
     """
     if isinstance(given, str):
         if given != "dynamic":
@@ -159,12 +159,12 @@ def static_sets(given: StaticSets) -> list[ProcessSet]:
 
 
 def register_static(process_sets: Sequence[ProcessSet]) -> None:
-    """Register the sets that `init` was given, on every rank the same ones.
+    """Register the process sets that `init` was given; every rank gives the same ones.
 
-    Unlike later, ranks that are registered already are fine: the set is that one.
+    Two of them may have equal ranks, unlike in `add_process_set`: they then share one id.
 
     Raises:
-        ArgumentError: there are no such ranks; on every rank.
+        ArgumentError: a rank does not exist; every rank gets this error.
     """
     for process_set in process_sets:
         number = next(
@@ -174,7 +174,8 @@ def register_static(process_sets: Sequence[ProcessSet]) -> None:
 
 
 def _add(process_set: ProcessSet) -> int:
-    # Named as barriers are: a rank that goes on to one instead meets this, and hears of it.
+    # The name is one of the barriers' names: if another rank calls barrier() instead, both meet
+    # under this name and get a MismatchError, rather than wait for each other.
     handle = _world().engine.add_process_set(
         operation_names.next_name("barrier"), process_set.ranks
     )
@@ -183,20 +184,21 @@ def _add(process_set: ProcessSet) -> int:
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Register a set, at any time. Every rank calls it, members or not, with the same ranks.
+    """Register a process set, at any time. Every rank calls it with the same ranks, member or not.
 
-    It returns when all ranks have called it. What is under way in other sets goes on.
+    It returns when all ranks have called it. Collectives of other process sets continue meanwhile.
 
     Args:
-        process_set: a set, or the ranks to make one of.
+        process_set: a process set, or the ranks to make one of.
 
     Returns:
-        The set, registered.
+        The registered process set.
 
     Raises:
-        ArgumentError: there is no such rank, or a set of these ranks (the world is one) already; on
-            every rank.
-        MismatchError: other ranks add another set, or do something else; on every rank.
+        ArgumentError: a rank does not exist, or a process set of these ranks is registered already
+            (the process set of all ranks always is). Every rank gets this error.
+        MismatchError: another rank adds other ranks, or calls something else. Every rank gets this
+            error.
 
     Example:
         >>> pair = hvd.add_process_set([0, 1])
@@ -212,21 +214,21 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregister a set, at any time. Every rank calls it, members or not.
+    """Unregister a process set, at any time. Every rank calls it, member or not.
 
-    What was submitted to the set before ends first; what comes later raises an error. The set may
-    be added again.
+    Operations that were submitted to it before end first; later ones raise an error. The process
+    set may be added again.
 
     Args:
-        process_set: a registered set.
+        process_set: a registered process set.
 
     Returns:
-        True; False for `global_process_set`, which stays.
+        True; False for `global_process_set`, which stays registered.
 
     Raises:
-        ArgumentError: the set is not registered (any more).
-        MismatchError: other ranks remove another set, or wait for this one in a collective of the
-            set; on all of them, and the set stays.
+        ArgumentError: the process set is not registered, or was removed already.
+        MismatchError: another rank removes another process set, or waits for this rank in a
+            collective of this one. Every rank gets this error, and the process set stays.
 
     Example:
         >>> hvd.remove_process_set(pair)
@@ -246,10 +248,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """Return the registered set of that number.
+    """Return the registered process set of this number.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: no process set has this number.
     """
     _world()
     if process_set_id not in _registered:
@@ -258,19 +260,19 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
 
 
 def process_sets() -> list[ProcessSet]:
-    """Return the registered sets, the world first."""
+    """Return the registered process sets; that of all ranks comes first."""
     return [_registered[number][0] for number in sorted(_registered)]
 
 
 def registered_id(process_set: ProcessSet) -> int:
-    """Return the number of a set.
+    """Return the number of a process set.
 
     Raises:
-        ArgumentError: it is not registered.
+        ArgumentError: it is not a process set, or is not registered.
     """
     if not isinstance(process_set, ProcessSet):
         raise ArgumentError(
-            f"process_set={process_set!r} is no ProcessSet; make one with hvd.add_process_set"
+            f"process_set={process_set!r} is not a ProcessSet; make one with hvd.add_process_set"
         )
     if process_set.process_set_id is None:
         _world()
@@ -283,21 +285,21 @@ def registered_id(process_set: ProcessSet) -> int:
 
 
 def member_id(process_set: ProcessSet) -> int:
-    """Return the number of a set that this process may submit to.
+    """Return the number of a process set to which this rank may submit.
 
     Raises:
-        ArgumentError: it is not registered, or this process is no member.
+        ArgumentError: the process set is not registered, or this rank is not a member.
     """
     number = registered_id(process_set)
     if not process_set.included():
         raise ArgumentError(
-            f"rank {_world().rank} is no member of {process_set!r}; only its members take part"
+            f"rank {_world().rank} is not a member of {process_set!r}; only its members take part"
         )
     return number
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> int:
-    """Return `root_rank`, a rank of the world, if it is a member.
+    """Return `root_rank` if it is a rank of the world and a member of the process set.
 
     Raises:
         ArgumentError: it is not.
@@ -305,11 +307,12 @@ def check_root(root_rank: int, process_set: ProcessSet) -> int:
     size = _world().size
     if not 0 <= root_rank < size:
         raise ArgumentError(
-            f"root_rank={root_rank} is no rank of this world: it has {size}, from 0 to {size - 1}"
+            f"root_rank={root_rank} is not a rank of this world: it has {size}, from 0 to "
+            f"{size - 1}"
         )
     if root_rank not in process_set.ranks:
         raise ArgumentError(
-            f"root_rank={root_rank} is no member of {process_set!r}; it is a rank of the world, "
+            f"root_rank={root_rank} is not a member of {process_set!r}; it is a rank of the world, "
             "not a position in the set"
         )
     return root_rank

@@ -1,7 +1,8 @@
-"""When sparse gradients travel dense: one rule and one sentence for all adapters.
+"""The rule by which sparse gradients travel as dense tensors, for all adapters.
 
-Sent as rows a gradient grows with the ranks, since each receives the rows of all; dense it does
-not. What decides is how many rows the ranks have together, which they agree on first.
+A sparse gradient can be sent as its rows, by an allgather, or as a dense tensor, by an allreduce.
+Every rank receives the rows of all ranks, so the rows grow with the world, and the dense tensor
+does not. Ranks first agree on how many rows they have together; this number decides.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ _INDEX_BYTES = 8
 
 
 def dense_from(row_bytes: Any, dense_bytes: Any) -> Any:
-    """Return from how many rows of all ranks together a gradient is cheaper to send dense.
+    """Return the number of rows, of all ranks together, from which a dense tensor is cheaper.
 
     Args:
-        row_bytes: of the values of one row, which travels with its index; a whole number, or a
-            tensor of one.
-        dense_bytes: of the whole gradient; likewise.
+        row_bytes: bytes of the values of one row, without its index of 8 bytes; an int or a tensor.
+        dense_bytes: bytes of the whole gradient as a dense tensor; an int or a tensor.
 
     Example:
         >>> dense_from(row_bytes=56, dense_bytes=6400)
@@ -29,16 +29,16 @@ def dense_from(row_bytes: Any, dense_bytes: Any) -> Any:
 
 
 def hears_dense() -> bool:
-    """Say whether anybody hears what `say_dense` says."""
+    """Return whether the log shows what `say_dense` writes."""
     return _log.isEnabledFor(logging.INFO)
 
 
 def say_dense(name: str, rows: int) -> None:
-    """Tell the log that a gradient travels dense; callers do so once for each.
+    """Write to the log that a gradient travels dense; callers do so once for each gradient.
 
     Args:
-        name: what messages call the gradient.
-        rows: that all ranks have together.
+        name: what the message calls the gradient.
+        rows: how many rows all ranks have together.
     """
     _log.info(
         "the sparse gradients of %s have so many rows (%d on all ranks) that sending them dense is "

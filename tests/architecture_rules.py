@@ -1,8 +1,8 @@
-"""The rules of docs/architecture.md that a machine can check: who may include or import whom.
+"""The rules of docs/architecture.md that a machine can check, such as the layers.
 
-A *layer* holds folders that know nothing of each other. An include or an import points to a lower
-layer or stays in its folder. `find_violations(root)` reads the tree below `root` and knows nothing
-else, so that the tests can plant a violation in a tree of their own.
+The folders of one *layer* do not include or import each other. An include or an import points to a
+lower layer or stays in its folder. `find_violations(root)` reads only the tree below `root`, so
+that the tests can plant a violation in a tree of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_EXAMPLE_LINES = 110
 
-# C++: the folders of csrc by layer, lowest first. Nothing that is shipped includes csrc/testing.
+# C++: the folders of csrc by layer, lowest first. No shipped file includes csrc/testing.
 CPP_LAYERS = (
     ("base",),
     ("os",),
@@ -32,9 +32,9 @@ CPP_LAYERS = (
 )
 CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for folder in folders}
 
-# Python: what each part of the package may import besides itself, lowest first. A part is a folder
-# or a single module; "hvdlite" is the modules directly in it. Modules of an adapter that scripts
-# for Horovod import by name stand beside its folders although these import them.
+# Python: for each part of the package, the parts that it may import, lowest first. A part is a
+# folder or a single module; "hvdlite" stands for the modules directly in it. Modules of an adapter
+# that scripts for Horovod import by name stand beside its folders, although these import them.
 NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.errors")
 TORCH = ("hvdlite.torch.compression", "hvdlite.torch.collectives", "hvdlite.torch.optimizers")
 TENSORFLOW = (
@@ -69,15 +69,16 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
 }
-# What users call, which imports from above: `run` once it is asked for, `python -m`, and Horovod's
-# one optimizer for TensorFlow and Keras.
+# Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`, and
+# hvdlite.tensorflow's DistributedOptimizer, which also takes Keras's optimizers, as in Horovod.
 FACES = {
     "hvdlite/__init__.py": "hvdlite.launch",
     "hvdlite/__main__.py": "hvdlite.launch.command",
     "hvdlite/launch/__main__.py": "hvdlite.launch.command",
     "hvdlite/tensorflow/optimizer.py": "hvdlite.keras",
 }
-# What else a part may import besides the standard library: by the longest name that fits.
+# By part: the packages that it may import besides the standard library. The longest name that fits
+# a module counts.
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
     "hvdlite.torch": {"torch", "numpy"},
@@ -94,7 +95,7 @@ FORBIDDEN_WORDS = re.compile(r"(?i)util|helper|manager")
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule: where, which, and what stands there."""
+    """One broken rule: the path and line, the rule's name, and the offending text."""
 
     path: str
     line: int
@@ -145,8 +146,6 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _check_length(source: Source) -> Iterator[Violation]:
-    if source.text.startswith("// Made by tools/"):
-        return
     lines = source.text.count("\n")
     limit = MAX_EXAMPLE_LINES if source.path.startswith("examples/") else MAX_FILE_LINES
     if lines > limit:
@@ -155,14 +154,14 @@ def _check_length(source: Source) -> Iterator[Violation]:
 
 def _check_file_name(source: Source) -> Iterator[Violation]:
     if FORBIDDEN_WORDS.search(source.path):
-        yield source.violation(1, "name", f"{source.path} says nothing about what it holds")
+        yield source.violation(1, "name", f"{source.path}: name the file for its content")
 
 
 # C++
 
 
 def _without_comments(text: str) -> str:
-    """Blank out comments and the insides of literals; lines keep their numbers."""
+    """Blank out comments and the content of literals; lines keep their numbers."""
     pattern = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"'
         r"|(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+'",
@@ -196,7 +195,7 @@ def _check_includes(source: Source) -> Iterator[Violation]:
     if folder is None:
         return
     if folder not in CPP_LAYER_OF:
-        yield source.violation(1, "layer", f"csrc/{folder} is in no layer of this page")
+        yield source.violation(1, "layer", f"csrc/{folder} is not in CPP_LAYERS")
         return
     for number, line in _matches(source, r'^\s*#\s*include\s*"'):
         target = line.split('"')[1].split("/")[0]
@@ -250,8 +249,8 @@ _NOT_A_FUNCTION = re.compile(
 def _cpp_functions(code: str) -> Iterator[tuple[int, int]]:
     """Give (first line, number of lines) of each outermost function body, by its braces.
 
-    A heuristic: a block is a function's when a `)` stands before its brace, unless what stands
-    there declares a type or a namespace, or ends in `=`.
+    This is a heuristic: a block belongs to a function if a `)` stands before its brace, unless the
+    text before the brace declares a type or a namespace, or ends in `=`.
     """
     code = re.sub(r"(?m)^\s*#(?:[^\n]*\\\n)*[^\n]*", lambda m: "\n" * m.group().count("\n"), code)
     opened: list[tuple[bool, int]] = []  # (is a function's outermost block, offset)
@@ -289,7 +288,7 @@ def _check_cpp_names(source: Source) -> Iterator[Violation]:
 
 
 def _part_of(module: str, parts: Iterable[str] = PYTHON_PARTS) -> str:
-    """Name the part that a dotted module name belongs to: the longest name that fits."""
+    """Return the part that a dotted module name belongs to: the longest name that fits."""
     return max((part for part in parts if f"{module}.".startswith(f"{part}.")), key=len)
 
 
@@ -308,7 +307,7 @@ def _imports(source: Source, tree: ast.AST) -> Iterator[tuple[int, str]]:
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
-                # `from hvdlite import launch` imports that part, not a name of hvdlite's.
+                # `from hvdlite import launch` imports the part hvdlite.launch.
                 nested = f"{module}.{alias.name}"
                 yield node.lineno, nested if nested in PYTHON_PARTS else module
 

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: what tests leave behind fails the session."""
+"""Fixtures for all tests: the session fails if tests leave processes or shared memory behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTLE = 3.0
 
 
 def _children() -> set[int]:
-    """List the live children of this process, and theirs."""
+    """List the live descendants of this process."""
     found: set[int] = set()
     frontier = [os.getpid()]
     while frontier:
@@ -38,14 +38,14 @@ def _new_shm_entries(before: set[str]) -> set[str]:
 
 
 def pytest_configure() -> None:
-    """Start from the usual signals: under nohup, or in the background, some would be ignored."""
+    """Set the default signal handlers, since nohup and background jobs make some ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Fail when the tests left processes or shared memory."""
+    """Fail if the tests left processes or shared memory behind."""
     children_before, shm_before = _children(), shm_entries()
     yield
     close_nurseries()

@@ -1,10 +1,12 @@
-"""Ranks that begin with their framework imported, which takes longer than most of their tests.
+"""Fork ranks from a process that has imported their framework, because imports take long.
 
-A test file with `PRELOAD = ("tensorflow",)` at its top has its ranks forked from a process that has
-imported that, and nothing of hvdlite; `harness.World` sees to it. Such ranks differ from others in
+If a test file has `PRELOAD = ("tensorflow",)` at its top, `harness.World` forks its ranks from a
+process that has imported these modules, and nothing of hvdlite. Such ranks differ from others in
 three ways: they hash strings alike, their memory has the same addresses, and /proc does not show
-their environment. Scripts of tests/horovod_scripts, the examples and all under hvdlite-run start as
-users' ranks do.
+their environment. The scripts of tests/horovod_scripts, the examples, and everything under
+hvdlite-run start as users' ranks do.
+
+A *nursery* is such a process.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from typing import Any, BinaryIO
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
-_KEPT = 3  # processes; one with TensorFlow takes half a gigabyte
-_ANSWERS_WITHIN = 120.0  # seconds, imports on a busy machine included
+_KEPT = 3  # how many nurseries are kept; one with TensorFlow takes half a gigabyte
+_ANSWERS_WITHIN = 120.0  # seconds, including the imports on a busy machine
 
 
 class Nursery:
     """A process that has imported some modules and forks ranks; it dies with this process."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it; it answers when it has imported the modules."""
-        self.ranks: set[int] = set()  # process ids of those not reaped yet
+        """Start the process, which answers once it has imported the modules."""
+        self.ranks: set[int] = set()  # process ids of ranks that are not reaped yet
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_ANSWERS_WITHIN)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -65,11 +67,11 @@ class Nursery:
         return pid
 
     def ending(self, pid: int) -> Ending:
-        """Say how a rank ended, when it has; it is not reaped."""
+        """Return how a rank ended, which must have ended; this does not reap it."""
         return Ending(**self._ask({"ending": pid}))
 
     def reap(self, pid: int) -> None:
-        """Forget a rank that was killed or has ended."""
+        """Reap a rank that was killed or has ended."""
         self.ranks.remove(pid)
         self._ask({"reap": pid})
 
@@ -78,7 +80,7 @@ class Nursery:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
             socket.send_fds(self._socket, [json.dumps(question).encode()], descriptors)
             answer = self._socket.recv(1 << 16)
-        if not answer:  # An import has failed, or takes for ever.
+        if not answer:  # An import has failed, or hangs.
             self._process.kill()
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace")
@@ -87,7 +89,7 @@ class Nursery:
         return decoded
 
     def close(self) -> None:
-        """End it, and with it the ranks that it has still."""
+        """End the process, and the ranks that it still has."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -95,29 +97,29 @@ class Nursery:
 
 
 class ForkedRank:
-    """One rank, with what `harness.World` asks of a `hvdlite.launch.process.local.Worker`."""
+    """A forked rank, with the methods of `hvdlite.launch.process.local.Worker` that World uses."""
 
-    def __init__(self, slot: Slot, nursery: Nursery, pid: int) -> None:
-        self.rank = slot.rank
+    def __init__(self, placement: Placement, nursery: Nursery, pid: int) -> None:
+        self.rank = placement.rank
         self.pid = pid
         self.ending: Ending | None = None
         self._nursery = nursery
         self._pidfd = os.pidfd_open(pid)
 
     def look(self) -> Ending | None:
-        """Say how it ended, None while it runs."""
+        """Return how the rank ended; None while it runs."""
         if self.ending is None and select.select([self._pidfd], [], [], 0)[0]:
             self.ending = self._nursery.ending(self.pid)
         return self.ending
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to it and its children."""
+        """Send a signal to the rank and its children."""
         signal_group(self.pid, number)
 
     def reap(self) -> None:
-        """Kill what is left of it."""
+        """Kill what is left of the rank, and reap it."""
         self.signal_group(signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # It may have no group yet.
+        with contextlib.suppress(ProcessLookupError):  # The rank may not have a group yet.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         os.close(self._pidfd)
         self._nursery.reap(self.pid)
@@ -127,7 +129,7 @@ _nurseries: OrderedDict[tuple[object, ...], Nursery] = OrderedDict()
 
 
 def fork_rank(
-    slot: Slot,
+    placement: Placement,
     modules: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
@@ -145,7 +147,7 @@ def fork_rank(
         _nurseries[key] = Nursery(modules, of_modules)
     _nurseries.move_to_end(key)
     nursery = _nurseries[key]
-    return ForkedRank(slot, nursery, nursery.fork(folder, environment, outputs))
+    return ForkedRank(placement, nursery, nursery.fork(folder, environment, outputs))
 
 
 def close_nurseries() -> None:
@@ -154,7 +156,7 @@ def close_nurseries() -> None:
 
 
 def _close_all_but(kept: int) -> None:
-    """End those that have no ranks and were not asked for longest."""
+    """End the least recently used nurseries that have no ranks, until only `kept` are left."""
     for key, nursery in list(_nurseries.items()):
         if len(_nurseries) > kept and not nursery.ranks:
             _nurseries.pop(key).close()

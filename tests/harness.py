@@ -1,7 +1,7 @@
-"""The one harness for tests of several processes: `run_world`; for hvdlite-run see `launcher`.
+"""`run_world`: the harness for tests of several processes (tests of hvdlite-run use `launcher`).
 
 `run_world(4, body, 7)` starts four ranks as plain processes with the environment that hvdlite-run
-would give them, calls `body(7)` in each, and returns what each returned:
+would give them, calls `body(7)` in each, and returns the results:
 
     def body(count):
         from hvdlite import basics
@@ -13,10 +13,11 @@ would give them, calls `body(7)` in each, and returns what each returned:
     def test_ranks():
         assert [result.value for result in run_world(4, body, 7)] == [0, 7, 14, 21]
 
-`body` is a function at the top of a test file. Every rank imports that file by its path; what the
-file names in a tuple PRELOAD at its top is there already (see `forkserver`). A world always ends:
-at its deadline the ranks print their stacks, are killed with all their children, and the test fails
-with everything they wrote. Whatever a world leaves behind fails the test.
+`body` is a function at the top of a test file. Every rank imports that file by its path. If the
+file has a tuple PRELOAD at its top, the ranks start with these modules imported (see `forkserver`).
+A world always ends: at its deadline the ranks print their stacks and are killed with all their
+children, and the test fails with everything that they wrote. The test also fails if a world leaves
+processes or shared memory behind.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ from typing import Any
 
 import hvdlite
 from forkserver import ForkedRank, fork_rank
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.launch.process.guardian import job_processes, signal_job
-from hvdlite.launch.process.local import Job, Worker, job_environment, start_worker
-from hvdlite.launch.process.placement import Slot, place, place_as
+from hvdlite.launch.process.local import Worker, job_environment, start_worker
+from hvdlite.launch.process.placement import Placement, place, place_as
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _SHM = Path("/dev/shm")
-_AFTER_FIRST_FAILURE = 15.0  # seconds that the others get once a rank has failed unexpectedly
+_AFTER_FIRST_FAILURE = 15.0  # seconds that the other ranks get after an unexpected failure
 _SETTLE = 3.0  # seconds for children and shared memory to disappear
-_SHOWN = 20_000  # characters of a rank's output in a failure
+_SHOWN = 20_000  # last characters of a rank's output that a failure shows
 
 Rank = Worker | ForkedRank
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
@@ -53,10 +55,12 @@ Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
 
 @dataclass(frozen=True)
 class RankResult:
-    """How one rank ended. `returncode` is negative for a signal, as in `subprocess`.
+    """How one rank ended.
 
-    `seconds` is the time from the start of the world to the end of the process; `value` is what the
-    body returned, None if it did not return.
+    Attributes:
+        returncode: the exit status; -n if signal n killed the rank, as in `subprocess`.
+        value: the result of the body; None if the body did not return.
+        seconds: the time from the start of the world to the end of the process.
     """
 
     rank: int
@@ -74,7 +78,7 @@ def package_path() -> list[str]:
 
 
 def base_environment() -> dict[str, str]:
-    """Give the environment that a user would start a job with, free of this process's own job."""
+    """Return the environment from which a user would start a job, without variables of a job."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -94,7 +98,7 @@ def shm_entries() -> set[str]:
 
 
 class World:
-    """Ranks that are running; use it as a context manager where a test acts on them from outside.
+    """Running ranks; a context manager for tests that act on the ranks from outside.
 
     Example:
         with World(3, body) as world:
@@ -117,11 +121,11 @@ class World:
         Args:
             n: number of ranks.
             body: a function at the top of a module, or the source of a script.
-            arguments: given to the function; pickled.
-            timeout: seconds until the world is ended as hung.
-            env: variables for all ranks, or a function from rank to variables.
-            hosts: by rank, the index of the host that it plays (HVDLITE_HOST_ID).
-            command: prefix of each rank's command, e.g. ["ip", "netns", "exec", "a"].
+            arguments: the arguments of the function, which travel pickled.
+            timeout: seconds after which the world counts as hung.
+            env: variables for all ranks, or a function from a rank to its variables.
+            hosts: by rank, the index of the host that it acts as (HVDLITE_HOST_ID).
+            command: a prefix of each rank's command, such as ["ip", "netns", "exec", "a"].
         """
         self._folder = tempfile.TemporaryDirectory(prefix="hvdlite world ")
         self._path = Path(self._folder.name)
@@ -132,37 +136,36 @@ class World:
         self._ended_at: dict[int, float] = {}
         self._left: list[str] = []
         (self._path / "task.pickle").write_bytes(_task(body, arguments))
-        job_id, token = secrets.token_bytes(16), secrets.token_bytes(32)
-        self.job_id = job_id.hex()
+        job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+        self.job_id = job.job_id.hex()
         self.started_at = time.monotonic()
-        self._store = Store.start(size=n, token=token, job_id=job_id, epoch=0)
-        job = Job(job_id, token, self._store.address)
+        self._store = Store.start(n, job)
         try:
-            for slot in place([n]) if hosts is None else place_as(hosts):
-                own = dict(env(slot.rank) if callable(env) else env or {})
+            for placement in place([n]) if hosts is None else place_as(hosts):
+                own = dict(env(placement.rank) if callable(env) else env or {})
                 if hosts is not None:
-                    own = {"HVDLITE_HOST_ID": f"host{slot.host}", **own}
+                    own = {"HVDLITE_HOST_ID": f"host{placement.host}", **own}
                 environment = {
                     **base_environment(),
                     "OMP_NUM_THREADS": "1",
-                    **job_environment(slot, job),
+                    **job_environment(placement, job, self._store.address),
                     **own,
                 }
-                self._workers.append(self._start(slot, command or (), environment))
+                self._workers.append(self._start(placement, command or (), environment))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, slot: Slot, prefix: Sequence[str], env: dict[str, str]) -> Rank:
-        rank = slot.rank
+    def _start(self, placement: Placement, prefix: Sequence[str], env: dict[str, str]) -> Rank:
+        rank = placement.rank
         command = [*prefix, sys.executable, str(_WORKER_MAIN), str(self._path)]
         with (
             open(self._path / f"stdout.{rank}", "wb") as stdout,
             open(self._path / f"stderr.{rank}", "wb") as stderr,
         ):
             if self._preload and not prefix:
-                return fork_rank(slot, self._preload, self._path, env, (stdout, stderr))
-            return start_worker(slot, command, env, stdout=stdout, stderr=stderr)
+                return fork_rank(placement, self._preload, self._path, env, (stdout, stderr))
+            return start_worker(placement, command, env, stdout=stdout, stderr=stderr)
 
     @property
     def pids(self) -> list[int]:
@@ -235,9 +238,9 @@ class World:
         time.sleep(0.5)
 
     def _leftovers(self) -> list[str]:
-        """Name what the ranks left, after a moment in which it may disappear by itself.
+        """List what the ranks left, after a moment in which it may disappear by itself.
 
-        The children of a rank that was killed are nobody's fault; they are killed, too.
+        A rank that was killed could not end its children, so this kills them first.
         """
         for worker in self._workers:
             if worker.ending is not None and worker.ending.by_signal:
@@ -252,7 +255,7 @@ class World:
             time.sleep(0.02)
 
     def _own_shm_entries(self) -> set[str]:
-        """Pick the new names that can be this world's: ours, or with a process id of ours in it."""
+        """Return new names in /dev/shm with "hvdlite" or the process id of a rank in them."""
         marks = ["hvdlite", *map(str, self.pids)]
         return {
             name for name in shm_entries() - self._shm_before if any(mark in name for mark in marks)
@@ -289,7 +292,7 @@ class World:
         signal_job(self.job_id, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill whatever still runs and remove the files."""
+        """Kill all processes of the world, and remove its files."""
         self._end_processes()
         for worker in self._workers:
             worker.reap()
@@ -298,7 +301,7 @@ class World:
         self._folder.cleanup()
 
     def __enter__(self) -> World:
-        """Give the running world."""
+        """Return the running world."""
         return self
 
     def __exit__(
@@ -307,12 +310,12 @@ class World:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it."""
+        """End the world."""
         self.close()
 
 
 def _in_sessions_of(workers: Sequence[Rank]) -> set[int]:
-    """List what lives in the ranks' sessions, but for ranks that have ended."""
+    """List the processes in the ranks' sessions, without ranks that have ended."""
     leaders = {worker.pid for worker in workers}
     ended = {worker.pid for worker in workers if worker.ending is not None}
     found = set()
@@ -348,7 +351,8 @@ def run_world(
     """Run `body(*arguments, *args)` on `n` ranks and return their results; see `World`.
 
     Raises:
-        AssertionError: it hung, left something behind, or a rank failed without `expect_failure`.
+        AssertionError: the world hung or left something behind, or a rank failed without
+            `expect_failure`.
     """
     with World(n, body, *arguments, *args, timeout=timeout, env=env, hosts=hosts) as world:
         return world.wait(expect_failure)

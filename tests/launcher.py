@@ -1,4 +1,4 @@
-"""hvdlite-run in tests: started as a user would, and always ended."""
+"""Run hvdlite-run in tests as a user would, and always end it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_launcher(
     """Run hvdlite-run with these arguments to its end.
 
     Raises:
-        AssertionError: it took longer than `timeout` seconds.
+        AssertionError: hvdlite-run took longer than `timeout` seconds.
     """
     started = time.monotonic()
     process = start_launcher(*arguments, cwd=cwd, env=env)

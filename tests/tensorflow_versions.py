@@ -1,8 +1,8 @@
 """Run the tests of the TensorFlow adapter on older TensorFlow releases, from one wheel.
 
-`make test-tf-versions` runs it: builds the wheel once, and for each release makes an environment of
-its own below build/tensorflow (kept, so that a second run is quick), installs the wheel beside that
-release, and runs the tests there, far from this folder's own package.
+`make test-tf-versions` runs this program. It builds the wheel once. For each release it makes an
+environment below build/tensorflow, which is kept so that a second run is quick, installs the wheel
+and the release there, and runs the tests with them rather than with the package in this folder.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASES = ("2.16.2", "2.18.1")
-TESTS = "tests/parallel/test_tensorflow_*.py"
+TESTS = "tests/parallel/tensorflow/test_tensorflow_*.py"
 NEEDS = ("pytest>=8", "pytest-timeout", "psutil", "scikit-learn")
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
-    """Run a command; end with its exit status where it fails."""
+    """Run a command; if it fails, exit with its status."""
     print("+", *(str(word) for word in command), flush=True)
     status = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
     if status:
@@ -30,7 +30,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 def test(release: str, wheel: Path) -> None:
-    """Install and test beside one release."""
+    """Install one release and the wheel, and run the tests with them."""
     environment = ROOT / "build" / "tensorflow" / release
     python = environment / "bin" / "python"
     if not python.exists():
@@ -43,13 +43,13 @@ def test(release: str, wheel: Path) -> None:
     variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{variables['PATH']}"
     tests = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(TESTS))
     begun = time.monotonic()
-    # Not from ROOT's own folder `hvdlite`: -P keeps the working directory off the path.
+    # -P keeps the working directory off the path, so that the tests import the wheel's hvdlite.
     run(python, "-P", "-m", "pytest", "-q", *tests, env=variables)
     print(f"TensorFlow {release}: passed in {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def main() -> None:
-    """Build once, test on every release."""
+    """Build the wheel once, and run the tests with every release."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("releases", nargs="*", default=RELEASES)
     arguments = parser.parse_args()

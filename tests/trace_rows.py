@@ -1,4 +1,4 @@
-"""Read a merged timeline: the rows of each process, their spans nested as they should be."""
+"""Read a merged timeline into the rows of each process, and check that their spans nest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEGOTIATION = 1_000_000
 
 @dataclass
 class Span:
-    """A span with what lies in it; times in nanoseconds."""
+    """A span, and the spans and marks inside it; times are in nanoseconds."""
 
     name: str
     begin: int
@@ -23,7 +23,7 @@ class Span:
     marks: list[tuple[str, int]] = field(default_factory=list)
 
     def walk(self) -> Iterator[Span]:
-        """Give this span and all within."""
+        """Give this span and all spans inside it."""
         yield self
         for span in self.inner:
             yield from span.walk()
@@ -31,7 +31,7 @@ class Span:
 
 @dataclass
 class Merged:
-    """A merged file: spans by process and row, and what it says of the ranks."""
+    """A merged file: spans and marks by process and row, and the summaries of the ranks."""
 
     rows: dict[tuple[int, str], list[Span]]
     marks: dict[tuple[int, str], list[tuple[str, int]]]
@@ -39,15 +39,15 @@ class Merged:
     processes: dict[int, str]
 
     def tensors(self, rank: int) -> list[Span]:
-        """List the spans of a rank's tensors, by their begin."""
+        """List the spans of a rank's tensors, in the order of their beginnings."""
         return self._spans(rank + 1, "tensors ")
 
     def negotiations(self) -> list[Span]:
-        """List what the coordinator waited for, by its begin."""
+        """List the coordinator's spans of waiting for ranks, in the order of their beginnings."""
         return self._spans(NEGOTIATION, "waiting for ranks ")
 
     def batches(self, rank: int) -> list[Span]:
-        """List a rank's batches, by their begin."""
+        """List the spans of a rank's batches, in the order of their beginnings."""
         return self._spans(rank + 1, "engine")
 
     def _spans(self, process: int, row: str) -> list[Span]:
@@ -65,10 +65,10 @@ def nanoseconds(event: dict[str, Any], key: str = "ts") -> int:
 
 
 def read_merged(path: Path) -> Merged:
-    """Read and check a file: strict JSON, and every row nests.
+    """Read a file, and check that it is strict JSON and that the spans of every row nest.
 
     Raises:
-        AssertionError: spans of one row overlap, or end without having begun.
+        AssertionError: spans of one row overlap, or a span ends that did not begin.
     """
     whole = json.loads(path.read_text())
     events = whole["traceEvents"]
@@ -92,7 +92,7 @@ def read_merged(path: Path) -> Merged:
 
 
 def _nest(events: list[dict[str, Any]]) -> tuple[list[Span], list[tuple[str, int]]]:
-    """Make spans of one row's events, as a viewer does: in the order of time, then of the file."""
+    """Make spans of one row's events, which a viewer sorts by time and then by file position."""
     top: list[Span] = []
     marks: list[tuple[str, int]] = []
     open_spans: list[Span] = []
@@ -115,7 +115,7 @@ def _nest(events: list[dict[str, Any]]) -> tuple[list[Span], list[tuple[str, int
             if event["ph"] == "X":
                 span.end = at + nanoseconds(event, "dur")
                 outer = open_spans[-1].end if open_spans else None
-                assert outer is None or span.end <= outer, f"{span.name} outlasts what it lies in"
+                assert outer is None or span.end <= outer, f"{span.name} outlasts its outer span"
             (open_spans[-1].inner if open_spans else top).append(span)
             open_spans.append(span)
     return top, marks

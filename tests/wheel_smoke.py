@@ -1,7 +1,7 @@
-"""Build the wheel as a user's pip would and use it in an empty environment, far from this folder.
+"""Build the wheel as a user's pip would, and use it in an empty environment.
 
-`make wheel` runs it: sdist, wheel from the sdist, both with build isolation; then a world of one
-and two ranks of hvdlite-run, without torch.
+`make wheel` runs this program. It builds the sdist, and the wheel from the sdist, both with build
+isolation. Then it runs a world of one and two ranks of hvdlite-run, without torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ print(f"sum over {size} ranks is right")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command without this environment's paths; return its output, or end with it."""
+    """Run a command without this environment's paths; return its output, or exit if it fails."""
     print("+", *(str(word) for word in command), flush=True)
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "HVDLITE_", "HOROVOD_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
@@ -48,9 +48,9 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build sdist and wheel into `folder`; check what the wheel holds."""
+    """Build sdist and wheel into `folder`, and check the content of the wheel."""
     start = time.monotonic()
-    # As deep in the unpacked sdist as in a working copy, or a compiler cache would find nothing.
+    # With the build folder as deep as in a working copy, the compiler cache finds its entries.
     deep = "-Cbuild-dir=build/{wheel_tag}"
     run(sys.executable, "-m", "build", deep, "--outdir", folder, ROOT, cwd=folder)
     print(f"  {time.monotonic() - start:.0f} s for sdist and wheel, with build isolation")
@@ -72,7 +72,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def use_wheel(wheel: Path, folder: Path) -> None:
-    """Install it into an empty environment; run one rank, then two."""
+    """Install the wheel into an empty environment; run one rank there, then two."""
     environment = folder / "an empty environment"
     run(sys.executable, "-m", "venv", environment, cwd=folder)
     programs = environment / "bin"
@@ -90,7 +90,7 @@ def use_wheel(wheel: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Build, install, use."""
+    """Build, install and use the wheel."""
     with tempfile.TemporaryDirectory(prefix="hvdlite wheel ") as name:
         folder = Path(name)
         use_wheel(build_wheel(folder), folder)

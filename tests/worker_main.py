@@ -1,10 +1,10 @@
-"""Be one rank of `harness.run_world`: load the test's function by path, call it, save its value.
+"""The program of one rank of `harness.run_world`: it calls a test's function and saves the result.
 
-Run as `python worker_main.py FOLDER`; FOLDER/task.pickle says what to call, and FOLDER/value.RANK
-receives what it returned. SIGUSR1 makes it print the stacks of all its threads.
+`python worker_main.py FOLDER` loads the function that FOLDER/task.pickle names, calls it, and saves
+its result in FOLDER/value.RANK. On SIGUSR1 it prints the stacks of all its threads.
 
-As `python worker_main.py --fork SOCKET MODULE...` it imports the modules, and then forks a rank for
-each FOLDER that comes through the socket: see `forkserver`, which sends them.
+`python worker_main.py --fork SOCKET MODULE...` imports the modules, and then forks a rank for each
+FOLDER that it receives through the socket (see `forkserver`, which sends them).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def load_function(module_name: str, path: str, name: str) -> Callable[..., Any]:
 
 
 def fork_ranks(descriptor: int, modules: Sequence[str]) -> str:
-    """Answer questions; return, in each rank that is forked, the folder of its task.
+    """Serve requests; in each forked rank, return the folder of its task.
 
-    The process that forks never returns: it exits when nobody can ask any more.
+    The serving process never returns: it exits when the other end of the socket is closed.
     """
     for module in modules:
         importlib.import_module(module)
@@ -63,7 +63,7 @@ def fork_ranks(descriptor: int, modules: Sequence[str]) -> str:
 
 
 def look_at(question: dict[str, int]) -> dict[str, int]:
-    """Say how the rank ended that is asked about, or reap it."""
+    """Answer a request: return how a rank ended, or reap it."""
     if "reap" in question:
         os.waitpid(question["reap"], 0)
         return {}
@@ -74,15 +74,15 @@ def look_at(question: dict[str, int]) -> dict[str, int]:
 
 
 def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]) -> None:
-    """Take what a process that was started alone would have."""
+    """Give a forked process the session, outputs and environment of a rank that was started."""
     os.setsid()
-    for output, place in zip(outputs, (1, 2), strict=True):
-        os.dup2(output, place)
+    for output, descriptor in zip(outputs, (1, 2), strict=True):
+        os.dup2(output, descriptor)
         os.close(output)
     os.environ.clear()
     os.environ.update(environment)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # Python reseeds its own generator.
+        sys.modules["numpy"].random.seed()  # Python reseeds its own generator after a fork.
     from hvdlite.launch.process.shim import die_with_parent
 
     die_with_parent(server)
@@ -90,7 +90,7 @@ def become_rank(server: int, environment: dict[str, str], outputs: Sequence[int]
 
 def main() -> None:
     """Run the task of this rank."""
-    # Keras imports these where they are installed, which takes a third of its time.
+    # Keras imports these if they are installed, which takes a third of the time of its import.
     sys.modules.update({"sklearn": None, "matplotlib": None})  # type: ignore[dict-item]
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -38,11 +38,11 @@ Status AdasumReduction::run(Backend& backend, int rank, const Allreduce& call, P
     HVDLITE_RETURN_IF_ERROR(combine(backend, group, vectors, pieces.size(), patience));
   } else {
     wide_.resize(size * part.count());
-    widen(dtype, received_.data(), wide_.data(), wide_.size());
+    scale_copy({dtype, DataType::kFloat32}, received_.data(), wide_.data(), wide_.size(), 1.0);
     std::vector<float*> vectors;
     for (std::size_t i = 0; i < size; ++i) vectors.push_back(wide_.data() + i * part.count());
     HVDLITE_RETURN_IF_ERROR(combine(backend, group, vectors, pieces.size(), patience));
-    narrow(dtype, wide_.data(), received_.data(), part.count());
+    scale_copy({DataType::kFloat32, dtype}, wide_.data(), received_.data(), part.count(), 1.0);
   }
   HVDLITE_RETURN_IF_ERROR(
       backend.allgather({group, {received_.data(), part_bytes}, bytes, whole_}, patience));

@@ -1,4 +1,4 @@
-// All-reduce by adaptive summation (collective/adasum.h), made of a backend's other collectives.
+// All-reduce by adaptive summation (kernels/adasum.h), made of a backend's other collectives.
 //
 // Each rank takes one part of the batch: an alltoall brings it the part of every rank, which it
 // combines in pairs, level by level, and an allgather puts the results together. Ranks pair up with

@@ -25,7 +25,7 @@
   X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
     "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
-    "Fail when a peer makes no progress for this long inside a collective that all ranks joined; " \
+    "Fail when a peer makes no progress for this long inside a collective that has begun; "        \
     "0 means never")                                                                               \
   X(double, peer_timeout, 60.0, "seconds", "",                                                     \
     "Fail when a rank of another host has not answered for this long, be it idle; 0 means never")  \

@@ -10,14 +10,14 @@
 // One kernel serves one pair of types, one launch up to kMaxSegments segments:
 //  - hvdlite_copy_1, _2, _4, _8: elements of that many bytes, bit by bit; `scale` and `nonfinite`
 //    are ignored. For every type where nothing is to be computed.
-//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: both scaled and cast. Where one of the
-//  two
-//    types is f64, the product is taken in float64 with the whole scale; else in float32 with the
-//    scale rounded to float32. The product is rounded to the target's type to nearest even (from
-//    float64 to a 16-bit type in two steps, through float32). Subnormals are kept; what is too
-//    large becomes infinite; a NaN stays a NaN with unspecified bits. Where `nonfinite` is not 0,
-//    the 32-bit word there gets bit 0 set if a value was written that is infinite or NaN. Nothing
-//    clears it: the launcher does so before.
+//  - hvdlite_cast_SOURCE_TARGET with f16, bf16, f32, f64: scaled, and cast between a wide type (f32
+//    or f64) and a narrow one, or to the same type. Where one of the two types is f64, the product
+//    is taken in float64 with the whole scale; else in float32 with the scale rounded to float32.
+//    The product is rounded to the target's type to nearest even (from float64 to a 16-bit type in
+//    two steps, through float32). Subnormals are kept; what is too large becomes infinite; a NaN
+//    stays a NaN with unspecified bits. Where `nonfinite` is not 0, the 32-bit word there gets bit
+//    0 set if a value was written that is infinite or NaN. Nothing clears it: the launcher does so
+//    before.
 //  - hvdlite_cast_i16_i32 and _i32_i16: sign extension, and the low 16 bits; no scale. NCCL lacks
 //    16-bit integers.
 //
@@ -93,23 +93,14 @@ constexpr unsigned launch_blocks(const CopyArgs& args, unsigned processors) {
 
 }  // namespace hvdlite
 
-// Every kernel, for whoever makes a table of them: COPY(bytes of an element), CAST(source, target),
+// Expands to one call for each kernel: COPY(bytes of an element), CAST(source, target),
 // WIDTH(source, target).
+// clang-format off: one row for each type.
 #define HVDLITE_KERNELS(COPY, CAST, WIDTH)                                                         \
-  COPY(1)                                                                                          \
-  COPY(2)                                                                                          \
-  COPY(4)                                                                                          \
-  COPY(8)                                                                                          \
-  CAST(f16, f16)                                                                                   \
-  CAST(f16, bf16)                                                                                  \
-  CAST(f16, f32)                                                                                   \
-  CAST(f16, f64)                                                                                   \
-  CAST(bf16, f16)                                                                                  \
-  CAST(bf16, bf16)                                                                                 \
-  CAST(bf16, f32)                                                                                  \
-  CAST(bf16, f64)                                                                                  \
-  CAST(f32, f16)                                                                                   \
-  CAST(f32, bf16)                                                                                  \
-  CAST(f32, f32)                                                                                   \
-  CAST(f32, f64)                                                                                   \
-  CAST(f64, f16) CAST(f64, bf16) CAST(f64, f32) CAST(f64, f64) WIDTH(i16, i32) WIDTH(i32, i16)
+  COPY(1) COPY(2) COPY(4) COPY(8)                                                                  \
+  CAST(f16, f16) CAST(f16, f32) CAST(f16, f64)                                                     \
+  CAST(bf16, bf16) CAST(bf16, f32) CAST(bf16, f64)                                                 \
+  CAST(f32, f32) CAST(f32, f16) CAST(f32, bf16)                                                    \
+  CAST(f64, f64) CAST(f64, f16) CAST(f64, bf16)                                                    \
+  WIDTH(i16, i32) WIDTH(i32, i16)
+// clang-format on

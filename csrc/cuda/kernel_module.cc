@@ -5,15 +5,11 @@
 namespace hvdlite {
 
 Result<std::unique_ptr<KernelModule>> KernelModule::load(std::shared_ptr<CudaDevice> device,
-                                                         std::span<const std::string_view> ptx,
-                                                         const std::string& what) {
-  std::string text;
-  for (const std::string_view piece : ptx) text += piece;
+                                                         const char* ptx, const std::string& what) {
   std::unique_ptr<KernelModule> made(new KernelModule(std::move(device)));
   const CudaDevice& on = *made->device_;
   const CudaDevice::Current current(on);
-  HVDLITE_RETURN_IF_ERROR(
-      on.check(on.api().module_load(&made->module_, text.c_str()), "loading " + what));
+  HVDLITE_RETURN_IF_ERROR(on.check(on.api().module_load(&made->module_, ptx), "loading " + what));
   return made;
 }
 
@@ -41,7 +37,6 @@ Status KernelModule::launch(const std::string& name, unsigned blocks, void* argu
   const Result<CudaFunction> function = kernel(name);
   HVDLITE_RETURN_IF_ERROR(function.status());
   void* parameters[] = {argument};
-  ++launches_;
   return device_->check(device_->api().launch(function.value(), blocks, 1, 1, kThreadsPerBlock, 1,
                                               1, 0, device_->stream(), parameters, nullptr),
                         "launching a kernel");

@@ -3,9 +3,7 @@
 
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 
 #include "cuda/cuda_device.h"
 
@@ -13,11 +11,10 @@ namespace hvdlite {
 
 class KernelModule {
  public:
-  // Loads the text, whose pieces are given; the driver compiles it for the device (and keeps the
-  // result on disk). `what` for messages: "the kernels that...".
+  // Loads the text; the driver compiles it for the device (and keeps the result on disk). `what`
+  // for messages: "the kernels that...".
   static Result<std::unique_ptr<KernelModule>> load(std::shared_ptr<CudaDevice> device,
-                                                    std::span<const std::string_view> ptx,
-                                                    const std::string& what);
+                                                    const char* ptx, const std::string& what);
   ~KernelModule();
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
@@ -25,8 +22,6 @@ class KernelModule {
   CudaDevice& device() const { return *device_; }
   // Gives a kernel to the device's communication stream. `argument` is its one parameter.
   Status launch(const std::string& name, unsigned blocks, void* argument);
-  // Kernels launched so far.
-  std::uint64_t launches() const { return launches_; }
 
  private:
   explicit KernelModule(std::shared_ptr<CudaDevice> device) : device_(std::move(device)) {}
@@ -35,7 +30,6 @@ class KernelModule {
   const std::shared_ptr<CudaDevice> device_;
   CudaModule module_ = nullptr;
   std::map<std::string, CudaFunction> kernels_;  // by name, as far as used
-  std::uint64_t launches_ = 0;
 };
 
 }  // namespace hvdlite

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
+#include "cuda/pack_ptx.h"
+
 namespace hvdlite {
 namespace {
-
-constexpr std::string_view kPtx[] = {
-#include "cuda/kernels/pack_ptx.inc"
-};
 
 std::string short_name(DataType dtype) {
   switch (dtype) {
@@ -39,7 +37,7 @@ std::string kernel_name(DataType source, DataType target, std::span<const CopySe
 
 Result<std::unique_ptr<SegmentCopies>> SegmentCopies::load(std::shared_ptr<CudaDevice> device) {
   Result<std::unique_ptr<KernelModule>> kernels =
-      KernelModule::load(std::move(device), kPtx, "the kernels that pack gradients");
+      KernelModule::load(std::move(device), pack_ptx(), "the kernels that pack gradients");
   HVDLITE_RETURN_IF_ERROR(kernels.status());
   return std::unique_ptr<SegmentCopies>(new SegmentCopies(std::move(kernels.value())));
 }

@@ -16,13 +16,11 @@ class SegmentCopies {
  public:
   static Result<std::unique_ptr<SegmentCopies>> load(std::shared_ptr<CudaDevice> device);
 
-  // Gives the segments to the device's communication stream. Types are the same, two floating-point
-  // types, or int16 and int32; a scale other than 1 goes with floating-point types, and so does
-  // `nonfinite`, a word that is set where something written is infinite or NaN.
+  // Gives the segments to the device's communication stream. Types are the same, a 16-bit float and
+  // a wider one, or int16 and int32; a scale other than 1 goes with floating-point types, and so
+  // does `nonfinite`, a word that is set where something written is infinite or NaN.
   Status enqueue(DataType source, DataType target, std::span<const CopySegment> segments,
                  const std::uint32_t* nonfinite = nullptr);
-  // Kernels launched so far.
-  std::uint64_t launches() const { return kernels_->launches(); }
 
  private:
   explicit SegmentCopies(std::unique_ptr<KernelModule> kernels) : kernels_(std::move(kernels)) {}

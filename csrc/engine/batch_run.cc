@@ -29,7 +29,8 @@ Status BatchRun::open() {
     const Entry& entry = entry_of(ref);
     if (!on_gpu(entry.request, ref) || &entry == last) continue;
     if (gpu_ == nullptr) {
-      const Result<DeviceBackend*> plane = open_gpu();
+      const Result<DeviceBackend*> plane =
+          parts_.gpus.open(members_.group, entry.gpu->ordinal, patience_, !first().absent.empty());
       HVDLITE_RETURN_IF_ERROR(plane.status());
       gpu_ = plane.value();
     }
@@ -37,21 +38,6 @@ Status BatchRun::open() {
     last = &entry;
   }
   return Status();
-}
-
-Result<DeviceBackend*> BatchRun::open_gpu() const {
-  Result<DeviceBackend*> plane = parts_.gpus.open(members_.group, first().entry->gpu->ordinal,
-                                                  patience_, !first().absent.empty());
-  if (!plane.ok() || batch_.kind != Kind::kAllreduce || batch_.op != ReduceOp::kAdasum) {
-    return plane;
-  }
-  std::vector<std::uint64_t> counts;
-  for (const TensorRef& ref : batch_.tensors) {
-    counts.push_back(entry_of(ref).request.tensors[ref.tensor].count());
-  }
-  HVDLITE_RETURN_IF_ERROR(
-      plane.value()->prepare_adasum(members_.group, batch_.types.memory, counts, patience_));
-  return plane;
 }
 
 Status BatchRun::execute() {

@@ -62,8 +62,6 @@ class BatchRun {
  private:
   const Agreed& first() const { return round_[batch_.tensors[0].agreed]; }
   const Entry& entry_of(const TensorRef& ref) const { return *round_[ref.agreed].entry; }
-  // The data plane of the batch's GPU tensors, with all that the batch takes.
-  Result<DeviceBackend*> open_gpu() const;
   Backend& plane_of(DeviceType device) const {
     return device == DeviceType::kHost ? *parts_.backend : *gpu_;
   }

@@ -25,8 +25,10 @@ Status check_wire(const Request& request, const TensorShape& tensor) {
   if (request.kind != Kind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return invalid_call(request, "a wire dtype goes with allreduce, and not with Adasum");
   }
-  if (narrow && is_floating(tensor.dtype)) return Status();
-  return invalid_call(request, "a wire dtype is float16 or bfloat16, of a floating-point tensor");
+  const bool wide = tensor.dtype == DataType::kFloat32 || tensor.dtype == DataType::kFloat64;
+  if (narrow && wide) return Status();
+  return invalid_call(request,
+                      "a wire dtype is float16 or bfloat16, of a float32 or float64 tensor");
 }
 
 // "'layer1', of dtype complex64," for a refusal.

@@ -30,12 +30,6 @@ class DeviceBackend : public Backend {
   Result<CudaEventPtr> record() { return device().record(device().stream()); }
   // This memory is about to be freed; no work is under way.
   virtual void forget_memory(CudaPointer /*address*/) {}
-  // Gets what an allreduce by Adasum of tensors with these numbers of elements will take. Every
-  // member calls it at the same place; a status that is not sticky is the same on every member.
-  virtual Status prepare_adasum(const Group& /*group*/, DataType /*dtype*/,
-                                std::span<const std::uint64_t> /*counts*/, Patience /*patience*/) {
-    return Status();
-  }
   // The next allreduce, of floating-point tensors, sets the word where something that this rank
   // gives is infinite or NaN, once scaled and cast; to be read when that allreduce has ended. A
   // group of one rank does not look.

@@ -1,13 +1,6 @@
 #include "gpu/device_workspace.h"
 
 namespace hvdlite {
-namespace {
-
-constexpr std::string_view kAdasumPtx[] = {
-#include "cuda/kernels/adasum_ptx.inc"
-};
-
-}  // namespace
 
 Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<const CudaApi> cuda,
                                                                int ordinal) {
@@ -30,25 +23,6 @@ Status DeviceWorkspace::reserve_fusion(const std::shared_ptr<const NcclApi>& ncc
   Result<DeviceMemory> memory = allocate_for_nccl(device, nccl, bytes);
   HVDLITE_RETURN_IF_ERROR(memory.status());
   fusion = std::move(memory.value());
-  return Status();
-}
-
-Status DeviceWorkspace::reserve_adasum(std::size_t bytes) {
-  if (adasum == nullptr) {
-    Result<std::unique_ptr<KernelModule>> loaded =
-        KernelModule::load(device, kAdasumPtx, "the kernels of Adasum");
-    HVDLITE_RETURN_IF_ERROR(loaded.status());
-    adasum = std::move(loaded.value());
-  }
-  if (adasum_scratch.bytes() >= bytes) return Status();
-  Result<DeviceMemory> larger = pool->take(bytes);
-  HVDLITE_RETURN_IF_ERROR(larger.status());
-  if (adasum_scratch.valid()) {
-    Result<CudaEventPtr> last_use = device->record(device->stream());
-    HVDLITE_RETURN_IF_ERROR(last_use.status());
-    pool->give_back(std::move(adasum_scratch), std::move(last_use.value()));
-  }
-  adasum_scratch = std::move(larger.value());
   return Status();
 }
 

@@ -1,6 +1,6 @@
-// What all data planes of one device share: the device, its kernels, the fusion buffer, memory that
-// Adasum takes beside it, slots, and memory for gathered results. One stream orders their use.
-// Runner only, except the pool, and the slots where they say so.
+// What all data planes of one device share: the device, its kernels, the fusion buffer, slots, and
+// memory for gathered results. One stream orders their use. Runner only, except the pool, and the
+// slots where they say so.
 #pragma once
 
 #include <memory>
@@ -20,18 +20,13 @@ struct DeviceWorkspace {
   std::shared_ptr<DeviceMemoryPool> pool;
   std::shared_ptr<DeviceSlots> slots;
   std::unique_ptr<FiniteWords> finite;
-  DeviceMemory fusion;                   // not valid() until reserve_fusion()
-  std::unique_ptr<KernelModule> adasum;  // null until reserve_adasum()
-  DeviceMemory adasum_scratch;           // not valid() until it is needed
+  DeviceMemory fusion;  // not valid() until reserve_fusion()
 
   static Result<std::unique_ptr<DeviceWorkspace>> open(std::shared_ptr<const CudaApi> cuda,
                                                        int ordinal);
   // Allocates the fusion buffer if it is not there, with NCCL's own allocator where it has one, so
   // that it can be registered. kOutOfMemory leaves the workspace as it was.
   Status reserve_fusion(const std::shared_ptr<const NcclApi>& nccl, std::size_t bytes);
-  // Loads the kernels of Adasum if they are not there, and sees that the scratch has `bytes` (0:
-  // none is needed). An error leaves what was there.
-  Status reserve_adasum(std::size_t bytes);
 };
 
 }  // namespace hvdlite

@@ -2,7 +2,7 @@
 // data plane for each process set, made when a set's first GPU tensor arrives. A process without
 // GPU tensors loads and pays nothing.
 //
-// A process set has one device on each rank; device_agreement.h says how its members come to a data
+// A process set has one device on each rank; plane_setup.h says how its members come to a data
 // plane. NCCL needs every rank of a communicator; so while members have joined, the others have one
 // of their own, until all have joined.
 //

@@ -16,8 +16,7 @@ NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceW
       communicator_(std::move(communicator)),
       index_(communicator_->index()),
       size_(communicator_->size()),
-      fused_(fused),
-      adasum_(workspace, fused ? workspace.fusion.bytes() : 0) {
+      fused_(fused) {
   if (!fused_) return;
   // Without it NCCL copies through buffers of its own: slower, not wrong.
   (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());
@@ -26,11 +25,6 @@ NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceW
 NcclBackend::~NcclBackend() { abort(); }
 
 void NcclBackend::close(Deadline deadline) { communicator_->close(deadline); }
-
-Status NcclBackend::prepare_adasum(const Group& group, DataType dtype,
-                                   std::span<const std::uint64_t> counts, Patience patience) {
-  return adasum_.prepare(host_, group, index_, dtype, counts, patience);
-}
 
 Status NcclBackend::allgather(const Allgather& call, Patience patience) {
   const std::span<const std::byte> input = call.input;

@@ -6,14 +6,13 @@
 // nothing is unpacked, and inputs that are outputs are not packed either. Members need not agree on
 // that. Where some member has no memory for that buffer, every tensor is reduced where it lies, in
 // one group of NCCL. Means are NCCL's own; float32 and float64 that need no packing are scaled by a
-// pre-multiplied sum. int16, which NCCL lacks, travels as int32. Adasum:
-// device_adasum.h.
+// pre-multiplied sum. int16, which NCCL lacks, travels as int32. What neither NCCL nor the kernels
+// know, Adasum among it, is reduced through the host (staged_backend.h).
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "gpu/device_adasum.h"
 #include "gpu/device_backend.h"
 #include "gpu/device_workspace.h"
 #include "gpu/fusion_layout.h"
@@ -23,8 +22,8 @@ namespace hvdlite {
 
 class NcclBackend : public DeviceBackend {
  public:
-  // Serves the group that `communicator` joined; `workspace` and `host`, which the barrier uses,
-  // are borrowed. `fused`: every member has a fusion buffer.
+  // Serves the group that `communicator` joined; `workspace` and `host`, which serves the barrier
+  // and what goes through the host, are borrowed. `fused`: every member has a fusion buffer.
   NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
               Backend& host, bool fused);
   ~NcclBackend() override;
@@ -37,8 +36,6 @@ class NcclBackend : public DeviceBackend {
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
-  Status prepare_adasum(const Group& group, DataType dtype, std::span<const std::uint64_t> counts,
-                        Patience patience) override;
   Result<FiniteWord> look_for_nonfinite() override;
   Status poll() override { return communicator_->poll(); }
   void abort() override { communicator_->abort(); }
@@ -55,9 +52,7 @@ class NcclBackend : public DeviceBackend {
     bool own_op;  // to be destroyed
   };
 
-  // As Backend::allreduce, each for its ops; `types` as NCCL can.
-  Status reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
-                       Patience patience);
+  // As Backend::allreduce, with types and ops that NCCL knows.
   Status reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces, Patience patience);
   Status reduce_fused(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,
                       Patience patience);
@@ -90,7 +85,6 @@ class NcclBackend : public DeviceBackend {
   const int size_;
   const bool fused_;
   std::vector<CopySegment> segments_;
-  DeviceAdasum adasum_;
   FiniteWord nonfinite_;  // of the next allreduce, or the current one, where it is to look
 };
 

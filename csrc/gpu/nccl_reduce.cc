@@ -21,7 +21,7 @@ int nccl_op(ReduceOp op) {
       return 3;
     case ReduceOp::kAverage:
       return 4;
-    case ReduceOp::kAdasum:  // made of sums
+    case ReduceOp::kAdasum:  // goes through the host
       break;
   }
   return 0;
@@ -36,7 +36,7 @@ ElementTypes widened(ElementTypes types) {
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
-  if (!runs_on_device(group, types.memory, op, pieces)) {
+  if (op == ReduceOp::kAdasum || !runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     through_host.look_in(std::move(nonfinite_));
     return through_host.allreduce(call, patience);
@@ -47,21 +47,9 @@ Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   if (op == ReduceOp::kAverage && group.average_over > 0) {
     return allreduce({group, types, ReduceOp::kSum, shares(group, pieces)}, patience);
   }
-  const Status status = op == ReduceOp::kAdasum
-                            ? reduce_adasum(group, types.memory, pieces, patience)
-                            : reduce(widened(types), op, pieces, patience);
+  const Status status = reduce(widened(types), op, pieces, patience);
   nonfinite_ = nullptr;
   return status;
-}
-
-Status NcclBackend::reduce_adasum(const Group& group, DataType dtype, std::span<const Piece> pieces,
-                                  Patience patience) {
-  std::vector<std::uint64_t> counts;
-  for (const Piece& piece : pieces) counts.push_back(piece.count);
-  HVDLITE_RETURN_IF_ERROR(prepare_adasum(group, dtype, counts, patience));
-  // The sums of dot products are all-reduces, too, and nobody's tensors.
-  const FiniteWord nonfinite = std::move(nonfinite_);
-  return adasum_.run(*this, group, index_, dtype, pieces, nonfinite.get(), patience);
 }
 
 Status NcclBackend::reduce(ElementTypes types, ReduceOp op, std::span<const Piece> pieces,

@@ -1,6 +1,6 @@
 // The data plane of GPU tensors where some member has no NCCL, and of reductions that a device does
-// not know (device_types.h): to the host, through the host's data plane, and back. Correct and
-// slow: its calls wait for the device.
+// not know (Adasum, and those of device_types.h): to the host, through the host's data plane, and
+// back. Correct and slow: its calls wait for the device.
 #pragma once
 
 #include <utility>

@@ -1,6 +1,6 @@
 #include "host/exchange.h"
 
-#include <string>
+#include "host/peer_errors.h"
 
 namespace hvdlite {
 namespace {
@@ -30,10 +30,9 @@ std::uint64_t bytes_left(const std::vector<Transfer>& transfers) {
   return bytes;
 }
 
+// A connection that the kernel gave up says how long the peer was silent.
 Status lost(int rank, const Status& why, const char* operation) {
-  const std::string silent = why.code() == StatusCode::kTimeout ? ": " + why.message() : "";
-  return Status(StatusCode::kRankFailed,
-                "rank " + std::to_string(rank) + " was lost during " + operation + silent, rank);
+  return lost_peer(rank, operation, why.code() == StatusCode::kTimeout ? ": " + why.message() : "");
 }
 
 }  // namespace
@@ -63,14 +62,9 @@ Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& wait
   do {
     left = bytes_left(transfers);
     status = waiter.wait(ready, failed, Deadline::after(patience));
-    // A slow link is no dead peer: only a wait without any progress ends it.
+    // A slow link is not a dead peer: only a wait without any progress ends it.
   } while (status.code() == StatusCode::kTimeout && bytes_left(transfers) < left);
-  if (status.code() == StatusCode::kTimeout) {
-    return Status(StatusCode::kTimeout,
-                  "rank " + std::to_string(waiting_for) + " made no progress in " + operation +
-                      " within collective_timeout, although it had joined",
-                  waiting_for);
-  }
+  if (status.code() == StatusCode::kTimeout) return silent_peer(waiting_for, operation);
   return status.ok() ? broken : status;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "host/peer_errors.h"
+
 namespace hvdlite {
 namespace {
 
@@ -31,6 +33,14 @@ Status Staging::reuse(const Step& step) {
   }
   last.number = step.number;
   return Status();
+}
+
+std::vector<const void*> Staging::slots(const Step& step, std::size_t offset) const {
+  const int locals = static_cast<int>(step.locals->group.ranks.size());
+  std::vector<const void*> addresses;
+  addresses.reserve(static_cast<std::size_t>(locals));
+  for (int i = 0; i < locals; ++i) addresses.push_back(slot_of(step, i) + offset);
+  return addresses;
 }
 
 void Staging::advance(const Step& step, Counter counter) {
@@ -73,8 +83,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
       const int rank = locals.group.ranks[i];
       if (i == locals.index || !fabric_.waiter->lost(rank)) continue;
       if ((segment_of(locals, i).lane(locals.group.lane).*counter).load() >= number) continue;
-      return Status(StatusCode::kRankFailed,
-                    "rank " + std::to_string(rank) + " was lost during " + operation, rank);
+      return lost_peer(rank, operation);
     }
     return Status();
   };
@@ -82,11 +91,7 @@ Status Staging::await(const Locals& locals, Counter counter, std::uint64_t numbe
   const TraceSpan traced(trace_, trace_row_, "wait for ranks");
   Status status = fabric_.waiter->wait(ready, failed, Deadline::after(patience));
   if (status.code() != StatusCode::kTimeout) return status;
-  const int rank = locals.group.ranks[missing];
-  return Status(StatusCode::kTimeout,
-                "rank " + std::to_string(rank) + " made no progress in " + operation +
-                    " within collective_timeout, although it had joined (stopped or overloaded?)",
-                rank);
+  return silent_peer(locals.group.ranks[missing], operation);
 }
 
 }  // namespace hvdlite

@@ -60,6 +60,8 @@ class Staging {
   const std::byte* slot_of(const Step& step, int local_index) const {
     return segment_of(*step.locals, local_index).slot(step.slot);
   }
+  // The addresses `offset` bytes after the begin of every local's slot, in their order.
+  std::vector<const void*> slots(const Step& step, std::size_t offset) const;
 
   void publish(const Step& step);
   void reduced(const Step& step);

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-
-#include "base/half.h"
 
 namespace hvdlite {
 namespace {
@@ -17,23 +14,6 @@ double sum(const Lanes& lanes) {
   double total = 0;
   for (const double lane : lanes) total += lane;
   return total;
-}
-
-template <typename Half, typename Convert>
-void widen_all(const void* from, float* to, std::size_t count, Convert convert) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Half value;
-    std::memcpy(&value, static_cast<const Half*>(from) + i, sizeof(value));
-    to[i] = convert(value);
-  }
-}
-
-template <typename Half, typename Convert>
-void narrow_all(const float* from, void* to, std::size_t count, Convert convert) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const Half value = convert(from[i]);
-    std::memcpy(static_cast<Half*>(to) + i, &value, sizeof(value));
-  }
 }
 
 }  // namespace
@@ -67,25 +47,5 @@ template AdasumDots adasum_dots(const float*, const float*, std::size_t);
 template AdasumDots adasum_dots(const double*, const double*, std::size_t);
 template void adasum_combine(float*, const float*, std::size_t, const AdasumDots&);
 template void adasum_combine(double*, const double*, std::size_t, const AdasumDots&);
-
-void widen(DataType dtype, const void* from, float* to, std::size_t count) {
-  if (dtype == DataType::kFloat16) {
-    widen_all<Float16>(from, to, count, [](Float16 value) { return to_float(value); });
-  } else if (dtype == DataType::kBfloat16) {
-    widen_all<Bfloat16>(from, to, count, [](Bfloat16 value) { return to_float(value); });
-  } else if (count > 0) {
-    std::memcpy(to, from, count * sizeof(float));
-  }
-}
-
-void narrow(DataType dtype, const float* from, void* to, std::size_t count) {
-  if (dtype == DataType::kFloat16) {
-    narrow_all<Float16>(from, to, count, [](float value) { return to_float16(value); });
-  } else if (dtype == DataType::kBfloat16) {
-    narrow_all<Bfloat16>(from, to, count, [](float value) { return to_bfloat16(value); });
-  } else if (count > 0) {
-    std::memcpy(to, from, count * sizeof(float));
-  }
-}
 
 }  // namespace hvdlite

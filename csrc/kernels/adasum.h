@@ -8,8 +8,6 @@
 
 #include <cstddef>
 
-#include "base/dtype.h"
-
 namespace hvdlite {
 
 // The dot products of two vectors, or of a part of them: parts add up.
@@ -24,9 +22,5 @@ AdasumDots adasum_dots(const T* a, const T* b, std::size_t count);
 // a = adasum(a, b), for dots of the whole vectors. A vector of norm 0 changes nothing.
 template <typename T>
 void adasum_combine(T* a, const T* b, std::size_t count, const AdasumDots& dots);
-
-// Between the 16-bit types, or float32, and float32.
-void widen(DataType dtype, const void* from, float* to, std::size_t count);
-void narrow(DataType dtype, const float* from, void* to, std::size_t count);
 
 }  // namespace hvdlite

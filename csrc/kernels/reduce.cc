@@ -1,7 +1,10 @@
 #include "kernels/reduce.h"
 
+#include <cstdlib>
 #include <cstring>
+#include <string>
 
+#include "base/log.h"
 #include "kernels/reduce_variants.h"
 #include "os/cpu.h"
 
@@ -19,6 +22,13 @@ CastFunction best_cast() {
   if (cpu_features().avx2_f16c) return &avx2::cast_any;
 #endif
   return &portable::cast_any;
+}
+
+void no_such_reduction(DataType dtype, ReduceOp op) {
+  log(LogLevel::kFatal, -1,
+      "a bug in hvdlite: the processor was asked to reduce " + std::string(name_of(dtype)) +
+          " by " + std::string(name_of(op)));
+  std::abort();
 }
 
 void reduce(DataType dtype, ReduceOp op, std::span<const void* const> sources, void* destination,

@@ -28,6 +28,10 @@ void cast_any(ElementTypes types, const void* source, void* destination, std::si
               double factor);
 }  // namespace avx2
 
+// Says what was asked for and aborts the process. The engine refuses such calls before they get
+// here: a result all the same would be a wrong number on every rank.
+[[noreturn]] void no_such_reduction(DataType dtype, ReduceOp op);
+
 // The variants for this processor.
 ReduceFunction best_reduce();
 CastFunction best_cast();

@@ -1,9 +1,9 @@
 """The accepting side of all connections: many handshakes at once, bounded in number and time.
 
-A stranger costs one small object and at most `HANDSHAKE_SECONDS`. However many knock, those that
-are in are served after every few that are let in; and when strangers crowd the waiting room, one
-goes that has not named this job, the one that has waited longest. So a real peer always gets its
-turn.
+A *stranger* is a connection that has not proved that it belongs to this job. A stranger costs one
+small object and lasts at most `HANDSHAKE_SECONDS`. However many strangers connect, a real peer is
+served: the acceptor lets in at most `_AT_ONCE` connections before it serves those that are in, and
+when there are too many, it drops the oldest one that has not named this job.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from hvdlite.bootstrap.address import same_user
 from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job, RefusedError, ServerHandshake
 
-_LEAST_ROOM = 256
-_AT_ONCE = 64  # let in, or sent away, before those that are in are served again
+_LEAST_ROOM = 256  # handshakes at once, at least
+_AT_ONCE = 64  # connections accepted before those that are in are served again
 
 
 @dataclass
@@ -31,11 +31,15 @@ class _Pending:
 
 
 class Acceptor:
-    """Accepts on one listener and hands over connections that have proved themselves.
+    """Accepts connections on one listener, and hands over those that belong to this job.
 
-    It owns the listener and the connections until they are handed over. One thread.
+    The acceptor owns the listener, and owns each connection until it hands the connection over.
+    Only one thread uses it.
 
     Args:
+        listener: the listening socket.
+        job: the job, and epoch, that a connection must belong to.
+        size: how many ranks the job has.
         selector: borrowed; its owner calls the key's data for each event, and `expire` regularly.
         welcome: takes the blocking socket, and the handshake with the peer's rank and role.
     """
@@ -80,7 +84,7 @@ class Acceptor:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return  # nobody waits any more, or the stranger has gone again
+                return  # No connection waits any more, or the stranger has hung up.
             if not same_user(connection):
                 connection.close()
                 continue
@@ -95,7 +99,10 @@ class Acceptor:
             )
 
     def _least_welcome(self) -> _Pending:
-        """Choose who goes: a stranger cannot name this job, but over TCP it may have listened."""
+        """Choose the connection to drop: the oldest that has not named this job, else the oldest.
+
+        A stranger that has named the job is possible: over TCP it may have read the job's id.
+        """
         waiting = self._pending.values()
         strangers = (pending for pending in waiting if not pending.handshake.transcript)
         return next(strangers, next(iter(waiting)))
@@ -123,7 +130,7 @@ class Acceptor:
             try:
                 pending.connection.sendall(pending.handshake.refusal)
             except OSError:
-                pass  # it did not wait for the reason
+                pass  # The peer did not wait for the reason.
         if isinstance(why, RefusedError) and not self._told:
             self._told = True
             print(f"hvdlite: refused a connection: {why} (said once)", file=sys.stderr)

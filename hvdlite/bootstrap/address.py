@@ -1,4 +1,8 @@
-"""Addresses as text: "unix:NAME" (an abstract socket: nothing on disk) or "host:port"."""
+"""Listening at, and connecting to, addresses that are text.
+
+An address is "unix:NAME", the name of an abstract Unix socket, which leaves nothing on disk, or
+"host:port" for TCP.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.errors import BootstrapError
 
 _BACKLOG = 1024
-_CROWDED_SECONDS = 0.005  # until the next try where too many wait
+_CROWDED_SECONDS = 0.005  # until the next attempt when a listener's queue is full
 _CREDENTIALS = struct.Struct("iII")
 _SIOCGIFADDR = 0x8915
 _INTERFACE = struct.Struct("16s4s4s16x")  # a name and an IPv4 socket address: family, port, address
@@ -25,11 +29,14 @@ UNIX = "unix:"
 
 
 def listen(address: str) -> socket.socket:
-    """Open a listener; a port of 0 lets the kernel choose. Its address is `address_of` it.
+    """Open a listener.
+
+    Args:
+        address: where to listen. With port 0 the kernel chooses a port; `address_of` returns it.
 
     Raises:
-        OSError: the address cannot be listened on.
-        BootstrapError: it is none.
+        OSError: the kernel refuses to listen at this address.
+        BootstrapError: the text is not an address.
     """
     if address.startswith(UNIX):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -38,8 +45,8 @@ def listen(address: str) -> socket.socket:
         family, target = resolve(address)[0]
         listener = socket.socket(family)
     try:
-        # What an earlier start closed first waits at a fixed port for a minute. On Linux this lets
-        # a new listener in all the same, and never two at a time.
+        # At a fixed port, connections that an earlier start closed linger for a minute (TIME_WAIT).
+        # On Linux this option lets a new listener in nevertheless, and never two at a time.
         if listener.family != socket.AF_UNIX and target[1] != 0:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(target)
@@ -51,12 +58,12 @@ def listen(address: str) -> socket.socket:
 
 
 def fresh_unix_address() -> str:
-    """Return a name that nobody can guess."""
+    """Return the address of an abstract Unix socket that nobody can guess."""
     return f"{UNIX}hvdlite-{secrets.token_hex(16)}"
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the text that `dial` takes."""
+    """Return the address of a listener, as `dial` takes it."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return UNIX + bytes(name)[1:].decode()
@@ -64,11 +71,12 @@ def address_of(listener: socket.socket) -> str:
 
 
 def dial(address: str, deadline: Deadline) -> socket.socket:
-    """Connect; the socket does not block.
+    """Connect to an address, and return the socket, which is non-blocking.
 
     Raises:
-        OSError: nobody listens there, or another user does; TimeoutError at the deadline.
-        BootstrapError: it is no address, or the deadline was given up.
+        OSError: no process listens there, or one of another user does; TimeoutError at the
+            deadline.
+        BootstrapError: the text is not an address, or the deadline was given up.
     """
     if address.startswith(UNIX):
         name = "\0" + address[len(UNIX) :]
@@ -87,7 +95,8 @@ def _connect(family: int, target: Any, deadline: Deadline, address: str) -> sock
     try:
         connection.setblocking(False)
         error = connection.connect_ex(target)
-        # The queue of a Unix socket is full, of strangers perhaps: nothing tells when it is not.
+        # EAGAIN means that the queue of a Unix socket is full (strangers may have filled it). The
+        # kernel does not tell when there is room again, so this polls.
         while error == errno.EAGAIN:
             deadline.sleep(_CROWDED_SECONDS)
             error = connection.connect_ex(target)
@@ -108,11 +117,11 @@ def _connect(family: int, target: Any, deadline: Deadline, address: str) -> sock
 
 
 def resolve(address: str) -> list[tuple[int, Any]]:
-    """Look "host:port" up: families and socket addresses, those of IPv4 first.
+    """Resolve "host:port" into pairs of family and socket address, those of IPv4 first.
 
     Raises:
         OSError: the host is not known.
-        BootstrapError: it is no address.
+        BootstrapError: the text is not an address.
     """
     host, port = split_host(address)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -121,10 +130,10 @@ def resolve(address: str) -> list[tuple[int, Any]]:
 
 
 def split_host(address: str) -> tuple[str, int]:
-    """Split "host:port"; an IPv6 address may contain colons.
+    """Split "host:port" at the last colon; an IPv6 address contains colons itself.
 
     Raises:
-        BootstrapError: it is no address.
+        BootstrapError: the text is not an address.
 
     Example:
         >>> split_host("node1:23456"), split_host("[fe80::1]:23456")
@@ -133,7 +142,7 @@ def split_host(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
-        host.encode("idna")  # A name can be wrong in ways that no resolver is asked about.
+        host.encode("idna")  # getaddrinfo() raises UnicodeError, not OSError, for such names.
         number = int(port) if port.isascii() and port.isdigit() else -1
     except UnicodeError:
         number = -1
@@ -145,7 +154,7 @@ def split_host(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether only this host can reach "host:port", whose host is a number.
+    """Return whether only this host can reach "host:port", where host is a numeric address.
 
     Example:
         >>> [is_loopback(one) for one in ("127.0.1.1:5", "::1:5", "10.0.0.1:5", "unix:name")]
@@ -161,7 +170,7 @@ def interface_address(names: Sequence[str]) -> str:
     """Return the IPv4 address of the first of these network interfaces that has one.
 
     Raises:
-        BootstrapError: none has; the message lists those that this host has.
+        BootstrapError: none has one; the message lists the interfaces that this host has.
     """
     found = interface_addresses()
     for name in names:
@@ -175,7 +184,7 @@ def interface_address(names: Sequence[str]) -> str:
 
 
 def interface_addresses() -> dict[str, str]:
-    """List this host's network interfaces that have an IPv4 address."""
+    """Return, by name, the IPv4 address of each of this host's network interfaces that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
@@ -189,7 +198,10 @@ def interface_addresses() -> dict[str, str]:
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Say whether a Unix socket's peer is this user; others prove themselves by the token."""
+    """Return whether the peer of a Unix socket is this user; True for TCP.
+
+    Peers over TCP prove by the token that they belong to the job.
+    """
     if connection.family != socket.AF_UNIX:
         return True
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

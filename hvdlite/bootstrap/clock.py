@@ -1,9 +1,12 @@
-"""How far this host's monotonic clock is from rank 0's.
+"""Measure the offset between this host's monotonic clock and that of rank 0's host.
 
-Monotonic clocks count from the boot of their host. The client notes when it asks and when the
-answer is there; the server's reading was taken in between, so taking it for the middle errs by at
-most half of the round trip, and the quickest of several rounds errs least (F. Cristian,
-"Probabilistic clock synchronization", Distributed Computing 3, 1989).
+Monotonic clocks count from the boot of their host. In one round, the client notes when it asks and
+when the answer arrives, and the server reads its clock in between. If the client assumes that the
+server read its clock in the middle, the error is at most half of the round trip. So the quickest of
+several rounds has the smallest error (F. Cristian, "Probabilistic clock synchronization",
+Distributed Computing 3, 1989).
+
+The timeline needs the offset to put the events of all hosts on one clock.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ _READING = struct.Struct("<q")
 
 
 class ClockOffset(NamedTuple):
-    """What to add to this host's readings to get rank 0's, in nanoseconds; and how far off it is.
+    """The offset of this host's clock, and the largest error of that offset; both in nanoseconds.
 
-    Clocks drift apart afterwards, by some microseconds a second where nothing disciplines them.
+    A reading of this host's clock plus the offset is a reading of rank 0's clock. Afterwards clocks
+    drift apart, by some microseconds per second unless the hosts synchronise them.
     """
 
     nanoseconds: int
@@ -34,10 +38,11 @@ SAME_CLOCK = ClockOffset(0, 0)
 
 
 def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset:
-    """Ask the server at the other end, which calls `answer_readings`.
+    """Measure the offset; the peer at the other end calls `answer_readings` meanwhile.
 
     Raises:
         OSError: the connection failed or was too slow.
+        BootstrapError: the peer hung up.
     """
     best: ClockOffset | None = None
     for _ in range(ROUNDS):
@@ -53,10 +58,11 @@ def measure_offset(connection: socket.socket, deadline: Deadline) -> ClockOffset
 
 
 def answer_readings(connection: socket.socket, deadline: Deadline) -> None:
-    """Answer the questions of one `measure_offset`.
+    """Answer the questions of the peer's `measure_offset`.
 
     Raises:
         OSError: the connection failed or was too slow.
+        BootstrapError: the peer hung up.
     """
     for _ in range(ROUNDS):
         _receive(connection, 1, deadline)

@@ -1,10 +1,12 @@
-"""From a launcher's environment to everything that the engine needs.
+"""Connect this rank to all others, and return everything that the engine needs.
 
-The ranks exchange addresses through the store, then connect to each other directly: rank i dials
-every lower rank and accepts every higher one. Within a host a pair shares one Unix socket, over
-which both pass their memory and their bell; between hosts it has two TCP connections, for control
-and for data. All names are abstract or ports chosen by the kernel: nothing stays behind, and
-nothing listens once the ranks are connected.
+The ranks exchange addresses through the store. Then they connect to each other directly: rank i
+dials every lower rank and accepts every higher one. Two ranks of one host share one Unix socket,
+over which each passes to the other its shared memory segment and its bell (an eventfd that wakes
+it). Two ranks of different hosts have two TCP connections, one for control and one for data.
+
+Addresses are abstract Unix sockets, or ports that the kernel chooses. So no files stay behind, and
+no process listens once the ranks are connected.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
 from hvdlite.bootstrap.introduction import introduce
 from hvdlite.bootstrap.store import Store, StoreClient
-from hvdlite.bootstrap.topology import Place, Said, place_ranks
+from hvdlite.bootstrap.topology import LauncherNumbers, Topology, find_topology
 from hvdlite.errors import BootstrapError
 
 _LOOPBACK = "127.0.0.1"
@@ -44,12 +46,17 @@ _EPOCH_BYTES = 4
 
 @dataclass(frozen=True)
 class Connection:
-    """The arguments of `_core.Engine`, and this rank's place.
+    """The arguments of `_core.Engine`, and this rank's local and cross ranks.
+
+    The default is a world of one. The caller owns all descriptors.
 
     Attributes:
-        links: per peer (rank, control, data, segment, bell) descriptors, -1 where there is none;
-            whoever takes them owns them.
-        clock: of this host against rank 0's.
+        host_of: by rank, the index of its host.
+        links: for each peer, its rank and the descriptors of its control and data connections,
+            segment and bell; -1 stands for a descriptor that does not exist.
+        segment_fd: this rank's own shared memory segment.
+        bell_fd: this rank's own bell.
+        clock: the offset of this host's clock to rank 0's.
     """
 
     rank: int = 0
@@ -65,7 +72,7 @@ class Connection:
     clock: ClockOffset = SAME_CLOCK
 
     def close(self) -> None:
-        """Close the descriptors: nobody takes them."""
+        """Close the descriptors, when no engine takes them."""
         descriptors = [
             self.segment_fd,
             self.bell_fd,
@@ -78,7 +85,11 @@ class Connection:
 
 @dataclass
 class _Link:
-    """The way to one peer; `passing` becomes `control` once the peer has passed its memory."""
+    """The connections to one peer, while they are made.
+
+    A control connection is in `passing` until the peer has passed its memory over it, and in
+    `control` from then on.
+    """
 
     control: socket.socket | None = None
     data: socket.socket | None = None
@@ -114,14 +125,16 @@ def connect(
     """Connect this rank to all others.
 
     Args:
-        worker: this rank's place, as the launcher said.
-        create_segment: makes the memory that this rank shares with its host, given the number of
-            ranks there; returns a descriptor.
-        agreed: settings that every rank must have alike, by variable.
-        deadline: for all of it, to be given up from elsewhere; by default as `worker` says.
+        worker: the launcher's description of this rank.
+        create_segment: makes the memory that this rank shares with the ranks of its host; takes
+            their number and returns a descriptor.
+        agreed: by variable, the settings that must be equal on every rank.
+        deadline: limits the whole start, and another thread may give it up; by default it follows
+            from `worker.start_timeout`.
 
     Raises:
-        BootstrapError: some rank did not arrive or was refused; the message says which.
+        BootstrapError: a rank did not arrive, was refused, or has other settings; the message
+            names the rank.
         GivenUpError: the deadline was given up.
     """
     if worker.size == 1:
@@ -131,21 +144,21 @@ def connect(
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
-            stack.enter_context(_serve_store(worker, worker.rendezvous))
+            stack.enter_context(_serve_store(worker, job, worker.rendezvous))
         client = StoreClient(worker.rendezvous, job, worker.rank, deadline)
         stack.enter_context(client)
         return _Mesh(worker, client, create_segment, deadline).connect(agreed or {})
 
 
-def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
-    """Serve the store in rank 0, where the launcher has none."""
+def _serve_store(worker: WorkerEnvironment, job: Job, address: str) -> Store:
+    """Serve the store in rank 0, for launchers that do not serve one."""
     remedy = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
     try:
-        store = Store.start(worker.size, worker.token, worker.job_id, worker.epoch, address)
+        store = Store.start(worker.size, job, address)
     except OSError as error:
         reason = error.strerror or error
         raise BootstrapError(f"rank 0 cannot listen at {address}: {reason}; {remedy}") from error
-    # As where /etc/hosts maps a host's own name to 127.0.1.1.
+    # The usual reason is an /etc/hosts that maps the host's own name to 127.0.1.1.
     if is_loopback(store.address) and worker.local_size not in (None, worker.size):
         store.close()
         raise BootstrapError(
@@ -155,9 +168,11 @@ def _serve_store(worker: WorkerEnvironment, address: str) -> Store:
 
 
 def host_identity(override: str | None) -> str:
-    """Name this host: ranks with the same name share memory.
+    """Return a text that identifies this host; ranks with equal texts share memory.
 
-    Network namespaces and users are told apart, as is the boot; a name alone is never enough.
+    A host name alone is not enough. The text also depends on the network namespace (containers),
+    the user, and the boot. `override` stands for all of these, so that tests can let one machine
+    act as several hosts.
     """
     if override is not None:
         return "override:" + override
@@ -168,7 +183,11 @@ def host_identity(override: str | None) -> str:
 
 
 def _check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
-    """Refuse ranks that would cut the same tensors differently."""
+    """Check that all ranks have equal settings; else they would cut the same tensors differently.
+
+    Raises:
+        BootstrapError: two ranks differ.
+    """
     for rank, own in enumerate(settings):
         for name, value in own.items():
             first = settings[0].get(name)
@@ -180,7 +199,11 @@ def _check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
 
 
 class _Mesh:
-    """One rank's half of the full mesh, while it is being built."""
+    """This rank's connections of the full mesh, while they are made.
+
+    While `_run` runs, two threads use this object: the caller's dials the lower ranks, and another
+    one accepts the higher ranks. They touch the links of different ranks.
+    """
 
     def __init__(
         self,
@@ -204,16 +227,17 @@ class _Mesh:
         try:
             peers = self._exchange_addresses(listeners, agreed)
             _check_agreed([peer["agreed"] for peer in peers])
-            place = place_ranks(
+            topology = find_topology(
                 [peer["host"] for peer in peers],
                 self._worker.rank,
-                [Said(*peer["said"]) for peer in peers],
+                [LauncherNumbers(*peer["said"]) for peer in peers],
             )
-            self._segment = self._create_segment(place.local_size)
+            self._segment = self._create_segment(topology.local_size)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._run(listeners, peers, place)
-            own_clock = json.dumps(self._compare_clocks(place)).encode()
-            # Nobody starts before everybody is connected: then every socket has its owner.
+            self._run(listeners, peers, topology)
+            own_clock = json.dumps(self._compare_clocks(topology)).encode()
+            # No rank's engine starts before all ranks are connected, so that every rank has taken
+            # over its sockets before a peer writes to them.
             clocks = self._client.exchange(f"connected/{self._job.epoch}", own_clock)
         except BaseException:
             self._close()
@@ -222,12 +246,12 @@ class _Mesh:
             self._selector.close()
             for listener in listeners:
                 listener.close()
-        first = place.host_of.index(place.host_of[self._worker.rank])
-        return self._result(place, ClockOffset(*json.loads(clocks[first])))
+        first = topology.host_of.index(topology.host_of[self._worker.rank])
+        return self._result(topology, ClockOffset(*json.loads(clocks[first])))
 
-    def _compare_clocks(self, place: Place) -> ClockOffset:
-        """Compare clocks over TCP: the first rank of every other host with rank 0."""
-        rank, host_of = self._worker.rank, place.host_of
+    def _compare_clocks(self, topology: Topology) -> ClockOffset:
+        """Compare clocks over TCP: the first rank of every other host does so with rank 0."""
+        rank, host_of = self._worker.rank, topology.host_of
         firsts = [host_of.index(host) for host in range(1, max(host_of) + 1)]
         for peer in firsts if rank == 0 else [0] if rank in firsts else []:
             connection = self._links[peer].control
@@ -243,7 +267,10 @@ class _Mesh:
         return SAME_CLOCK
 
     def _own_host(self) -> str:
-        """The address that other hosts reach this one at: by default, of the route to the store."""
+        """Return the address at which other hosts reach this one.
+
+        By default it is the address from which this host reaches the store.
+        """
         if self._worker.interfaces:
             return interface_address(self._worker.interfaces)
         return self._client.local_host or _LOOPBACK
@@ -252,7 +279,7 @@ class _Mesh:
         self, listeners: list[socket.socket], agreed: Mapping[str, str]
     ) -> list[dict[str, Any]]:
         worker = self._worker
-        # A rank that plays another host knows better than its launcher where it is.
+        # With HVDLITE_HOST_ID, a rank acts as another host than the one that its launcher knows.
         said = (worker.local_rank, worker.local_size, worker.node)
         own = {
             "host": host_identity(worker.host_id),
@@ -262,22 +289,22 @@ class _Mesh:
             "agreed": dict(agreed),
         }
         blobs = self._client.exchange("addresses", json.dumps(own).encode())
-        # What the ranks of this start, and no others, have in common: the addresses are fresh. A
-        # leftover of an earlier start, or of one that failed, is of another epoch then.
+        # The addresses are fresh in every start. So their digest, as the epoch of the handshakes,
+        # refuses processes that are left over from an earlier start or a failed one.
         digest = hashlib.sha256(b"%d" % worker.epoch + b"".join(blobs)).digest()
         epoch = int.from_bytes(digest[:_EPOCH_BYTES], "little")
         self._job = Job(worker.token, worker.job_id, epoch)
         return [json.loads(blob) for blob in blobs]
 
     def _run(
-        self, listeners: list[socket.socket], peers: list[dict[str, Any]], place: Place
+        self, listeners: list[socket.socket], peers: list[dict[str, Any]], topology: Topology
     ) -> None:
-        """Accept in a thread of its own while this one dials."""
+        """Accept the higher ranks in a second thread while this one dials the lower ranks."""
         ended = threading.Event()
 
         def accept() -> None:
             try:
-                self._accept_all(listeners, place)
+                self._accept_all(listeners, topology)
             finally:
                 ended.set()
 
@@ -285,7 +312,7 @@ class _Mesh:
         accepting.start()
         try:
             for rank in range(self._worker.rank):
-                self._dial(rank, peers[rank], place)
+                self._dial(rank, peers[rank], topology)
             ended.wait()
         except BaseException as error:
             self._failure = self._failure or error
@@ -296,8 +323,8 @@ class _Mesh:
         if self._failure is not None:
             raise self._failure
 
-    def _dial(self, rank: int, peer: dict[str, Any], place: Place) -> None:
-        local = place.host_of[rank] == place.host_of[self._worker.rank]
+    def _dial(self, rank: int, peer: dict[str, Any], topology: Topology) -> None:
+        local = topology.host_of[rank] == topology.host_of[self._worker.rank]
         roles = [Role.CONTROL] if local else [Role.CONTROL, Role.DATA]
         for role in roles:
             address = peer["unix"] if local else peer["tcp"]
@@ -326,14 +353,14 @@ class _Mesh:
             except TimeoutError:
                 raise BootstrapError(f"rank {rank} did not pass its memory in time") from None
 
-    def _accept_all(self, listeners: list[socket.socket], place: Place) -> None:
-        """Accept until every higher rank is connected, a failure, or the deadline."""
+    def _accept_all(self, listeners: list[socket.socket], topology: Topology) -> None:
+        """Accept until every higher rank is connected, something fails, or the deadline passes."""
         acceptors = [
             Acceptor(listener, self._job, self._worker.size, self._selector, self._welcome)
             for listener in listeners
         ]
         try:
-            while self._failure is None and (missing := self._missing(place)):
+            while self._failure is None and (missing := self._missing(topology)):
                 for key, _ in self._selector.select(self._deadline.check()):
                     handle: Callable[[], None] = key.data
                     handle()
@@ -348,11 +375,11 @@ class _Mesh:
         for acceptor in acceptors:
             acceptor.close()
 
-    def _missing(self, place: Place) -> list[int]:
+    def _missing(self, topology: Topology) -> list[int]:
         missing = []
         for rank in range(self._worker.rank + 1, self._worker.size):
             link = self._links[rank]
-            local = place.host_of[rank] == place.host_of[self._worker.rank]
+            local = topology.host_of[rank] == topology.host_of[self._worker.rank]
             if link.control is None or (link.data is None and not local):
                 missing.append(rank)
         return missing
@@ -371,7 +398,7 @@ class _Mesh:
             connection.close()
 
     def _swap_memory(self, rank: int, connection: socket.socket) -> None:
-        """Give a higher rank this one's memory, and take its own when it comes."""
+        """Pass this rank's memory to a higher rank, and take that rank's memory when it arrives."""
         if connection.family != socket.AF_UNIX:
             self._promote(rank)
             return
@@ -400,7 +427,7 @@ class _Mesh:
             raise BootstrapError(f"rank {rank} did not take memory: {error}") from error
 
     def _take_memory(self, rank: int) -> None:
-        """Take a peer's memory and bell; the connection to it is complete then."""
+        """Receive a peer's memory and bell, which completes the connection to it."""
         link = self._links[rank]
         assert link.passing is not None
         try:
@@ -423,26 +450,27 @@ class _Mesh:
             if fd >= 0:
                 os.close(fd)
 
-    def _result(self, place: Place, clock: ClockOffset) -> Connection:
+    def _result(self, topology: Topology, clock: ClockOffset) -> Connection:
         return Connection(
             rank=self._worker.rank,
             size=self._worker.size,
-            host_of=place.host_of,
+            host_of=topology.host_of,
             links=tuple(link.release(rank) for rank, link in self._links.items()),
             segment_fd=self._segment,
             bell_fd=self._bell,
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            cross_rank=place.cross_rank,
-            cross_size=place.cross_size,
+            local_rank=topology.local_rank,
+            local_size=topology.local_size,
+            cross_rank=topology.cross_rank,
+            cross_size=topology.cross_size,
             clock=clock,
         )
 
 
 def _outlast(ended: threading.Event) -> None:
-    """Wait for a thread's end whatever comes: what it uses must not be closed before.
+    """Wait until a thread has ended, even if signal handlers raise meanwhile; then re-raise.
 
-    Not by `join`, which takes a thread for ended, up to Python 3.12, when a signal handler raises.
+    The caller closes what the thread uses, so it must not go on earlier. `Thread.join` is not
+    enough: up to Python 3.12 it regards a thread as ended when a signal handler raises during it.
     """
     interrupt: BaseException | None = None
     while not ended.is_set():

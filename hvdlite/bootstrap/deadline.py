@@ -1,7 +1,7 @@
-"""How long a start may take, and whether somebody has given it up meanwhile.
+"""The deadline of a start, which another thread or a signal handler can also give up.
 
-Every wait of a start goes through one `Deadline`. It waits in short slices, since a signal handler
-cannot end a system call: Python goes on with the call once the handler has returned.
+All waits of a start use one `Deadline`. It waits in short slices, because a signal handler cannot
+end a system call: Python resumes the call when the handler has returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GivenUpError(BootstrapError):
 
 
 def is_never(seconds: float) -> bool:
-    """Say whether a timeout means that there is none: 0, or more than `LONGEST_SECONDS`.
+    """Return whether a timeout means "no limit": it is 0, or longer than `LONGEST_SECONDS`.
 
     Example:
         >>> [is_never(seconds) for seconds in (0, 60, 1e10, float("inf"))]
@@ -36,9 +36,9 @@ def is_never(seconds: float) -> bool:
 
 
 class Deadline:
-    """A point in time after which waits end with TimeoutError, or never.
+    """A point in time at which all waits end with TimeoutError; it may be infinitely far away.
 
-    Any thread, and any signal handler, may call `give_up`: waits then raise GivenUpError within a
+    Any thread, and any signal handler, may call `give_up`. Waits then raise GivenUpError within a
     tenth of a second.
 
     Example:
@@ -47,18 +47,18 @@ class Deadline:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Count from now; what means "never" says `is_never`."""
+        """Set the deadline `seconds` from now, or at infinity if `is_never(seconds)`."""
         self._at = math.inf if is_never(seconds) else time.monotonic() + seconds
         self.given_up = False
 
     @property
     def seconds_left(self) -> float:
-        """The time until the deadline; infinite when there is none, negative when it has passed."""
+        """The seconds until the deadline; infinite without a limit, negative when it has passed."""
         return self._at - time.monotonic()
 
     @property
     def passed(self) -> bool:
-        """Say whether the time is over."""
+        """Return whether the deadline has passed."""
         return self.seconds_left <= 0
 
     def give_up(self) -> None:
@@ -74,7 +74,7 @@ class Deadline:
             )
 
     def check(self, grace: float = 0.0) -> float:
-        """Return how long to wait before the next look.
+        """Return how many seconds the caller may wait before it calls `check` again.
 
         Args:
             grace: seconds that this wait may last beyond the deadline.
@@ -92,9 +92,14 @@ class Deadline:
     def attempt(
         self, connection: socket.socket, call: Callable[[], _Result], grace: float = 0.0
     ) -> _Result:
-        """Make a call that waits for a socket; raises as `check` does, and what the call raises.
+        """Call `call`, which waits for a socket, until it succeeds or the deadline passes.
 
-        The socket has a short timeout of its own afterwards.
+        Afterwards the socket has a short timeout.
+
+        Raises:
+            GivenUpError: `give_up` was called.
+            TimeoutError: the deadline has passed.
+            Exception: whatever else `call` raises.
         """
         while True:
             connection.settimeout(self.check(grace))
@@ -104,15 +109,15 @@ class Deadline:
                 continue
 
     def receive(self, connection: socket.socket, most: int, grace: float = 0.0) -> bytes:
-        """Receive at least one byte; none when the peer has hung up. Raises as `attempt` does."""
+        """Receive 1 to `most` bytes, or none if the peer has hung up; raise as `attempt` does."""
         return self.attempt(connection, lambda: connection.recv(most), grace)
 
     def send(self, connection: socket.socket, data: bytes) -> None:
-        """Send all bytes; raises as `attempt` does."""
+        """Send all bytes; raise as `attempt` does."""
         view = memoryview(data)
         while view:
             view = view[self.attempt(connection, partial(connection.send, view)) :]
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, at most to the deadline; raises as `check` does."""
+        """Sleep `seconds`, or less if `check` allows less; raise as `check` does."""
         time.sleep(min(seconds, self.check()))

@@ -1,6 +1,7 @@
-"""Who am I: what a launcher wrote into this process's environment.
+"""Read this rank's numbers, and the address of the store, from the process's environment.
 
-The only place of the worker's Python code that reads the environment.
+This is the only module of a rank's Python code that reads environment variables. (The core reads
+its knobs in csrc/base/config.cc, and the launcher reads its environment in hvdlite/launch.)
 
 Example:
     >>> from hvdlite.bootstrap.environment import detect
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from pathlib import Path
 
-from hvdlite.bootstrap.launchers import Seat, checked, find_seat
+from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_launcher
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
@@ -36,17 +37,26 @@ _kept_token: str | None = None
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """This process's place in its job, as its launcher said.
+    """What this process knows of its job before it connects to the other ranks.
+
+    The default is a world of one.
 
     Attributes:
-        local_rank: as the launcher said; None when it says nothing about hosts. So is local_size.
-        node: the launcher's own number of this host, if it has one.
+        local_rank: the launcher's number of this rank within its host; None if the launcher does
+            not tell.
+        local_size: the launcher's number of ranks on this host; None if the launcher does not tell.
+        node: the launcher's number of this host; None if the launcher does not tell.
         rendezvous: address of the store, "unix:NAME" or "host:port"; None for a world of one.
-        token: the job's secret; empty for a world of one.
-        serves_store: this rank serves the store itself (rank 0 of somebody else's launcher).
-        host_id: overrides the identity of the host, so that one machine can play several.
-        interfaces: network interfaces to be reached at; by the route to the store when empty.
-        start_timeout: seconds that the ranks have to find each other; 0 means no end.
+        token: the job's secret, 32 bytes; empty for a world of one.
+        job_id: the public number of the job, 16 bytes.
+        epoch: distinguishes restarts of one job; ranks of different epochs refuse each other.
+        host_id: stands for the identity of the host, so that one machine can act as several.
+        interfaces: names of the network interfaces at which other hosts reach this one; if empty,
+            the interface of the route to the store.
+        launcher: the name of the launcher, for messages.
+        serves_store: whether this rank serves the store, because its launcher does not (rank 0
+            under torchrun, mpirun, srun).
+        start_timeout: seconds that the ranks have to find each other; 0 means no limit.
     """
 
     rank: int = 0
@@ -66,40 +76,42 @@ class WorkerEnvironment:
 
 
 def take_token() -> None:
-    """Remember the job's secret and remove it from the environment that children inherit."""
+    """Move the job's secret from the environment, which children inherit, into this module."""
     global _kept_token
     _kept_token = os.environ.pop(_TOKEN, None) or _kept_token
 
 
 def allow_pickle() -> bool:
-    """Say whether object collectives may pickle: yes, unless HVDLITE_ALLOW_PICKLE is 0."""
+    """Return whether collectives of objects may use pickle: HVDLITE_ALLOW_PICKLE is not 0."""
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
 
 
 def timeline_parts() -> Path | None:
-    """Give the folder for parts of timelines that hvdlite-run merges; None without a launcher."""
+    """Return the folder whose parts of timelines hvdlite-run merges; None without hvdlite-run."""
     folder = os.environ.get("HVDLITE_TIMELINE_PARTS")
     return Path(folder) if folder else None
 
 
 def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
-    """Recognise hvdlite-run, somebody else's launcher, or nobody (a world of one).
+    """Recognise hvdlite-run or another launcher; without a launcher, return a world of one.
 
     Args:
-        environment: read instead of this process's own.
+        environment: the variables to read; by default those of this process.
 
     Raises:
-        BootstrapError: a variable is missing or cannot be used; the message names it.
+        BootstrapError: a variable is missing or cannot be used; the message names the variable.
     """
     variables = Variables(os.environ if environment is None else environment)
     if "HVDLITE_RANK" in variables or "HVDLITE_SIZE" in variables:
         by_hand = "HVDLITE_JOB_ID" not in variables and variables.number("HVDLITE_SIZE") > 1
         return (
-            _from_seat(variables, _by_hand(variables)) if by_hand else _from_hvdlite_run(variables)
+            _from_launcher(variables, _by_hand(variables))
+            if by_hand
+            else _from_hvdlite_run(variables)
         )
-    seat = find_seat(variables)
-    if seat is not None:
-        return _from_seat(variables, seat)
+    found = detect_launcher(variables)
+    if found is not None:
+        return _from_launcher(variables, found)
     return WorkerEnvironment(host_id=variables.get("HVDLITE_HOST_ID"))
 
 
@@ -138,7 +150,10 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
 
 
 def _refuse_second_run(rank: int) -> None:
-    """Raise in a child that imports the script of its parent; multiprocessing marks it then."""
+    """Raise in a child of multiprocessing that runs the script of its parent again.
+
+    While such a child imports the script, multiprocessing marks the process as `_inheriting`.
+    """
     if getattr(current_process(), "_inheriting", False):
         raise BootstrapError(
             f"this process is a child of rank {rank} that runs the script again "
@@ -146,10 +161,13 @@ def _refuse_second_run(rank: int) -> None:
         )
 
 
-def _by_hand(variables: Variables) -> Seat:
-    """Take what somebody's own script set; rank 0 then serves the store that hvdlite-run would."""
+def _by_hand(variables: Variables) -> LauncherEnvironment:
+    """Read the variables that a user's own script set instead of hvdlite-run.
+
+    Rank 0 then serves the store.
+    """
     variables.text("HVDLITE_RENDEZVOUS")
-    seat = Seat(
+    found = LauncherEnvironment(
         launcher="a script of your own",
         names=("HVDLITE_RANK", "HVDLITE_SIZE"),
         rank=variables.number("HVDLITE_RANK"),
@@ -159,7 +177,7 @@ def _by_hand(variables: Variables) -> Seat:
         local_size=variables.optional_number("HVDLITE_LOCAL_SIZE"),
         node=variables.optional_number("HVDLITE_NODE"),
     )
-    return checked(seat)
+    return checked(found)
 
 
 def _interfaces(variables: Variables) -> tuple[str, ...]:
@@ -173,61 +191,61 @@ def _start_timeout(variables: Variables) -> float:
     return variables.seconds(own if own in variables else horovods, 60.0)
 
 
-def _from_seat(variables: Variables, seat: Seat) -> WorkerEnvironment:
-    """Find a place to meet and a secret, neither of which other launchers hand out.
+def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEnvironment:
+    """Derive the address of the store and the token; other launchers provide neither.
 
-    Within a host the address follows from the job's variables, and the kernel answers for the
-    user behind it. Between hosts the user has to bring the secret.
+    Within a host, both follow from the job's variables, and the kernel guarantees that the peers
+    are processes of this user. For several hosts, the user has to set the secret.
     """
     worker = WorkerEnvironment(
-        rank=seat.rank,
-        size=seat.size,
-        local_rank=seat.local_rank,
-        local_size=seat.local_size,
-        node=seat.node,
+        rank=found.rank,
+        size=found.size,
+        local_rank=found.local_rank,
+        local_size=found.local_size,
+        node=found.node,
         host_id=variables.get("HVDLITE_HOST_ID"),
         interfaces=_interfaces(variables),
-        launcher=seat.launcher,
-        serves_store=seat.rank == 0 and seat.size > 1,
+        launcher=found.launcher,
+        serves_store=found.rank == 0 and found.size > 1,
         start_timeout=_start_timeout(variables),
     )
-    if seat.size == 1:
+    if found.size == 1:
         return worker
-    _refuse_second_run(seat.rank)
-    digest = hashlib.sha256(f"{seat.launcher}|{seat.job}|{os.getuid()}|{seat.size}".encode())
+    _refuse_second_run(found.rank)
+    digest = hashlib.sha256(f"{found.launcher}|{found.job}|{os.getuid()}|{found.size}".encode())
     given = variables.address("HVDLITE_RENDEZVOUS")
     token = variables.get(_TOKEN) or _kept_token
-    if seat.on_one_host and given is None:
+    if found.on_one_host and given is None:
         return replace(
             worker,
             rendezvous=f"unix:hvdlite-{digest.hexdigest()[:32]}",
-            token=hashlib.sha256(seat.launcher.encode() + digest.digest()).digest(),
+            token=hashlib.sha256(found.launcher.encode() + digest.digest()).digest(),
             job_id=digest.digest()[:_JOB_ID_BYTES],
         )
-    if token is None or (given is None and seat.first_host is None):
-        raise BootstrapError(_what_to_bring(seat, token is None))
+    if token is None or (given is None and found.first_host is None):
+        raise BootstrapError(_what_to_bring(found, token is None))
     secret = variables.secret(_TOKEN, token, _TOKEN_BYTES)
     return replace(
         worker,
-        rendezvous=given or f"{seat.first_host}:{_port(digest.digest())}",
+        rendezvous=given or f"{found.first_host}:{_port(digest.digest())}",
         token=secret,
         job_id=hashlib.sha256(b"job" + secret).digest()[:_JOB_ID_BYTES],
     )
 
 
 def _port(digest: bytes) -> int:
-    """Choose a port below those that the kernel gives out itself."""
+    """Derive a port below the range from which the kernel chooses ports itself."""
     return _FIRST_PORT + int.from_bytes(digest[:4], "little") % _PORTS
 
 
-def _what_to_bring(seat: Seat, needs_token: bool) -> str:
-    local = "" if seat.local_size is None else f", {seat.local_size} of them on this host"
+def _what_to_bring(found: LauncherEnvironment, needs_token: bool) -> str:
+    local = "" if found.local_size is None else f", {found.local_size} of them on this host"
     wanted = ["HVDLITE_TOKEN (64 random hexadecimal digits: openssl rand -hex 32)"]
     if not needs_token:
         wanted = []
-    if seat.first_host is None:
+    if found.first_host is None:
         wanted.append("HVDLITE_RENDEZVOUS (host:port, a free port on the host of rank 0)")
     return (
-        f"{seat.launcher} started {seat.size} ranks{local}; to meet across hosts they need the "
+        f"{found.launcher} started {found.size} ranks{local}; to meet across hosts they need the "
         f"same {' and '.join(wanted)} in every rank's environment, or start them with hvdlite-run"
     )

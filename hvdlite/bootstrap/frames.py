@@ -1,7 +1,7 @@
 """Frames between a rank and the store, after the handshake: length, sequence, body, MAC.
 
-Each direction has a key of its own, made from both nonces; the sequence number stops replay and
-reordering. The length is checked before anything is allocated.
+Each direction has a key of its own, derived from the nonces of both sides. The sequence number
+prevents replay and reordering. The length is checked before any memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FrameReader:
         """Return the bodies that are complete now.
 
         Raises:
-            BootstrapError: the stream was tampered with, or is none of ours.
+            BootstrapError: the stream was tampered with, or the peer is not a store of hvdlite.
         """
         self._buffer += data
         bodies = []

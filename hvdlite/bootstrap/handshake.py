@@ -5,11 +5,14 @@
     client -> server   proof   HMAC(key, "c" + hello + reply)
     server -> client   proof   HMAC(key, "s" + hello + reply)
 
-All four have a fixed size, so nothing is allocated from what a stranger says. The client proves
-first, so a server is no oracle; the labels stop reflection, the nonces replay, and the epoch and
-the rank in the hello stale and mixed-up peers. A reason is given for another version or epoch only.
+All four messages have a fixed size, so a stranger cannot make this side allocate memory. The client
+proves itself first, so that a server never computes a proof for a stranger. The labels "c" and "s"
+prevent reflection, and the nonces prevent replay. The epoch and the rank in the hello exclude
+processes of an earlier start and mixed-up peers. The server tells the reason of a refusal only for
+another version or epoch.
 
-The state machines here do no I/O: `feed` takes bytes that arrived and returns bytes to send.
+The state machines here do not perform I/O: `feed` takes bytes that arrived and returns bytes to
+send.
 """
 
 from __future__ import annotations
@@ -50,15 +53,15 @@ class Refusal(enum.IntEnum):
 
 
 class RefusedError(BootstrapError):
-    """The other side is not of this job, or not what it says; the message says what is known."""
+    """The other side does not belong to this job; the message says what is known about it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of one epoch of one job share."""
+    """What all ranks of one epoch of one job share; the token is never shown."""
 
-    token: bytes
-    job_id: bytes
+    token: bytes  # the secret, 32 bytes
+    job_id: bytes  # the public number, 16 bytes
     epoch: int
 
     def key(self) -> bytes:
@@ -79,7 +82,7 @@ def session_keys(job: Job, transcript: bytes) -> tuple[bytes, bytes]:
 
 
 class _Side:
-    """What both sides do: collect the fixed-size messages of the other one."""
+    """The part that both sides share: it collects the fixed-size messages of the other side."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -88,7 +91,7 @@ class _Side:
         self.done = False
 
     def wanted(self) -> int:
-        """Say how many bytes are still to come for the next message."""
+        """Return how many bytes of the next message are still missing."""
         return self._expected() - len(self._received)
 
     def _expected(self) -> int:
@@ -98,7 +101,7 @@ class _Side:
         """Take at most `wanted()` bytes; return what to send now.
 
         Raises:
-            RefusedError: the other side is not to be trusted, or refuses this one.
+            RefusedError: the other side does not belong to this job, or refuses this one.
         """
         self._received += data
         if self.wanted() > 0:
@@ -149,7 +152,7 @@ class ClientHandshake(_Side):
 
 
 class ServerHandshake(_Side):
-    """The accepting side; `rank` and `role` are the client's once `done`."""
+    """The accepting side. Once `done`, `rank` and `role` are those of the client."""
 
     def __init__(self, job: Job, size: int) -> None:
         super().__init__(job)
@@ -187,6 +190,6 @@ class ServerHandshake(_Side):
         return _REPLY.pack(status, PROTOCOL_VERSION, self._job.epoch, nonce)
 
     def _refuse(self, status: Refusal, why: str) -> bytes:
-        """Answer with a reason; the caller sends it and closes."""
+        """Store the reply with the reason, which the caller sends before it closes, and raise."""
         self.refusal = self._reply(status)
         raise RefusedError(why)

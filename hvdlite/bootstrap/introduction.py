@@ -1,4 +1,4 @@
-"""The dialing side of all connections: reach a server, and prove oneself to it."""
+"""The dialing side of all connections: connect to a server, and complete the handshake with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, ClientHandshake, Job, Role
 from hvdlite.errors import BootstrapError
 
-# A server that knows no such job hangs up at once, and so does one that is crowded by strangers.
+# A server of another job hangs up at once, but a crowded server of this job may do so, too. So this
+# side dials several times.
 _QUICK_HANG_UPS = 8
 _AGAIN_SECONDS = 0.1
 
@@ -22,18 +23,18 @@ class _HungUpError(Exception):
 def introduce(
     address: str, job: Job, rank: int, role: Role, deadline: Deadline
 ) -> tuple[socket.socket, ClientHandshake]:
-    """Connect as this rank, and have the server at the other end prove itself.
+    """Connect as this rank, and check the proof of the server at the other end.
 
-    Whoever is slow here is shown out there after `HANDSHAKE_SECONDS`; so this side dials again when
-    the server hangs up before its proof, until the deadline, or until it has hung up at once
-    several times.
+    A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
+    before its proof, this side dials again, until the deadline, or until the server has hung up
+    quickly `_QUICK_HANG_UPS` times.
 
     Returns:
-        The connection, which the caller owns, and the handshake that it opened with.
+        The connection, which the caller owns, and the completed handshake.
 
     Raises:
-        OSError: nobody can be reached there; TimeoutError at the deadline.
-        BootstrapError: the server refuses, is not of this job, or does not answer in time.
+        OSError: no server can be reached at the address; TimeoutError at the deadline.
+        BootstrapError: the server refuses, does not belong to this job, or does not answer in time.
     """
     quick = 0
     while quick < _QUICK_HANG_UPS:

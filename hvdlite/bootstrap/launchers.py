@@ -1,11 +1,12 @@
-"""The seat that somebody else's launcher gave this process: torchrun, mpirun, mpiexec, srun.
+"""Recognise other launchers (torchrun, mpirun, mpiexec, srun) by the variables that they set.
 
-Rank and local rank are what the launcher's variables say, never computed: Open MPI, for one, may
-put ranks 0 and 2 on one host and 1 and 3 on another.
+Rank and local rank are taken from the launcher's variables and never computed, because the order of
+ranks over hosts is the launcher's choice: Open MPI may put ranks 0 and 2 on one host, and ranks 1
+and 3 on another.
 
 Example:
     >>> from hvdlite.bootstrap.variables import Variables
-    >>> find_seat(Variables({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})).rank
+    >>> detect_launcher(Variables({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})).rank
     1
 """
 
@@ -24,15 +25,17 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class Seat:
-    """What a launcher said to one rank.
+class LauncherEnvironment:
+    """What a launcher tells one process by environment variables.
 
     Attributes:
-        names: the variables of rank and size, for messages.
-        job: text that the ranks of this job have in common, and no other job has.
-        local_rank: None when the launcher says nothing about hosts; then neither is local_size.
-        node: the launcher's own number of the host, if it has one.
-        first_host: where rank 0 runs, if the launcher says so.
+        launcher: the name of the launcher, for messages.
+        names: the names of the variables for rank and size, for messages.
+        job: a text that is equal on all ranks of this job, and different in other jobs.
+        local_rank: the number of the rank within its host; None if the launcher does not tell.
+        local_size: how many ranks this host has; None if the launcher does not tell.
+        node: the launcher's number of this host; None if the launcher does not tell.
+        first_host: the host of rank 0; None if the launcher does not tell.
     """
 
     launcher: str
@@ -47,52 +50,52 @@ class Seat:
 
     @property
     def on_one_host(self) -> bool:
-        """Say whether all ranks of the job share this host."""
+        """Return whether all ranks of the job share this host."""
         if self.local_size is not None:
             return self.local_size == self.size
         return self.size == 1 or self.first_host is None or self.first_host in _LOOPBACK
 
 
-def find_seat(variables: Variables) -> Seat | None:
-    """Recognise the launcher that is nearest to this process; None when there is none.
+def detect_launcher(variables: Variables) -> LauncherEnvironment | None:
+    """Recognise the launcher that started this process; None if no launcher did.
 
-    The order matters: torchrun and mpirun may themselves have been started by srun, and then its
-    variables, which describe them, are still there.
+    The order matters: srun may have started torchrun or mpirun. Then the variables of srun are also
+    set, but describe the process of torchrun or mpirun.
     """
     for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
-        seat = recognise(variables)
-        if seat is not None:
-            return checked(seat)
+        found = recognise(variables)
+        if found is not None:
+            return checked(found)
     return None
 
 
-def checked(seat: Seat) -> Seat:
-    """Return a seat that can be.
+def checked(found: LauncherEnvironment) -> LauncherEnvironment:
+    """Check that rank < size, and return the argument.
 
     Raises:
         BootstrapError: rank and size contradict each other.
     """
-    if seat.size < 1 or seat.rank >= seat.size:
-        rank, size = seat.names
-        raise BootstrapError(f"{rank}={seat.rank} and {size}={seat.size} contradict each other")
-    return seat
+    if found.size < 1 or found.rank >= found.size:
+        rank, size = found.names
+        raise BootstrapError(f"{rank}={found.rank} and {size}={found.size} contradict each other")
+    return found
 
 
-_Recogniser = Callable[[Variables], "Seat | None"]
+_Recogniser = Callable[[Variables], "LauncherEnvironment | None"]
 
 
-def _torchrun(variables: Variables) -> Seat | None:
+def _torchrun(variables: Variables) -> LauncherEnvironment | None:
     return _rank_and_world_size(variables) if "TORCHELASTIC_RUN_ID" in variables else None
 
 
-def _rank_and_world_size(variables: Variables) -> Seat | None:
-    """Torchrun's variables, which others (Kubernetes operators, scripts) set by hand, too."""
+def _rank_and_world_size(variables: Variables) -> LauncherEnvironment | None:
+    """Read torchrun's variables, which others (Kubernetes operators, scripts) set as well."""
     if not variables.has("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         return None
     parts = [variables.text("MASTER_ADDR"), variables.text("MASTER_PORT")]
     parts += [variables.get("TORCHELASTIC_RUN_ID") or "", variables.text("WORLD_SIZE")]
     parts += [variables.get("TORCHELASTIC_RESTART_COUNT") or "0"]
-    return Seat(
+    return LauncherEnvironment(
         launcher="torchrun",
         names=("RANK", "WORLD_SIZE"),
         rank=variables.number("RANK"),
@@ -105,12 +108,12 @@ def _rank_and_world_size(variables: Variables) -> Seat | None:
     )
 
 
-def _open_mpi(variables: Variables) -> Seat | None:
+def _open_mpi(variables: Variables) -> LauncherEnvironment | None:
     if not variables.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
         return None
-    # Version 4 has a number, version 5 a name with the launcher's host and process id.
+    # Open MPI 4 sets the number of the job; version 5 sets a name with mpirun's host and pid.
     job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid")
-    return Seat(
+    return LauncherEnvironment(
         launcher="Open MPI",
         names=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=variables.number("OMPI_COMM_WORLD_RANK"),
@@ -121,17 +124,17 @@ def _open_mpi(variables: Variables) -> Seat | None:
     )
 
 
-def _hydra(variables: Variables) -> Seat | None:
-    """Start of MPICH and Intel MPI, whose launcher is called Hydra."""
+def _hydra(variables: Variables) -> LauncherEnvironment | None:
+    """Recognise Hydra, the launcher of MPICH and Intel MPI."""
     return _pmi(variables) if "MPI_LOCALRANKID" in variables else None
 
 
-def _pmi(variables: Variables) -> Seat | None:
+def _pmi(variables: Variables) -> LauncherEnvironment | None:
     if not variables.has("PMI_RANK", "PMI_SIZE"):
         return None
     own = "MPI_LOCALRANKID" in variables
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS") if own else ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-    return Seat(
+    return LauncherEnvironment(
         launcher="MPICH",
         names=("PMI_RANK", "PMI_SIZE"),
         rank=variables.number("PMI_RANK"),
@@ -142,13 +145,13 @@ def _pmi(variables: Variables) -> Seat | None:
     )
 
 
-def _slurm(variables: Variables) -> Seat | None:
-    # A batch script has SLURM_PROCID, but is no task of a step. An interactive step's own number
-    # of tasks is 1, while SLURM_NTASKS is its allocation's.
+def _slurm(variables: Variables) -> LauncherEnvironment | None:
+    # A batch script has SLURM_PROCID too, but is not a task of a step. SLURM_NTASKS counts the
+    # tasks of the allocation, which may be more than those of an interactive step.
     if not variables.has("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
         return None
     node = variables.number("SLURM_NODEID", 0)
-    return Seat(
+    return LauncherEnvironment(
         launcher="Slurm",
         names=("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
         rank=variables.number("SLURM_PROCID"),
@@ -162,7 +165,7 @@ def _slurm(variables: Variables) -> Seat | None:
 
 
 def tasks_of_node(text: str, node: int) -> int:
-    """Read Slurm's list of tasks per node.
+    """Return the number of tasks of one node, from Slurm's list of tasks per node.
 
     Example:
         >>> [tasks_of_node("2(x3),1", node) for node in range(4)]
@@ -179,7 +182,7 @@ def tasks_of_node(text: str, node: int) -> int:
 
 
 def first_of_node_list(text: str) -> str:
-    """Give the first name of Slurm's list of hosts.
+    """Return the first host of Slurm's list of hosts.
 
     Example:
         >>> first_of_node_list("rack[2-3]n[07,09-12],login")
@@ -191,9 +194,10 @@ def first_of_node_list(text: str) -> str:
 
 
 def _starter(variable: str) -> str:
-    """Name the process that started this host's ranks: the nearest parent that is no rank itself.
+    """Name the process that started this host's ranks, as a name of the job.
 
-    MPICH gives its jobs no name; ranks of one host have this process in common.
+    MPICH does not name its jobs. But the ranks of one host have a common parent, which is the
+    nearest ancestor without the variable, and thus not a rank itself.
     """
     wanted = variable.encode() + b"="
     pid = os.getpid()
@@ -202,12 +206,12 @@ def _starter(variable: str) -> str:
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
-            break  # Another user's: it started ours.
+            break  # The process belongs to another user, so it is not a rank of this job.
         if not any(entry.startswith(wanted) for entry in environ.split(b"\0")):
             break
     return f"pid {pid}"
 
 
 def _parent(pid: int) -> int:
-    """Read a process's parent; the name before it may hold spaces and brackets."""
+    """Read the parent of a process; the name that stands before it may have spaces and brackets."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,16 +1,16 @@
-"""The launcher's store: where ranks learn each other's addresses.
+"""The store, where the ranks of a job learn each other's addresses.
 
-It knows one operation: *exchange*. Every rank gives a blob under the same key, and gets the blobs
-of all ranks, in rank order, once the last one has given its own. A blob counts while its rank waits
-for the answer, so what an earlier start left never mixes with this one.
+The launcher serves it, or rank 0 if the launcher is not hvdlite-run. The store has one operation,
+*exchange*: every rank sends a blob under the same key, and once all ranks have sent theirs, each
+receives the blobs of all ranks, in rank order. A blob is dropped when its rank disconnects, so
+blobs of an earlier start never mix with those of this one.
 
 Example:
     >>> import secrets
     >>> from hvdlite.bootstrap.deadline import Deadline
     >>> from hvdlite.bootstrap.handshake import Job
-    >>> token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
-    >>> with Store.start(size=1, token=token, job_id=job_id) as store:
-    ...     job = Job(token, job_id, epoch=0)
+    >>> job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+    >>> with Store.start(1, job) as store:
     ...     with StoreClient(store.address, job, rank=0, deadline=Deadline(5)) as client:
     ...         client.exchange("hello", b"me")
     [b'me']
@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
@@ -45,9 +44,9 @@ from hvdlite.errors import BootstrapError
 _MAX_KEY_BYTES = 512
 _KEY = struct.Struct("<Hd")  # length of the key, seconds that the rank can wait
 _BLOB = struct.Struct("<I")
-_TICK_SECONDS = 0.25
-_GRACE_SECONDS = 2.0
-_RETRY_SECONDS = 0.02
+_TICK_SECONDS = 0.25  # how often the store checks deadlines
+_GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
+_RETRY_SECONDS = 0.02  # between attempts of a client to connect
 _GIVEN, _FAILED = b"g", b"f"
 
 
@@ -69,7 +68,7 @@ class _Exchange:
 
 
 class Store:
-    """The server side, in one daemon thread. Use `Store.start`."""
+    """The server. It runs in one daemon thread, which `Store.start` starts."""
 
     def __init__(self, job: Job, size: int, listener: socket.socket) -> None:
         self.address = address_of(listener)
@@ -85,50 +84,36 @@ class Store:
         self._thread = threading.Thread(target=self._serve, name="hvdlite-store", daemon=True)
 
     @classmethod
-    def start(
-        cls,
-        size: int,
-        token: bytes,
-        job_id: bytes,
-        epoch: int = 0,
-        address: str | None = None,
-    ) -> Store:
-        """Listen and serve until `close`.
+    def start(cls, size: int, job: Job, address: str | None = None) -> Store:
+        """Listen, and serve until `close` is called.
 
         Args:
-            size: ranks of the job; an exchange is complete when all have given.
-            token: the job's secret, 32 bytes.
-            job_id: the job's public number, 16 bytes.
-            epoch: of the job; peers of another one are refused.
-            address: where to listen; a fresh abstract Unix socket unless given.
+            size: how many ranks the job has; an exchange is complete when all have sent a blob.
+            job: whose ranks they are; peers of another job, or of another epoch, are refused.
+            address: where to listen; by default a fresh abstract Unix socket.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: the kernel refuses to listen at this address.
         """
-        store = cls(Job(token, job_id, epoch), size, listen(address or fresh_unix_address()))
+        store = cls(job, size, listen(address or fresh_unix_address()))
         store._thread.start()
         return store
 
     def close(self) -> None:
-        """Stop; clients that still wait get an error."""
+        """Stop serving; clients that still wait get an error."""
         if self._stopping.is_set():
             return
         self._stopping.set()
         self._wake_writer.send(b"x")
         self._thread.join()
-        # Not in the thread: it may see the event, and end, before the line above has sent.
+        # The thread does not close these: it may end before the send() above has happened.
         self._wake_reader.close()
         self._wake_writer.close()
 
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _serve(self) -> None:
@@ -147,7 +132,7 @@ class Store:
         if handshake.role != Role.STORE:
             connection.close()
             return
-        # A member that does not read its answers may not hold up the others.
+        # With a timeout, a member that does not read its answers cannot block the others for long.
         connection.settimeout(HANDSHAKE_SECONDS)
         from_client, from_server = session_keys(self._job, handshake.transcript)
         member = _Member(
@@ -209,7 +194,7 @@ class Store:
         for key, exchange in list(self._exchanges.items()):
             if member not in exchange.waiting:
                 continue
-            # It gave its blob and is gone: the others would meet a dead address.
+            # This rank sent its blob and has gone, so its address is dead: the exchange fails.
             exchange.waiting.remove(member)
             del self._exchanges[key]
             self._answer(exchange, _FAILED + f"rank {member.rank} left while connecting".encode())
@@ -219,7 +204,13 @@ class StoreClient:
     """One rank's connection to the store."""
 
     def __init__(self, address: str, job: Job, rank: int, deadline: Deadline) -> None:
-        """Connect and prove oneself; `deadline` is for everything that this client waits for.
+        """Connect to the store, and complete the handshake.
+
+        Args:
+            address: the address of the store.
+            job: the job that this rank belongs to.
+            rank: this rank.
+            deadline: limits everything that this client waits for.
 
         Raises:
             BootstrapError: the store cannot be reached, or refuses this rank.
@@ -234,7 +225,7 @@ class StoreClient:
         error: OSError | None = None
         while True:
             try:
-                # Under torchrun rank 0 may still be on its way to serve.
+                # Under torchrun, rank 0 serves the store, and may not have started it yet.
                 if error is not None:
                     self._deadline.sleep(_RETRY_SECONDS)
                 return introduce(address, job, self._rank, Role.STORE, self._deadline)
@@ -248,16 +239,16 @@ class StoreClient:
 
     @property
     def local_host(self) -> str | None:
-        """This end's address towards the store; None over a Unix socket."""
+        """The IP address from which this host reaches the store; None over a Unix socket."""
         if self._connection.family == socket.AF_UNIX:
             return None
         return str(self._connection.getsockname()[0])
 
     def exchange(self, key: str, blob: bytes) -> list[bytes]:
-        """Give a blob and return those of all ranks, in rank order.
+        """Send a blob, and return those of all ranks, in rank order.
 
         Raises:
-            BootstrapError: some rank did not give its blob in time, or left.
+            BootstrapError: some rank did not send its blob in time, or left; the message names it.
         """
         name = key.encode()
         head = _KEY.pack(len(name), max(0.0, self._deadline.seconds_left))
@@ -282,7 +273,7 @@ class StoreClient:
 
     def _receive(self) -> bytes:
         while True:
-            # The store answers at the deadline, and says who is missing.
+            # The store answers at the deadline, and names the missing ranks. So wait a bit longer.
             data = self._deadline.receive(self._connection, 1 << 16, _GRACE_SECONDS)
             if not data:
                 raise BootstrapError(
@@ -293,16 +284,11 @@ class StoreClient:
                 return bodies[0]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def __enter__(self) -> StoreClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,12 +1,12 @@
-"""From the hosts' identities and the launcher's words to everybody's place: pure functions.
+"""Number the hosts of a job, and a rank within its host; pure functions.
 
-Two things are kept apart. Which ranks share memory follows from the identity of their hosts. Local
-ranks, by which scripts choose their GPU, are the launcher's, if it said any.
+Two questions have separate answers. The identities of the hosts decide which ranks share memory.
+The launcher decides the local ranks, by which scripts choose their GPU, if it tells local ranks.
 
 Example:
-    >>> from hvdlite.bootstrap.topology import place_ranks
-    >>> place_ranks(["a", "a", "b"], rank=2)
-    Place(host_of=(0, 0, 1), local_rank=0, local_size=1, cross_rank=1, cross_size=2)
+    >>> from hvdlite.bootstrap.topology import find_topology
+    >>> find_topology(["a", "a", "b"], rank=2)
+    Topology(host_of=(0, 0, 1), local_rank=0, local_size=1, cross_rank=1, cross_size=2)
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank's place among the hosts.
+class Topology:
+    """The hosts of all ranks, and one rank's numbers among them.
 
     Attributes:
-        host_of: by rank, the index of its host, in order of first appearance.
+        host_of: by rank, the index of its host; hosts are numbered in order of first appearance.
+        local_rank: the rank's number within its host.
+        local_size: how many ranks its host has.
+        cross_rank: the number of its host among the hosts that have a rank of this local rank.
+        cross_size: how many hosts have a rank of this local rank.
     """
 
     host_of: tuple[int, ...]
@@ -31,22 +35,24 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What its launcher said to one rank; see `WorkerEnvironment`."""
+class LauncherNumbers:
+    """The numbers that the launcher told one rank; see `WorkerEnvironment`."""
 
     local_rank: int | None = None
     local_size: int | None = None
     node: int | None = None
 
 
-def place_ranks(host_ids: Sequence[str], rank: int, said: Sequence[Said] = ()) -> Place:
-    """Number the hosts and find `rank`'s place.
+def find_topology(
+    host_ids: Sequence[str], rank: int, said: Sequence[LauncherNumbers] = ()
+) -> Topology:
+    """Number the hosts, and one rank among them.
 
     Args:
         host_ids: by rank, the identity of its host.
-        rank: whose place to find.
-        said: by rank, the launcher's words; taken when every rank has some and they are consistent,
-            else the ranks of a host are counted.
+        rank: the rank whose numbers are returned.
+        said: by rank, the launcher's numbers. They are used if every rank has a local rank and no
+            two ranks have the same one on one host. Otherwise the ranks of a host are counted.
     """
     host_of = _numbered(host_ids)
     nodes = _nodes(host_ids, said)
@@ -63,7 +69,7 @@ def place_ranks(host_ids: Sequence[str], rank: int, said: Sequence[Said] = ()) -
         for node, local_rank in zip(nodes, local_ranks, strict=True)
         if local_rank == local_ranks[rank]
     )
-    return Place(
+    return Topology(
         host_of=host_of,
         local_rank=local_ranks[rank],
         local_size=local_size,
@@ -77,11 +83,11 @@ def _numbered(names: Sequence[object]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-def _nodes(host_ids: Sequence[str], said: Sequence[Said]) -> tuple[int, ...] | None:
-    """Number the launcher's hosts; None when it did not number every rank within its host."""
+def _nodes(host_ids: Sequence[str], said: Sequence[LauncherNumbers]) -> tuple[int, ...] | None:
+    """Number the launcher's hosts; None if its local ranks are missing or contradictory."""
     if not said or any(one.local_rank is None for one in said):
         return None
     named = all(one.node is not None for one in said)
     nodes = _numbered([one.node for one in said] if named else host_ids)
-    seats = {(node, one.local_rank) for node, one in zip(nodes, said, strict=True)}
-    return nodes if len(seats) == len(said) else None
+    distinct = {(node, one.local_rank) for node, one in zip(nodes, said, strict=True)}
+    return nodes if len(distinct) == len(said) else None

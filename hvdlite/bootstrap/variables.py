@@ -1,4 +1,7 @@
-"""Typed look-ups in an environment, with errors that name the variable; reads no environment."""
+"""Typed look-ups in a mapping of environment variables, with errors that name the variable.
+
+This module does not read the environment itself: `environment.py` passes the mapping.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hvdlite.errors import BootstrapError
 
 
 class Variables:
-    """A mapping of text, where an empty value counts as none.
+    """A mapping of variables, in which an empty value counts as not set.
 
     Example:
         >>> Variables({"RANK": "3", "NODE": ""}).number("RANK")
@@ -25,15 +28,19 @@ class Variables:
         return bool(self._values.get(name))
 
     def has(self, *names: str) -> bool:
-        """Say whether all of them are set."""
+        """Return whether all of these variables are set."""
         return all(name in self for name in names)
 
     def get(self, name: str) -> str | None:
-        """Return a value, None when it is not set."""
+        """Return the value of a variable; None if it is not set."""
         return self._values.get(name) or None
 
     def text(self, name: str) -> str:
-        """Return a value that has to be there."""
+        """Return the value of a variable that must be set.
+
+        Raises:
+            BootstrapError: the variable is not set.
+        """
         value = self.get(name)
         if value is None:
             raise BootstrapError(
@@ -43,7 +50,11 @@ class Variables:
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a number from 0; it has to be there unless there is a default."""
+        """Return a number of at least 0; without a default, the variable must be set.
+
+        Raises:
+            BootstrapError: the variable is not set, or is not such a number.
+        """
         if default is not None and name not in self:
             return default
         value = self.text(name)
@@ -56,11 +67,15 @@ class Variables:
         return number
 
     def optional_number(self, name: str) -> int | None:
-        """Return a number from 0, None when it is not set."""
+        """Return a number of at least 0; None if the variable is not set."""
         return self.number(name) if name in self else None
 
     def seconds(self, name: str, default: float) -> float:
-        """Return a time in seconds from 0, which `deadline.Deadline` takes for "never"."""
+        """Return a time in seconds of at least 0; `deadline.Deadline` takes 0 for "no limit".
+
+        Raises:
+            BootstrapError: the variable is not such a number.
+        """
         value = self.get(name)
         if value is None:
             return default
@@ -75,7 +90,11 @@ class Variables:
         return seconds
 
     def address(self, name: str) -> str | None:
-        """Return "unix:NAME" or "host:port", None when it is not set."""
+        """Return "unix:NAME" or "host:port"; None if the variable is not set.
+
+        Raises:
+            BootstrapError: the variable is not an address.
+        """
         value = self.get(name)
         if value is not None and not value.startswith(UNIX):
             try:
@@ -85,7 +104,11 @@ class Variables:
         return value
 
     def secret(self, name: str, value: str | None, length: int) -> bytes:
-        """Decode `value`, which came under `name`: so many bytes, as hexadecimal digits."""
+        """Decode `value`, the text of the variable `name`: `length` bytes as hexadecimal digits.
+
+        Raises:
+            BootstrapError: `value` is missing, or is something else.
+        """
         try:
             secret = bytes.fromhex(value or "")
         except ValueError:

@@ -1,8 +1,9 @@
 """`hvdlite-run --compat`: scripts that import horovod run unchanged.
 
-The folder of this file goes on the ranks' path. In it lies a package called horovod, whose modules
-are those of hvdlite, under Horovod's names; see `hvdlite.compat.aliases`. Where hvdlite means
-something else than Horovod by itself, a knob says so, and has Horovod's meaning here.
+`on_path` puts the folder of this file on the ranks' import path. It holds a package called horovod,
+whose modules are those of hvdlite under Horovod's names; see `hvdlite.compat.aliases`. Where
+hvdlite's default behaviour differs from Horovod's, a knob chooses, and `on_path` sets it to
+Horovod's.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# By what scripts for Horovod expect; whoever starts the job may say otherwise.
+# Knobs with Horovod's behaviour; variables that the user sets win.
 _MEANINGS = {"HVDLITE_AVERAGE_OVER_JOINED": "1"}
 
 
 def on_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """Put the alias package before everything else, an installed horovod too.
+    """Return the environment with the package horovod first on the path, before an installed one.
 
-    Knobs that are not set get Horovod's meaning.
+    Knobs that are not set get Horovod's behaviour.
 
     Example:
         >>> on_path({"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("compat:/mine")

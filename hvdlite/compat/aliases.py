@@ -1,6 +1,7 @@
-"""One module under two names: `horovod.torch` is `hvdlite.torch`, the same object.
+"""Horovod's module names as aliases of hvdlite's: `horovod.torch` is the module `hvdlite.torch`.
 
-So state is shared whichever name is imported first, and whatever hvdlite gains is there at once.
+Both names give the same module object. So they share their state in whatever order they are
+imported, and every new function of hvdlite also has Horovod's module name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from types import ModuleType
 
 from hvdlite import horovod_mode
 
-# Horovod's name, and ours; of several that fit, the longest counts. What is not listed has the same
-# name below both.
+# By Horovod's name, hvdlite's. If several names fit a module, the longest one counts, and the rest
+# of the module's name is the same in both.
 _MODULES = {
     "horovod": "hvdlite",
     "horovod.tensorflow.keras": "hvdlite.keras",
@@ -32,12 +33,12 @@ _NOT_OURS = {
     "horovod.spark": "Spark is not supported; start ranks with hvdlite-run or hvdlite.run",
     "horovod.ray": "Ray is not supported; start ranks with hvdlite-run or hvdlite.run",
 }
-# A package of Horovod's that only holds others.
+# Packages of Horovod that only hold other modules.
 _FOLDERS = ("horovod.common",)
 
 
 def target_of(name: str) -> str:
-    """Give our name of one of Horovod's modules.
+    """Return hvdlite's name for one of Horovod's modules.
 
     Example:
         >>> target_of("horovod.tensorflow.keras.callbacks")
@@ -48,7 +49,7 @@ def target_of(name: str) -> str:
 
 
 class _Alias(Loader):
-    """Loads a module by importing the one that it is another name of."""
+    """Loads an alias by importing the module that it stands for."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -57,7 +58,7 @@ class _Alias(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # Import gives out whatever stands in sys.modules once the loader has run.
+        # The import statement returns the entry of sys.modules after the loader has run.
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
@@ -72,7 +73,7 @@ class _Folder(Loader):
 
 
 class AliasFinder(MetaPathFinder):
-    """Answers imports below `horovod`."""
+    """Finds modules below `horovod`."""
 
     def find_spec(
         self,
@@ -80,7 +81,11 @@ class AliasFinder(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find our module of that name; None when there is none, which import reports."""
+        """Find hvdlite's module for a name; None if there is none, which import reports.
+
+        Raises:
+            ModuleNotFoundError: hvdlite does not have this part of Horovod; the message says why.
+        """
         if not fullname.startswith("horovod."):
             return None
         if fullname in _FOLDERS:
@@ -95,7 +100,7 @@ class AliasFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Answer imports below `horovod` from now on."""
+    """Make imports below `horovod` find hvdlite's modules from now on."""
     horovod_mode.turn_on()
     if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder())

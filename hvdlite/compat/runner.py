@@ -1,4 +1,4 @@
-"""`horovod.run`, with Horovod's names of the arguments."""
+"""`horovod.run`: `hvdlite.run` with Horovod's names for its arguments."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import hvdlite
 from hvdlite.errors import ArgumentError
 
-# What only elastic jobs have.
+# Arguments of elastic jobs.
 _ELASTIC = (
     *("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
     *("host_discovery_script", "min_np", "max_np"),
 )
-# What changes nothing here: there is no MPI, and nothing about hosts is remembered.
+# Arguments that change nothing here: hvdlite uses no MPI, and caches nothing about hosts.
 _NEEDLESS = ("disable_cache", "use_gloo", "use_mpi", "mpi_args")
 
 
@@ -40,7 +40,8 @@ def run(
     """Call a function on every rank; see `hvdlite.run`.
 
     Raises:
-        ArgumentError: an argument of elastic jobs, which are not supported, or an unknown one.
+        ArgumentError: an argument is unknown, or belongs to elastic jobs, which hvdlite does not
+            support.
     """
     for name, value in others.items():
         if name in _ELASTIC and value is not None:

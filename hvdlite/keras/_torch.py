@@ -11,7 +11,7 @@ from hvdlite.compression import Compressor, cast_in_core
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.collectives.tensors import readable
+from hvdlite.torch.collectives.tensors import Named, readable
 from hvdlite.torch.compression import Compression
 
 __all__ = ["Compression", "allreduce_gradients", "keep_apply", "scale_gradient"]
@@ -54,7 +54,7 @@ def allreduce_gradients(
         wire, context = compression.compress(gradient)
         if wire.layout == torch.strided:
             wire = readable(wire)
-        handle = start_reducing([wire], [name], name, reduction, in_place=True).first()
+        handle = start_reducing(Named(name, [wire], [name]), reduction, in_place=True).first()
         started.append((handle, context))
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started

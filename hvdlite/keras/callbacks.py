@@ -18,7 +18,12 @@ from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2
 from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
-from hvdlite.keras.fit_checks import ReductionCheck, agree_on_end_of_epoch, agree_on_fit
+from hvdlite.keras.fit_checks import (
+    ReductionCheck,
+    agree_on_end_of_epoch,
+    agree_on_fit,
+    warn_of_own_models,
+)
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
@@ -46,13 +51,16 @@ class _Callback(_HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
 class _ChecksReductions(_Callback):
     """Raises where an update of `fit` came without a reduction of the gradients.
 
-    In the first step of each epoch: to look means to wait for a GPU.
+    In the first step of each epoch: to look means to wait for a GPU. Before the first of all it
+    warns where ranks do not begin alike, or nothing would be reduced.
     """
 
+    process_set: ProcessSet
     _check: ReductionCheck | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Look before the first step."""
+        warn_of_own_models(self.model, self.params, self.process_set, batch)
         if batch == 0:
             self._check = ReductionCheck(self.model.optimizer)
 

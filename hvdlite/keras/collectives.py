@@ -6,6 +6,7 @@ For what is small or rare: metrics, scores, the variables at the start.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -285,6 +286,17 @@ def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:
     text = json.dumps(value).encode()
     blocks = gather_bytes(basics.engine(), text, name, member_id(process_set))
     return [json.loads(bytes(block)) for block in blocks]
+
+
+def checksum(variable: Any) -> int:
+    """Make a number of a variable's bits.
+
+    Example:
+        >>> checksum(keras.Variable([1.0, 2.0])) == checksum(keras.Variable([2.0, 1.0]))
+        False
+    """
+    array = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+    return zlib.crc32(array.reshape(-1).view(np.uint8))
 
 
 def describe_by_rank(values: Sequence[Any], process_set: ProcessSet) -> str:

@@ -8,7 +8,6 @@ files hold a plain optimizer.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.subclass import become, subclass_in_place
 
 
 @dataclass
@@ -125,25 +125,6 @@ class Distributed:
         return self._distribution
 
 
-@functools.cache
-def _subclass(mixin: Any, wrapped_class: Any) -> type:
-    return type(
-        wrapped_class.__name__,
-        (mixin, wrapped_class),
-        {
-            "__doc__": wrapped_class.__doc__,
-            "__module__": wrapped_class.__module__,
-            "__qualname__": wrapped_class.__qualname__,
-            "_wrapped_class": wrapped_class,
-        },
-    )
-
-
-def _become(optimizer: Any, its_class: type) -> None:
-    """Change the class of an object, also where `__class__` is the property above."""
-    object.__dict__["__class__"].__set__(optimizer, its_class)
-
-
 def distribute(optimizer: Any, mixin: Any, distribution: Distribution) -> None:
     """Make an optimizer a distributed one.
 
@@ -152,15 +133,14 @@ def distribute(optimizer: Any, mixin: Any, distribution: Distribution) -> None:
         mixin: overrides the method that gradients come through.
         distribution: how they are reduced.
     """
-    wrapped_class: Any = type(optimizer)
-    _become(optimizer, _subclass(mixin, wrapped_class))
+    subclass_in_place(optimizer, mixin)
     vars(optimizer)["_distribution"] = distribution  # Past Keras, which would track it.
 
 
 def give_up(optimizer: Any) -> Distribution:
     """Make a distributed optimizer a plain one again; return how it was distributed."""
     distribution: Distribution = vars(optimizer).pop("_distribution")
-    _become(optimizer, optimizer._wrapped_class)
+    become(optimizer, optimizer._wrapped_class)
     vars(optimizer).pop("apply", None)  # what `keep_apply` of a backend may have left
     return distribution
 

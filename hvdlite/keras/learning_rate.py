@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
 
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2
+from hvdlite.subclass import subclass_in_place
 
 Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
 
@@ -29,12 +29,6 @@ class _Scaled(Schedule):  # type: ignore[misc]
     def __call__(self, step: Any) -> Any:
         rate = super().__call__(step)
         return keras.ops.multiply(rate, keras.ops.cast(self._factor, rate.dtype))
-
-
-@functools.cache
-def _scaled_class(wrapped_class: Any) -> type[_Scaled]:
-    namespace = {"_wrapped_class": wrapped_class, "__module__": wrapped_class.__module__}
-    return type(wrapped_class.__name__, (_Scaled, wrapped_class), namespace)
 
 
 class LearningRate:
@@ -74,8 +68,7 @@ class LearningRate:
         if not isinstance(schedule, _Scaled):
             factor = keras.Variable(1.0, trainable=False, name="hvdlite_learning_rate_factor")
             schedule._factor = factor
-            wrapped_class: Any = type(schedule)
-            object.__dict__["__class__"].__set__(schedule, _scaled_class(wrapped_class))
+            subclass_in_place(schedule, _Scaled)
             model.train_function = None  # It may have been traced without the factor.
         return schedule._factor
 

@@ -139,7 +139,7 @@ def DistributedOptimizer(
     registered_id(process_set)  # Without init() this raises here, rather than in the first batch.
     older = keras_2(optimizer)
     framework = older or seam()
-    _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
+    _check(optimizer, op, gradient_predivide_factor)
     distribution = Distribution(
         prefix=name,
         op=op,
@@ -147,7 +147,7 @@ def DistributedOptimizer(
         prescale=1.0 / gradient_predivide_factor,
         postscale=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
-        passes=backward_passes_per_step,
+        passes=ops.check_passes(backward_passes_per_step),
         averages_passes=average_aggregated_gradients,
         allreduce=framework.allreduce_gradients,
         scale=framework.scale_gradient,
@@ -193,7 +193,7 @@ def PartialDistributedOptimizer(
     return distributed
 
 
-def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> None:
+def _check(optimizer: Any, op: int, predivide_factor: float) -> None:
     accepted = (keras_2(optimizer) or keras.optimizers).Optimizer
     if not isinstance(optimizer, accepted):
         raise ArgumentError(
@@ -204,7 +204,6 @@ def _check(optimizer: Any, op: int, predivide_factor: float, passes: int) -> Non
     if any(is_distributed(part) for part in parts):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
     ops.check_gradient_op(op, predivide_factor)
-    ops.check_passes(passes)
     for part in parts:
         steps = getattr(part, "gradient_accumulation_steps", None)
         if steps:

@@ -1,8 +1,18 @@
-"""hvdlite-run: starts the ranks of a job, shows their output, and ends them together.
+"""The launcher: hvdlite-run and `hvdlite.run` start the ranks of a job and end them together.
 
-The way of one job: `cli` reads the command line (`flags`, `config_file`), or `api` a call; `job`
-numbers the ranks over the hosts (`hosts`, `placement`); `local` starts those of this host (each
-through `shim`, watched by `guardian`), `remote` has an `agent` start those of others over ssh. Then
-`supervisor` runs the `loop` in which `output` moves the ranks' lines to the console, and `report`
-picks the failure to show. `doctor` says what works here.
+One job goes through these modules:
+
+1. `command.cli` reads the command line (`command.flags`, `command.config_file`), or `api` takes the
+   arguments of `hvdlite.run`. Both make a `job.Description`.
+2. `job` spreads the ranks over the hosts (`hosts`), gives each its placement (`process.placement`),
+   and serves the store where the ranks meet (`hvdlite.bootstrap.store`).
+3. `process.local` starts the ranks of this host, each through `process.shim`; `process.guardian`
+   kills them if the launcher dies. For every other host `remote.remote` starts an `agent` by ssh
+   (`remote.ssh`). The agent starts that host's ranks, and the two exchange `remote.messages`.
+4. `supervisor` runs the `loop` of this host until nothing of the job is left. `output.lines` and
+   `output.console` show what the ranks write, and `output.report` chooses the failure to show. The
+   agent runs the same loop over its ranks; to the supervisor, a rank of another host looks like a
+   local one.
+
+`call` is the program of the ranks of `hvdlite.run`, `command.doctor` the one behind --doctor.
 """

@@ -1,8 +1,9 @@
-"""hvdlite-run's hands on another host: `ssh host exec python -m hvdlite.launch.agent`.
+"""Agent: runs this host's ranks of a job; the launcher starts it over ssh.
 
-It reads its part of the job from stdin, starts those ranks, passes their output on, and tells how
-each ended. When stdin ends, or says nothing for `SILENCE` seconds, the launcher or the way to it is
-gone: then it ends its ranks and itself. stderr is ssh's to show.
+The launcher runs `ssh host exec python -m hvdlite.launch.agent`. The agent reads its part of the
+job from stdin, starts those ranks, and writes their output, and how each ended, to stdout. If stdin
+ends, or brings nothing for `SILENCE` seconds, the launcher or the connection to it is gone: the
+agent then ends its ranks and itself. ssh shows the launcher what the agent writes to stderr.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from hvdlite.launch.loop import JobLoop
 from hvdlite.launch.output.streams import Stream, StreamReader
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.local import Worker, start_worker
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import available_cores, oom_kills
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
 from hvdlite.launch.remote.ssh import SAFE_PATH
 
-SILENCE = 30.0  # seconds without a word of the launcher until it counts as gone
-_CHECK_SECONDS = 10.0
+SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
+_CHECK_SECONDS = 10.0  # how long the agent tries to reach the launcher's store
 _TICK_SECONDS = 1.0
-_CAPACITY = 4 << 20  # bytes that wait for ssh; above it no output is read
+_CAPACITY = 4 << 20  # bytes that wait for ssh; while there are more, no output is read
 _STDIN, _STDOUT = 0, 1
 _KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT}
-_GONE = 1  # status of a stop because the launcher is gone; nobody reads it
-# What belongs to a host or a login and not to the job.
+_GONE = 1  # status of a stop because the launcher is gone; no program reads it
+# Variables that belong to a host or a login, and not to the job.
 _OWN_TO_HOST = frozenset(
     (
         "HOME",
@@ -63,7 +64,12 @@ _OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
 
 
 class Link:
-    """Both directions to the launcher; writing never blocks."""
+    """The connection to the launcher, over stdin and stdout; writing never blocks.
+
+    Attributes:
+        heard_at: the monotonic time of the launcher's last message.
+        gone: whether the connection has ended.
+    """
 
     def __init__(self) -> None:
         os.set_blocking(_STDIN, False)
@@ -75,11 +81,11 @@ class Link:
 
     @property
     def waiting(self) -> int:
-        """Count the bytes that ssh has not taken yet."""
+        """The number of bytes that ssh has not taken yet."""
         return len(self._out)
 
     def send(self, data: bytes) -> None:
-        """Queue a frame and write what can be written; drop it when nobody reads any more."""
+        """Queue a frame and write what can be written; drop the frame if the launcher is gone."""
         if self.gone:
             return
         self._out += data
@@ -102,7 +108,7 @@ class Link:
         self.flush()
 
     def receive(self) -> list[Frame]:
-        """Take the frames that have arrived; the end of stdin makes the launcher `gone`."""
+        """Return the frames that have arrived; set `gone` at the end of stdin."""
         try:
             data = os.read(_STDIN, 1 << 18)
         except BlockingIOError:
@@ -116,7 +122,7 @@ class Link:
 
 
 class _Forwarder(StreamReader):
-    """Sends what ranks write to the launcher."""
+    """Sends the output of the ranks to the launcher."""
 
     def __init__(self, agent: Agent, link: Link) -> None:
         super().__init__(agent.selector)
@@ -131,7 +137,7 @@ class _Forwarder(StreamReader):
 
 
 class Agent(JobLoop[Worker]):
-    """One host's part of one job."""
+    """The loop over one host's ranks of a job. Used by one thread."""
 
     def __init__(self, link: Link, job_id: bytes) -> None:
         super().__init__(job_id)
@@ -144,30 +150,32 @@ class Agent(JobLoop[Worker]):
 
     @property
     def streams(self) -> StreamReader:
-        """What passes the ranks' output on."""
+        """The reader of the ranks' output, which sends it to the launcher."""
         return self._forwarder
 
-    def start(self, slot: Slot, part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        """Start one rank."""
-        worker = start_worker(slot, part["command"], environment, stdin=part["stdin"])
+    def start(
+        self, placement: Placement, part: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
+        """Start one rank, and send its process id to the launcher."""
+        worker = start_worker(placement, part["command"], environment, stdin=part["stdin"])
         self.watch(worker)
         for sink, pipe in worker.take_pipes().items():
             self._forwarder.open(worker.rank, pipe, sink)
-        self._link.send(data_frame(Kind.STARTED, slot.rank, worker.pid))
+        self._link.send(data_frame(Kind.STARTED, placement.rank, worker.pid))
 
     def ended(self, worker: Worker, ending: Ending) -> None:
-        """Tell the launcher, which decides what follows."""
+        """Tell the launcher how a rank ended; the launcher decides what follows."""
         oom_killed = oom_kills() > self._oom_kills
         self._link.send(
             data_frame(Kind.ENDED, worker.rank, [ending.status, ending.by_signal, oom_killed])
         )
 
     def complain(self, text: str) -> None:
-        """Say that something could not be ended."""
+        """Report to stderr that something could not be ended."""
         print(f"hvdlite-run: {text}", file=sys.stderr)
 
     def tick(self, now: float) -> float | None:
-        """Write what waits, and notice when the launcher is gone."""
+        """Write queued frames, and end the ranks if the launcher is gone."""
         self._link.flush()
         silent = now - self._link.heard_at > SILENCE
         if (self._link.gone or silent) and self._listens:
@@ -179,7 +187,7 @@ class Agent(JobLoop[Worker]):
         return now + _TICK_SECONDS
 
     def _watch_room(self, wanted: bool) -> None:
-        """Wake up when ssh takes more, while something waits for it."""
+        """Watch stdout for room in ssh's pipe while `wanted`: while frames are queued."""
         if wanted != self._watches_room:
             self._watches_room = wanted
             if wanted:
@@ -188,9 +196,9 @@ class Agent(JobLoop[Worker]):
                 self.selector.unregister(_STDOUT)
 
     def _obey(self) -> None:
-        """Stop: the launcher always means all ranks, so the first word for one is enough.
+        """Stop all ranks at the first message with a signal, since the launcher stops all or none.
 
-        How long they may take is the launcher's to say: by SIGKILL, or by being gone.
+        The launcher decides how long the ranks may take: it later sends SIGKILL, or is gone.
         """
         for command in self._link.receive():
             if command.kind != Kind.SIGNAL:
@@ -212,7 +220,10 @@ def _refuse(link: Link, why: str) -> int:
 
 
 def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
-    """Join the login's environment and the user's: what belongs to a host stays that host's."""
+    """Combine this login's environment with the user's, which the launcher sent.
+
+    The user's variables win, except those that belong to a host or a login.
+    """
     taken = {
         name: value
         for name, value in sent.items()
@@ -222,7 +233,7 @@ def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[st
 
 
 def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Look whether the job can run here; the ranks would only fail later, and less clearly.
+    """Check that the job can run here; without this check the ranks would fail less clearly.
 
     Raises:
         OSError: the folder or the program is missing, or the launcher's store cannot be reached.
@@ -247,7 +258,7 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
 
 
 def _receive_part(link: Link) -> dict[str, Any] | None:
-    """Wait for this host's part of the job; None when the launcher goes away instead."""
+    """Wait for this host's part of the job; return None if the launcher goes away instead."""
     stdin: bytes | None = None
     while not link.gone and time.monotonic() - link.heard_at < SILENCE:
         link.wait(1.0)
@@ -260,8 +271,8 @@ def _receive_part(link: Link) -> dict[str, Any] | None:
 
 
 def main() -> int:
-    """Run the agent."""
-    os.environ.pop(SAFE_PATH, None)  # It was for this process; the ranks have the user's own.
+    """Run the agent; return its exit status."""
+    os.environ.pop(SAFE_PATH, None)  # It was set for this process; the ranks get the user's value.
     link = Link()
     hello = {
         "version": hvdlite.__version__,
@@ -283,8 +294,8 @@ def main() -> int:
     agent = Agent(link, bytes.fromhex(part["job_id"]))
     starters: list[Callable[[], None]] = []
     for rank, own in part["ranks"].items():
-        slot = Slot(int(rank), *part["slots"][rank])
-        starters.append(partial(agent.start, slot, part, {**environment, **own}))
+        placement = Placement(int(rank), *part["slots"][rank])
+        starters.append(partial(agent.start, placement, part, {**environment, **own}))
     try:
         agent.run(starters)
     except OSError as error:

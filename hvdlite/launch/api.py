@@ -20,7 +20,7 @@ _INTERRUPTED = 130
 
 
 class RemoteTraceback(Exception):
-    """Where in a rank its exception arose; the cause of the exception that `run` raises."""
+    """The traceback of a rank, as text; it is the cause of the exception that `run` raises."""
 
     def __str__(self) -> str:
         """Show the traceback as text."""
@@ -50,35 +50,35 @@ def run(
     """Call `fn(*args, **kwargs)` on `np` ranks and return their results in rank order.
 
     Every rank is a new process, in which the function calls `hvd.init()` as a script would. The
-    function, its arguments and results are pickled (functions of a notebook by value).
+    function, its arguments and its results are pickled (functions of a notebook by value).
 
     Args:
-        fn: the function; import frameworks inside, or at the top of its module.
-        args: given to it.
-        kwargs: given to it.
-        np: number of ranks; all slots of the hosts by default, or 1.
-        hosts: where to run, as `-H`: "host1:2,host2:2"; this machine by default.
-        hostfile: the same from a file.
+        fn: the function; import frameworks inside it, or at the top of its module.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        np: the number of ranks; by default one for each slot of the hosts, or 1.
+        hosts: the hosts and their slots, as for `-H`: "host1:2,host2:2"; by default this machine.
+        hostfile: a file that lists the hosts instead.
         start_timeout: seconds that hosts and ranks have to find each other; 0 for no limit.
-        ssh_port: of the other hosts.
-        ssh_identity_file: private key for ssh.
-        ssh_config: configuration that ssh reads instead of its own.
-        network_interfaces: by which the hosts reach each other.
+        ssh_port: the port of sshd on the other hosts.
+        ssh_identity_file: a private key for ssh.
+        ssh_config: the configuration file that ssh reads instead of the user's.
+        network_interfaces: names of the network interfaces by which the hosts reach each other.
         output_filename: a folder for copies of the ranks' output.
-        prefix_output_with_timestamp: put the time before each line of output.
-        verbose: say what is started.
-        env: the ranks' environment, instead of this process's.
+        prefix_output_with_timestamp: whether the time stands before each line of output.
+        verbose: whether to print the process and command of each rank.
+        env: the environment of the ranks; by default that of this process.
         executable: the Python to run, here and on other hosts; by default this one.
         grace: seconds that the ranks have to save something after Ctrl-C (or a notebook's "stop")
             or SIGTERM before they are killed; 0 kills them at once.
 
     Returns:
-        What each rank returned.
+        The result of each rank.
 
     Raises:
         ArgumentError: the number of ranks, the hosts, a timeout or the grace cannot be used.
-        RankFailedError: a rank ended without an exception, or with one that cannot be pickled.
-        Exception: what the first failing rank raised, with its traceback as the cause.
+        RankFailedError: a rank failed without an exception, or with one that cannot be pickled.
+        Exception: the exception of the first failing rank, with its traceback as the cause.
 
     Example:
         >>> import hvdlite
@@ -89,13 +89,13 @@ def run(
         >>> hvdlite.run(number, np=2)
         [0, 10]
     """
-    places = _places(hosts, hostfile)
+    chosen = _hosts(hosts, hostfile)
     python = executable or sys.executable
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
-        ranks=np if np is not None else sum(host.slots for host in places) or 1,
+        ranks=np if np is not None else sum(host.slots for host in chosen) or 1,
         environment=_environment(env, start_timeout),
-        hosts=places,
+        hosts=chosen,
         ssh=SshOptions(
             ssh_port, _path(ssh_identity_file), _path(ssh_config), python, _seconds(start_timeout)
         ),
@@ -142,7 +142,7 @@ def _path(text: str | Path | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def _places(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
+def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
     if hosts is not None and hostfile is not None:
         raise ArgumentError("hosts and hostfile: give one of them")
     try:
@@ -156,7 +156,7 @@ def _places(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
 
 
 def _results(outcome: Outcome, ranks: int) -> list[Any]:
-    """Unpickle what the ranks returned, or raise what the first failing one did."""
+    """Unpickle the ranks' results, or raise the exception of the first failing rank."""
     if outcome.status == _INTERRUPTED and outcome.root is None:
         raise KeyboardInterrupt
     unpacked = {rank: unpack_result(data) for rank, data in outcome.results.items()}

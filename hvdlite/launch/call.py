@@ -1,7 +1,8 @@
-"""One rank of `hvdlite.run`: reads a function from stdin, calls it, gives back what it returned.
+"""The program of one rank of `hvdlite.run`: it reads a function from stdin, and calls it.
 
-Started as `python -m hvdlite.launch.call`. The result goes to the descriptor in HVDLITE_RESULT_FD;
-on other hosts the agent passes it on, so results need no port and no shared file system.
+The launcher starts it as `python -m hvdlite.launch.call`. It writes the function's result to the
+descriptor in HVDLITE_RESULT_FD. On other hosts the agent forwards the result, so results need no
+port and no shared file system.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class Returned:
-    """What came of the call in one rank.
+    """The result or the exception of the call in one rank.
 
     Attributes:
-        value: the pickled result.
-        error: the pickled exception; None when there was none, or it cannot be pickled.
-        text: the traceback of the exception, "" when there was none.
+        value: the pickled result; None after an exception.
+        error: the pickled exception; None without one, or if it cannot be pickled.
+        text: the traceback of the exception; "" without one.
     """
 
     value: bytes | None = None
@@ -35,16 +36,17 @@ class Returned:
 def pack(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Pickle a call; functions of a notebook or a script travel by value.
 
-    Where modules lie comes first: it must be known before anything of them is unpickled.
+    The pickle holds the import path and, as bytes, the pickled call. So the rank can extend its
+    import path before it unpickles a function of a module there.
     """
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
     return pickle.dumps((path, cloudpickle.dumps((fn, tuple(args), dict(kwargs)))))
 
 
 def unpack_result(data: bytes) -> Returned | None:
-    """Read what a rank wrote to its descriptor; the rank is one of this user's own.
+    """Unpickle what a rank wrote to its descriptor; None if the rank ended before it wrote it all.
 
-    None when that is not all of it: the rank ended while it wrote.
+    Unpickling is safe, because the rank is a process of this user.
     """
     try:
         value, error, text = pickle.loads(data)
@@ -54,12 +56,12 @@ def unpack_result(data: bytes) -> Returned | None:
 
 
 def unpack_error(returned: Returned) -> BaseException | None:
-    """Give the exception of a rank; None if there is none, or its class is not known here."""
+    """Return the exception of a rank; None if there is none, or its class is not known here."""
     if returned.error is None:
         return None
     try:
         error = pickle.loads(returned.error)
-    except Exception:  # Whatever its module does when it is imported here.
+    except Exception:  # Its module may raise anything when it is imported here.
         return None
     return error if isinstance(error, BaseException) else None
 
@@ -73,13 +75,13 @@ def _pickled(error: BaseException) -> bytes | None:
     try:
         data: bytes = cloudpickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # Some take no part in pickling, or only half of it.
+    except Exception:  # Some exceptions cannot be pickled, or cannot be unpickled.
         return None
     return data
 
 
 def main() -> None:
-    """Run the call; its exception also ends this process, as it would end a script."""
+    """Call the function; its exception also ends this process, as it would end a script."""
     result = int(os.environ.pop("HVDLITE_RESULT_FD"))
     os.set_inheritable(result, False)
     path, call = pickle.loads(sys.stdin.buffer.read())

@@ -1,4 +1,4 @@
-"""The hosts of a job, as the user wrote them, and how many ranks each gets; pure but for `is_here`.
+"""Parse the user's list of hosts, and spread ranks over them; pure functions, except `is_here`.
 
 Example:
     >>> read_hosts("node1:2,node2:4")
@@ -14,13 +14,13 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# As an argument of ssh it must neither be taken for an option nor mean anything to a shell.
+# The name is an argument of ssh, so it must not look like an option, or have meaning in a shell.
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9:][A-Za-z0-9._:-]*")
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host and how many ranks it takes."""
+    """One host; `slots` is how many ranks it takes."""
 
     name: str
     slots: int
@@ -31,14 +31,21 @@ class HostsError(ValueError):
 
 
 def read_hosts(text: str) -> list[Host]:
-    """Read `host:slots,...`, the argument of -H; without slots, one."""
+    """Read `host:slots,...`, the argument of -H; a host without a number has one slot."""
     return _merged([_host(part.strip()) for part in text.split(",") if part.strip()], "-H")
 
 
 def read_hostfile(text: str, path: str) -> list[Host]:
-    """Read lines of `host slots=n`, as Open MPI and Horovod have it, or `host:n`.
+    """Read a file with lines of `host slots=n`, as for Open MPI and Horovod, or `host:n`.
 
     A # begins a comment.
+
+    Args:
+        text: the content of the file.
+        path: the name of the file, for messages.
+
+    Raises:
+        HostsError: a line cannot be read, or there is no host.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -63,7 +70,7 @@ def _host(text: str) -> Host:
         name, slots = (text, "1") if text.endswith("]") else (before, after)
     name = name.strip("[]")
     if not _NAME.fullmatch(name):
-        raise HostsError(f"{name!r} is no name of a host")
+        raise HostsError(f"{name!r} is not a name of a host")
     return Host(name, _slots(slots, name))
 
 
@@ -83,25 +90,29 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
 
 
 def spread(hosts: Sequence[Host], ranks: int) -> list[int]:
-    """Fill the hosts in order; by rank, the index of its host."""
-    seats = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
-    if ranks > len(seats):
+    """Fill the hosts in order, and return, by rank, the index of its host.
+
+    Raises:
+        HostsError: the hosts have fewer slots than there are ranks.
+    """
+    host_of_slot = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
+    if ranks > len(host_of_slot):
         raise HostsError(
-            f"{ranks} ranks are more than the {len(seats)} slots of "
+            f"{ranks} ranks are more than the {len(host_of_slot)} slots of "
             f"{', '.join(f'{host.name}:{host.slots}' for host in hosts)}"
         )
-    return seats[:ranks]
+    return host_of_slot[:ranks]
 
 
 def is_here(name: str) -> bool:
-    """Say whether a name means this machine: then no ssh is needed."""
+    """Return whether a name means this machine, so that no ssh is needed."""
     own = socket.gethostname()
     if name in ("localhost", own, own.partition(".")[0]):
         return True
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
     except OSError:
-        return False  # Perhaps a name that only ssh's configuration knows.
+        return False  # It may be an alias that only ssh's configuration knows.
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
             try:

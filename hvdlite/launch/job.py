@@ -1,4 +1,8 @@
-"""One job, from its description to its end: where its ranks run, what they get, where they meet."""
+"""Run one job from its description to its end.
+
+`run_job` places the ranks on the hosts, builds their environments, serves the store where they
+meet, starts them here and on other hosts, and supervises them until nothing of the job is left.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from hvdlite.bootstrap.address import interface_address, interface_addresses
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
 from hvdlite.errors import ArgumentError
@@ -19,14 +24,8 @@ from hvdlite.launch.hosts import Host, is_here, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import (
-    Job,
-    job_environment,
-    output_files,
-    start_worker,
-    thread_caps,
-)
-from hvdlite.launch.process.placement import Slot, place_as, threads_per_rank
+from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
+from hvdlite.launch.process.placement import Placement, place_as, threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.remote import LaunchError, RemoteHosts
 from hvdlite.launch.remote.ssh import SshOptions
@@ -38,14 +37,20 @@ DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 
 @dataclass(frozen=True)
 class Description:
-    """What to run, and how.
+    """What the user wants to run.
 
     Attributes:
-        environment: of every rank: the user's, with what flags set.
-        hosts: filled in order; none means this machine alone.
+        command: the program of every rank, and its arguments.
+        ranks: how many ranks the job has.
+        environment: the variables of every rank: the user's, and those that flags set.
+        hosts: the hosts, which are filled in order; if empty, this machine alone.
+        interfaces: names of the network interfaces by which the hosts reach each other; if empty,
+            those of the routes to them.
+        output_folder: a folder for copies of the ranks' output.
+        timestamps: whether the time stands before each line of output.
+        verbose: whether the launcher prints the process and command of each rank.
         compat: whether `import horovod` finds hvdlite.
-        interfaces: network interfaces by which the hosts reach each other; by route when empty.
-        stdin: what every rank reads; then it also has a pipe for a result.
+        stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
         grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
     """
 
@@ -65,7 +70,13 @@ class Description:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: the launcher's exit status, the first failure, and results by rank."""
+    """How a job ended.
+
+    Attributes:
+        status: the exit status for the launcher.
+        root: the failure that the others followed from, if any rank failed.
+        results: by rank, the bytes that it wrote as its result.
+    """
 
     status: int
     root: Failure | None
@@ -77,14 +88,14 @@ class _Run:
 
     def __init__(self, what: Description, console: Console, inbox: SignalInbox) -> None:
         hosts = what.hosts or (Host("localhost", what.ranks),)
-        places = spread(hosts, what.ranks)
+        host_of_rank = spread(hosts, what.ranks)
         self._what = what
         self._console = console
-        self._slots = place_as(places)
-        # Slots number hosts as they first appear; those that get no rank are left out.
-        self._names = [hosts[index].name for index in dict.fromkeys(places)]
+        self._placements = place_as(host_of_rank)
+        # Placements number the hosts that get a rank, in order of first appearance.
+        self._names = [hosts[index].name for index in dict.fromkeys(host_of_rank)]
         self._here = [not what.hosts or is_here(name) for name in self._names]
-        self._job_id, self._token = secrets.token_bytes(16), secrets.token_bytes(32)
+        self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._inbox = inbox
         self._timeline_parts = self._choose_timeline_parts()
 
@@ -98,38 +109,37 @@ class _Run:
             remotes.greet()
             threads = self._threads(remotes)
             address = meeting_address(remotes, what.interfaces)
-            with Store.start(what.ranks, self._token, self._job_id, 0, address) as store:
-                job = Job(self._job_id, self._token, store.address)
-                self._start_remote(remotes, job, threads)
+            with Store.start(what.ranks, self._job, address) as store:
+                self._start_remote(remotes, store.address, threads)
                 supervisor = Supervisor(
                     self._console,
                     self._inbox,
-                    self._job_id,
+                    self._job.job_id,
                     timestamps=what.timestamps,
                     reports=what.stdin is None,  # `hvdlite.run` raises instead.
                     grace=what.grace,
                 )
                 try:
-                    supervisor.run(self._starters(supervisor, remotes, job, threads))
+                    supervisor.run(self._starters(supervisor, remotes, store.address, threads))
                 finally:
                     self._merge_timelines()
                 status = supervisor.conclude()
                 return Outcome(status, supervisor.root, supervisor.results)
 
     def _choose_timeline_parts(self) -> Path | None:
-        """Say where this host's ranks leave the parts of their timelines; they make the folder.
+        """Choose the folder for the parts of timelines of this host's ranks, which create it.
 
-        None where no temporary folder can be written: then parts lie beside the timeline, and what
-        the ranks could not merge stays there.
+        None if no temporary folder can be written. The ranks then put the parts beside the
+        timeline, and the parts that they cannot merge stay there.
         """
         try:
             folder = tempfile.gettempdir()
         except FileNotFoundError:
             return None
-        return Path(folder) / f"hvdlite-timeline-{self._job_id.hex()}"
+        return Path(folder) / f"hvdlite-timeline-{self._job.job_id.hex()}"
 
     def _merge_timelines(self) -> None:
-        """Merge the parts that ranks could not merge: one was killed, for example."""
+        """Merge the parts that the ranks could not merge, for example because one was killed."""
         if self._timeline_parts is None:
             return
         try:
@@ -137,16 +147,16 @@ class _Run:
         except (OSError, ArgumentError) as error:
             self._console.say(f"no timeline: {error}; its parts are in {self._timeline_parts}")
 
-    def _slots_of(self, name: str) -> list[Slot]:
-        return [slot for slot in self._slots if self._names[slot.host] == name]
+    def _placements_of(self, name: str) -> list[Placement]:
+        return [placement for placement in self._placements if self._names[placement.host] == name]
 
     def _threads(self, remotes: RemoteHosts) -> list[int]:
-        """Share out every host's cores; said once, for hosts that are alike."""
+        """Return, by host, the number of threads per rank; print it once for equal hosts."""
         cores = {remote.name: int(remote.hello["cores"]) for remote in remotes.hosts}
         said: dict[str, list[str]] = {}
         threads = []
         for name in self._names:
-            ranks = len(self._slots_of(name))
+            ranks = len(self._placements_of(name))
             own = cores.get(name, available_cores())
             threads.append(threads_per_rank(own, ranks))
             text = (
@@ -160,21 +170,22 @@ class _Run:
                 self._console.say(f"{text}{where}; set OMP_NUM_THREADS to choose")
         return threads
 
-    def _own(self, slot: Slot, job: Job) -> dict[str, str]:
-        """Build what is different for every rank."""
-        name = self._names[slot.host]
-        name = socket.gethostname() if self._here[slot.host] else name
+    def _own(self, placement: Placement, rendezvous: str) -> dict[str, str]:
+        """Build the variables that are different for every rank."""
+        name = self._names[placement.host]
+        name = socket.gethostname() if self._here[placement.host] else name
         return {
-            **job_environment(slot, job),
+            **job_environment(placement, self._job, rendezvous),
             "HVDLITE_HOSTNAME": name,
             "HOROVOD_HOSTNAME": name,
         }
 
     def _shared(self, threads: int) -> dict[str, str]:
-        """Build what is the same for every rank of a host."""
+        """Build the variables that are the same for every rank of a host."""
         given = self._what.environment
         shared = {**given, **thread_caps(given, threads)}
-        # Horovod's switch for what is a time here; the core knows one name of Horovod's per knob.
+        # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
+        # for each knob, so the launcher translates this one.
         if given.get("HOROVOD_STALL_CHECK_DISABLE", "0").lower() in ("1", "true"):
             shared.setdefault("HVDLITE_STALL_WARNING", "0")
         if self._what.interfaces:
@@ -183,38 +194,43 @@ class _Run:
             shared.setdefault("NCCL_SOCKET_IFNAME", names)
         return shared
 
-    def _start_remote(self, remotes: RemoteHosts, job: Job, threads: Sequence[int]) -> None:
+    def _start_remote(self, remotes: RemoteHosts, rendezvous: str, threads: Sequence[int]) -> None:
         for remote in remotes.hosts:
-            slots = self._slots_of(remote.name)
+            placements = self._placements_of(remote.name)
             part = {
-                "job_id": self._job_id.hex(),
+                "job_id": self._job.job_id.hex(),
                 "folder": str(Path.cwd()),
                 "command": list(self._what.command),
-                "environment": self._shared(threads[slots[0].host]),
+                "environment": self._shared(threads[placements[0].host]),
                 "compat": self._what.compat,
-                "ranks": {slot.rank: self._own(slot, job) for slot in slots},
-                "slots": {slot.rank: slot_numbers(slot) for slot in slots},
+                "ranks": {
+                    placement.rank: self._own(placement, rendezvous) for placement in placements
+                },
+                "slots": {placement.rank: placement_numbers(placement) for placement in placements},
             }
-            remote.start(part, slots, self._what.stdin)
+            remote.start(part, placements, self._what.stdin)
         remotes.wait_until_started()
 
     def _starters(
-        self, supervisor: Supervisor, remotes: RemoteHosts, job: Job, threads: Sequence[int]
+        self, supervisor: Supervisor, remotes: RemoteHosts, rendezvous: str, threads: Sequence[int]
     ) -> list[Callable[[], None]]:
         workers = {rank: one for host in remotes.hosts for rank, one in host.workers.items()}
 
-        def start(slot: Slot) -> None:
+        def start(placement: Placement) -> None:
             what = self._what
             folder = what.output_folder
-            files = None if folder is None else output_files(folder, slot.rank)
-            remote = workers.get(slot.rank)
+            files = None if folder is None else output_files(folder, placement.rank)
+            remote = workers.get(placement.rank)
             if remote is None:
-                environment = {**self._shared(threads[slot.host]), **self._own(slot, job)}
+                environment = {
+                    **self._shared(threads[placement.host]),
+                    **self._own(placement, rendezvous),
+                }
                 if self._timeline_parts is not None:
                     environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
                 if what.compat:
                     environment = on_path(environment)
-                worker = start_worker(slot, what.command, environment, stdin=what.stdin)
+                worker = start_worker(placement, what.command, environment, stdin=what.stdin)
                 supervisor.add(worker, files)
             else:
                 supervisor.add(remote, files)
@@ -222,31 +238,33 @@ class _Run:
                 one = remote or worker
                 where = f" on {one.host}" if remote else ""
                 self._console.say(
-                    f"rank {slot.rank}: pid {one.pid}{where}: {shlex.join(what.command)}"
+                    f"rank {placement.rank}: pid {one.pid}{where}: {shlex.join(what.command)}"
                 )
 
-        return [partial(start, slot) for slot in self._slots]
+        return [partial(start, placement) for placement in self._placements]
 
 
-def slot_numbers(slot: Slot) -> list[int]:
-    """List a slot's fields but for its rank, in their order."""
+def placement_numbers(placement: Placement) -> list[int]:
+    """List a placement's fields after its rank, in order, for a message to an agent."""
     return [
-        slot.size,
-        slot.local_rank,
-        slot.local_size,
-        slot.cross_rank,
-        slot.cross_size,
-        slot.host,
+        placement.size,
+        placement.local_rank,
+        placement.local_size,
+        placement.cross_rank,
+        placement.cross_size,
+        placement.host,
     ]
 
 
 def meeting_address(remotes: RemoteHosts, interfaces: Sequence[str]) -> str | None:
-    """Choose where the store listens: at the address that routes to the other hosts.
+    """Choose the address of the store: the one from which this host reaches the other hosts.
 
-    None, for a fresh Unix socket, when there is no other host.
+    Returns:
+        "host:0", or None for a fresh Unix socket when there is no other host.
 
     Raises:
-        LaunchError: the hosts are reached from different addresses, and nobody said which to take.
+        LaunchError: this host reaches the others from different addresses, and `interfaces` is
+            empty.
     """
     if not remotes.hosts:
         return None
@@ -267,13 +285,13 @@ def meeting_address(remotes: RemoteHosts, interfaces: Sequence[str]) -> str | No
 
 
 def _ssh_end(connection: str) -> str:
-    """Take the other host's own address from its SSH_CONNECTION: ours, port, its, port."""
+    """Return the other host's address from its SSH_CONNECTION: our address, port, its, port."""
     fields = connection.split()
     return fields[2] if len(fields) == 4 else "127.0.0.1"
 
 
 def route_to(address: str) -> str:
-    """Ask the kernel which of this host's addresses it would send from; nothing is sent."""
+    """Return this host's address on the route to another one; connecting UDP sends no packet."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asked:
         asked.connect((address, 9))
@@ -285,7 +303,7 @@ def _number(count: int, what: str) -> str:
 
 
 def run_job(what: Description) -> Outcome:
-    """Run a job to its end.
+    """Run a job to its end, and return how it ended.
 
     Raises:
         HostsError: the hosts have too few slots.

@@ -1,7 +1,8 @@
-"""The loop of whoever has started ranks: watch them, move their output, end them together.
+"""The loop that watches ranks, moves their output, and ends them together.
 
-`Supervisor` runs it in the launcher, over ranks of this host and of others; `Agent` runs it on each
-other host. Nothing of the job is left on a host when its loop has returned.
+`JobLoop` has two subclasses. `Supervisor` runs it in the launcher, over the ranks of this host and
+those of others; `Agent` runs it on each other host. When a loop has returned, nothing of the job is
+left on its host.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import job_processes, signal_job
 from hvdlite.launch.process.local import Guardian
 
-GRACE = 1.5  # seconds from SIGTERM to SIGKILL, where nobody chose them
-_LINGER = 1.0  # seconds that background processes may take to end after a job that went well
-_POLL = 0.02  # seconds between looks at processes that are not ours to wait for
+GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
+_LINGER = 1.0  # seconds that background processes may take to end after a successful job
+_POLL = 0.02  # seconds between looks at processes that are not children of this one
 
 
 class Watched(Protocol):
-    """A started rank, on this host or another; see `local.Worker`."""
+    """A started rank, on this host (`local.Worker`) or on another one (`remote.RemoteWorker`).
+
+    Attributes:
+        pidfd: a descriptor that becomes readable when the rank has ended.
+        ending: how the rank ended; None while it runs.
+    """
 
     pidfd: int
     ending: Ending | None
@@ -36,24 +42,24 @@ class Watched(Protocol):
 
     @property
     def group(self) -> int:
-        """The process group of this host that has to die with the launcher."""
+        """The process group on this host that the guardian kills when the launcher dies."""
         ...
 
     @property
     def lingers(self) -> bool:
-        """Say whether it has ended, but something of it is left that this host cannot see."""
+        """Whether processes of the rank may be left on another host, even if it has ended."""
         ...
 
     def look(self) -> Ending | None:
-        """Say how it ended, None while it runs."""
+        """Return how the rank ended; None while it runs."""
         ...
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to it and its children."""
+        """Send a signal to the rank and its children."""
         ...
 
     def reap(self) -> str | None:
-        """Give it up; say what is wrong if it could not be ended."""
+        """End the rank and release its resources; return a complaint if it could not be ended."""
         ...
 
 
@@ -62,11 +68,16 @@ AnyWorker = TypeVar("AnyWorker", bound=Watched)
 
 @dataclass
 class Stop:
-    """A decision to end the job: from outside (`status` is set) or after a failure.
+    """A decision to end the job. Times are monotonic, in seconds.
 
     Attributes:
-        terminate_at: when the ranks are asked to end, with the signal `number`.
-        kill_at: when they are killed; infinity where somebody else decides that.
+        terminate_at: when the ranks get the signal `number`.
+        kill_at: when they are killed; infinity in an agent, whose launcher decides when.
+        status: the exit status of the job, if a signal or a broken console decided to end it; None
+            after a failure, whose status is then taken, and at the end of a successful job.
+        number: the signal that asks the ranks to end.
+        terminated: whether the ranks got that signal.
+        killed: whether they were killed.
     """
 
     terminate_at: float
@@ -78,7 +89,7 @@ class Stop:
 
 
 class JobLoop(Generic[AnyWorker]):
-    """Runs a host's part of one job from its first worker to its last. Used by one thread."""
+    """Runs one host's part of a job from its first rank to its last. Used by one thread."""
 
     def __init__(self, job_id: bytes) -> None:
         self._job_id = job_id.hex()
@@ -89,32 +100,35 @@ class JobLoop(Generic[AnyWorker]):
 
     @property
     def streams(self) -> StreamReader:
-        """What reads the ranks' output."""
+        """The reader of the ranks' output."""
         raise NotImplementedError
 
     def ended(self, worker: AnyWorker, ending: Ending) -> None:
-        """Take note of a rank's end; its output has been read."""
+        """Handle the end of a rank, after its output has been read."""
         raise NotImplementedError
 
     def tick(self, now: float) -> float | None:
-        """Do what time demands; return when to be called next, if ever."""
+        """Do what is due at the time `now`; return when to call this again, or None for never."""
         return None
 
     def on(self, fd: int, call: Callable[[], None]) -> None:
-        """Call whenever a descriptor can be read."""
+        """Call `call` whenever the descriptor can be read."""
         self.selector.register(fd, selectors.EVENT_READ, call)
 
     def watch(self, worker: AnyWorker) -> None:
-        """Take over a rank that was started; whoever calls adds its streams."""
+        """Watch a rank that was started; the caller adds the rank's streams."""
         self._guardian.watch(worker.group)
         self._workers.append(worker)
         self.on(worker.pidfd, lambda: self._look(worker))
 
     def run(self, starters: Iterable[Callable[[], None]]) -> None:
-        """Start the ranks, each by a call that leads to `watch`; return when nothing is left.
+        """Start the ranks, and return when nothing of the job is left on this host.
+
+        Args:
+            starters: one call for each rank, which starts the rank and passes it to `watch`.
 
         Raises:
-            OSError: a rank could not be started; those that were have been ended.
+            OSError: a rank could not be started; the others have been ended.
         """
         try:
             for start in starters:
@@ -133,14 +147,14 @@ class JobLoop(Generic[AnyWorker]):
             self.selector.close()
 
     def complain(self, text: str) -> None:
-        """Say that something could not be ended."""
+        """Report that something could not be ended."""
         raise NotImplementedError
 
     def killing(self) -> None:
-        """Take note that the grace is over: what is left is killed next."""
+        """Called when the grace is over, before the remaining ranks are killed."""
 
     def _turn(self, longest: float = 60.0) -> None:
-        """Wait for the next event or deadline and handle it."""
+        """Wait for the next events or deadline, at most `longest` seconds, and handle them."""
         now = time.monotonic()
         times = [now + longest, self.streams.due(now), self._next_stop_step(), self.tick(now)]
         wait = min(when for when in times if when is not None) - now
@@ -157,7 +171,7 @@ class JobLoop(Generic[AnyWorker]):
             self.ended(worker, ending)
 
     def stop_now(self, status: int, number: int = signal.SIGTERM, grace: float = GRACE) -> None:
-        """Send the signal `number` to all, and SIGKILL after the grace (seconds)."""
+        """Send the signal `number` to all ranks now, and SIGKILL after `grace` seconds."""
         now = time.monotonic()
         self._stop = Stop(now, now + grace, status, number)
 
@@ -180,20 +194,21 @@ class JobLoop(Generic[AnyWorker]):
             self._kill()
 
     def _signal(self, number: int) -> None:
-        # The way to other hosts is longer, and the first ranks are mostly the launcher's own. With
-        # the last told first, fewer ranks see others go before they are told themselves.
+        # A signal takes longer to reach other hosts, and the last ranks are usually there. So the
+        # last ranks get it first: then fewer ranks see others die before their own signal arrives.
         for worker in reversed(self._workers):
             worker.signal_group(number)
 
     def _kill(self) -> None:
-        """Kill every group, and what left its group but carries the job's environment."""
+        """Kill every rank's group, and all processes with this job's id in the environment."""
         self._signal(signal.SIGKILL)
         signal_job(self._job_id, signal.SIGKILL)
 
     def _clear_leftovers(self) -> None:
-        """Let the workers' children end by themselves, then end them.
+        """Let the ranks' children end by themselves for a moment, then end them.
 
-        They matter: a resource tracker, for one, removes shared memory when its worker has gone.
+        Some children clean up: multiprocessing's resource tracker removes shared memory when its
+        rank has gone.
         """
         now = time.monotonic()
         if self._stop is None:

@@ -1,9 +1,10 @@
-"""The launcher's loop: show what the ranks say, and end the job as one.
+"""The launcher's loop: it shows the output of all ranks, and ends the job as one.
 
-Timeline of a failure: the first rank that ends badly starts a window (`Failure.window`) in which
-the others may still show that they caused it, or raise what hvdlite told them about it; then
-SIGTERM to all, SIGKILL after `loop.GRACE`, and the report last of all. A signal to the launcher
-skips the window: it is passed on, and the ranks have the user's grace to save what they have.
+A failure goes like this. The first rank that fails starts a window (`Failure.window`). In this
+window other ranks may still fail, and turn out to be the cause, or raise the error that hvdlite
+gives them about the first one. Then all ranks get SIGTERM, and SIGKILL after `loop.GRACE`. The
+report of the failure comes last. A signal to the launcher skips the window: the launcher passes the
+signal on, and the ranks have the user's grace to save what they have.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.remote.remote import RemoteWorker
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
-_HURRIED_DRAIN = 0.2  # seconds for the rest of the output after a signal
-_FIRST_NOTE = 2.0  # seconds after a signal until the launcher says whom it waits for
-_NOTE_SECONDS = 10.0  # from then on
-_MOST_NAMED = 8  # ranks that are listed by number
+_HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
+_FIRST_NOTE = 2.0  # seconds after a signal until the launcher names the ranks that it waits for
+_NOTE_SECONDS = 10.0  # seconds between later notes
+_MOST_NAMED = 8  # a note lists at most so many ranks
 
 AnyRank: TypeAlias = Worker | RemoteWorker
 
 
 class Supervisor(JobLoop[AnyRank]):
-    """Runs one job from its first worker to its last. Used by one thread."""
+    """Runs one job, in the launcher, from its first rank to its last. Used by one thread."""
 
     def __init__(
         self,
@@ -46,14 +47,14 @@ class Supervisor(JobLoop[AnyRank]):
         reports: bool = True,
         grace: float = GRACE,
     ) -> None:
-        """Borrow the console and the inbox; no worker is watched yet.
+        """Make a supervisor without ranks.
 
         Args:
-            console: what shows the output.
-            inbox: where signals to the launcher arrive.
-            job_id: of the job.
-            timestamps: put the time before each line.
-            reports: show a report of the first failure.
+            console: shows the output; borrowed.
+            inbox: receives signals to the launcher; borrowed.
+            job_id: the public number of the job, 16 bytes.
+            timestamps: whether the time stands before each line.
+            reports: whether to show a report of the first failure.
             grace: seconds from a signal to the launcher until its ranks are killed.
         """
         super().__init__(job_id)
@@ -62,9 +63,9 @@ class Supervisor(JobLoop[AnyRank]):
         self._pump = OutputPump(console, self.selector, timestamps)
         self._reports = reports
         self._grace = grace
-        self._signalled = 0  # the signal to the launcher that ends the job
-        self._hurried = False  # the user did not want to wait
-        self._note_at = 0.0
+        self._signalled = 0  # the signal to the launcher that ends the job; 0 without one
+        self._hurried = False  # the user did not want to wait: a second signal, or no grace
+        self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
         self._oom_kills = oom_kills()
         self.on(inbox.fd, self._take_signals)
@@ -72,23 +73,28 @@ class Supervisor(JobLoop[AnyRank]):
 
     @property
     def streams(self) -> OutputPump:
-        """What shows the ranks' output."""
+        """The reader that shows the ranks' output."""
         return self._pump
 
     @property
     def results(self) -> Mapping[int, bytes]:
-        """By rank, what it returned to `hvdlite.run`."""
+        """By rank, the bytes that it wrote as its result for `hvdlite.run`."""
         return self._pump.results
 
     def add(self, worker: AnyRank, files: tuple[int, int] | None = None) -> None:
-        """Watch a rank and show its output, with copies to two files (owned)."""
+        """Watch a rank and show its output.
+
+        Args:
+            worker: the rank.
+            files: descriptors for copies of its stdout and stderr, which the supervisor then owns.
+        """
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
             self._pump.open(worker.rank, pipe, sink, copies.get(sink))
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
-        """Note how a worker ended; the first bad end begins the end of the job."""
+        """Note how a rank ended; the first failure begins the end of the job."""
         if ending.ok or (self._stop is not None and self._stop.terminated):
             return
         now = time.monotonic()
@@ -102,7 +108,7 @@ class Supervisor(JobLoop[AnyRank]):
             self._stop.terminate_at, self._stop.kill_at = at, at + GRACE
 
     def complain(self, text: str) -> None:
-        """Say that something could not be ended."""
+        """Print that something could not be ended."""
         self._console.say(text)
 
     def _take_signals(self) -> None:
@@ -115,10 +121,11 @@ class Supervisor(JobLoop[AnyRank]):
                 self._stop_politely(number)
 
     def _stop_politely(self, number: int) -> None:
-        """Pass the user's signal on, as SIGINT if it was that, and leave time to save something.
+        """Pass the user's signal on to the ranks, and give them the grace to save something.
 
-        After a failure the job ends as quickly as it does without a signal; a rank that the very
-        same signal ended (batch systems send it to all processes at once) did not fail.
+        SIGINT is passed on as SIGINT, and every other signal as SIGTERM. After a failure, the job
+        ends as quickly as without a signal. A rank that ended by this same signal has not failed:
+        batch systems send a signal to all processes at once.
         """
         failed = any(failure.ending.code != 128 + number for failure in self._failures)
         grace = min(self._grace, GRACE) if failed else self._grace
@@ -130,7 +137,7 @@ class Supervisor(JobLoop[AnyRank]):
         self._note_at = time.monotonic() + _FIRST_NOTE
 
     def tick(self, now: float) -> float | None:
-        """Say now and then whom the launcher waits for, after a signal to it."""
+        """After a signal to the launcher, print now and then which ranks it waits for."""
         stop = self._stop
         if not self._signalled or stop is None or stop.killed:
             return None
@@ -143,7 +150,7 @@ class Supervisor(JobLoop[AnyRank]):
         return self._note_at
 
     def killing(self) -> None:
-        """Say that the user's grace was not long enough."""
+        """Print that the user's grace was not long enough."""
         if self._signalled and not self._hurried:
             self._console.say(f"the grace is over: killing {self._those_left()}")
 
@@ -162,7 +169,7 @@ class Supervisor(JobLoop[AnyRank]):
             self.stop_now(_STATUS_OF_CLOSED_OUTPUT)
 
     def conclude(self) -> int:
-        """Show the report, wait for the console, and say what to exit with."""
+        """Show the report, wait for the console, and return the exit status of the launcher."""
         status = self._stop.status if self._stop is not None else None
         if status is None and self.root is not None:
             status = self.root.ending.code
@@ -182,7 +189,7 @@ class Supervisor(JobLoop[AnyRank]):
         return root_failure(self._failures) if self._failures else None
 
     def _wait_for_console(self) -> None:
-        """Wait until all output is written: as long as it takes, but not against a signal."""
+        """Wait until all output is written, or until a signal comes."""
         if self._stop is not None and self._stop.status is not None:
             self._console.drained(_HURRIED_DRAIN)
             return

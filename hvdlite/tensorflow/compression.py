@@ -6,36 +6,26 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import Compressor, NoneCompressor
+from hvdlite.compression import CastCompressor, NoneCompressor
 
 WIDE = (tf.float32, tf.float64)
 
 
-class _CastCompressor(Compressor):
-    """Sends float32 and float64 as `wire`, everything else as it is."""
-
-    wire: str
-
-    @classmethod
-    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the cast tensor, and the dtype to return to."""
-        if tensor.dtype in WIDE:
-            return tf.cast(tensor, cls.wire), tensor.dtype
-        return tensor, None
+class _Cast(CastCompressor):
+    wide = WIDE
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Cast back."""
-        return tensor if ctx is None else tf.cast(tensor, ctx)
+    def cast(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
+        return tf.cast(tensor, dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """Sends float16: three more digits than bfloat16, but values beyond 65504 overflow."""
 
     wire = "float16"
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """Sends bfloat16: the range of float32 with two to three decimal digits."""
 
     wire = "bfloat16"

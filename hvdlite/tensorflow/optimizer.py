@@ -11,7 +11,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.gradients.accumulation import Passes
-from hvdlite.tensorflow.gradients.source_gradients import Groups, SourceGradients, source_gradients
+from hvdlite.tensorflow.gradients.source_gradients import SourceGradients, source_gradients
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 
@@ -92,7 +92,7 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Groups | None = None,
+    groups: ops.Groups | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
@@ -161,5 +161,5 @@ def DistributedOptimizer(
 
 
 def _passes(passes: int, average: bool) -> Passes | None:
-    ops.check_passes(passes)
+    passes = ops.check_passes(passes)
     return None if passes == 1 else Passes(passes, average)

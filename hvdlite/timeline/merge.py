@@ -1,12 +1,12 @@
-"""Merge the parts that the ranks wrote of a timeline (`hvdlite.timeline.recorder`) into one file.
+"""Merge the parts of a timeline, which `hvdlite.timeline.recorder` wrote, into one file.
 
-By hand it is done like this, where nobody else did:
+If neither the ranks nor hvdlite-run merged them, this command does:
 
     python -m hvdlite.timeline merge merged.json timeline.json.parts/*/rank.*
 
-Parts and the merged file are in the Trace Event format; https://ui.perfetto.dev and
-chrome://tracing open either. In a part, times are those of the rank's own monotonic clock; the
-merge adds the offset to rank 0's clock, which the part's header holds.
+The parts and the merged file are in the Trace Event format, which https://ui.perfetto.dev and
+chrome://tracing open. Times in a part are those of the rank's monotonic clock. The header of the
+part has the offset to rank 0's clock, which the merge adds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ _TIME = '{"ts":'
 
 @dataclass(frozen=True)
 class Header:
-    """What a part says about itself in its first line.
+    """The description of a part, which stands in its first lines.
 
     Attributes:
+        rank: the rank that writes the part.
+        size: how many ranks the world has.
+        host: the name of the rank's host.
+        pid: the rank's process id.
         target: the merged file, as an absolute path.
         started: when the part began, in nanoseconds of the rank's monotonic clock.
-        offset: what to add to such a time to get one of rank 0's clock; right within `error`.
+        offset: nanoseconds to add to the rank's clock to get rank 0's clock.
+        error: the largest error of `offset`, in nanoseconds.
     """
 
     rank: int
@@ -50,7 +55,7 @@ class Header:
 
 def opening_lines(header: Header) -> Iterator[str]:
     """Give the first lines of a part, after the opening bracket."""
-    process = header.rank + 1  # as csrc/trace numbers them
+    process = header.rank + 1  # csrc/trace numbers the ranks' events in the same way.
     name = f"rank {header.rank} ({header.host})"
     for field, arguments in (
         (_HEADER, asdict(header)),
@@ -63,7 +68,12 @@ def opening_lines(header: Header) -> Iterator[str]:
 
 @dataclass
 class _Source:
-    """A part that is being merged."""
+    """A part that is being merged.
+
+    Attributes:
+        complete: whether the part has its last line, once `lines` has read it.
+        dropped: how many events the rank dropped because its ring was full.
+    """
 
     path: Path
     header: Header
@@ -71,7 +81,7 @@ class _Source:
     dropped: int = 0
 
     def lines(self, origin: int) -> Iterator[str]:
-        """Give its events, their times on rank 0's clock and from `origin` on."""
+        """Give the events, with times on rank 0's clock that count from `origin` (nanoseconds)."""
         shift = self.header.offset - origin
         with open(self.path, encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -85,19 +95,19 @@ class _Source:
         try:
             fields = json.loads(event)
         except ValueError:
-            return  # The line that was being written when the rank was killed.
+            return  # The rank was killed while it wrote this line.
         if fields["name"] == _END:
             self.complete, self.dropped = True, fields["args"]["dropped"]
         elif fields["name"] != _HEADER:
             yield event
 
     def summary(self) -> dict[str, Any]:
-        """Say what came out of it."""
+        """Return the header and what `lines` found, for the merged file."""
         return {**asdict(self.header), "complete": self.complete, "dropped": self.dropped}
 
 
 def _moved(event: str, shift: int) -> str:
-    """Move an event by `shift` nanoseconds; its time stands first and has three decimals."""
+    """Move an event by `shift` nanoseconds; its time, in us with three decimals, stands first."""
     end = event.index(",")
     whole, _, decimals = event[len(_TIME) : end].partition(".")
     at = int(whole) * 1000 + int(decimals) + shift
@@ -105,11 +115,11 @@ def _moved(event: str, shift: int) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Read a part's first lines.
+    """Read the header of a part.
 
     Raises:
-        ArgumentError: the file is no part of a timeline.
-        OSError: it cannot be read.
+        ArgumentError: the file is not a part of a timeline.
+        OSError: the file cannot be read.
     """
     with open(path, encoding="utf-8", errors="replace") as file:
         file.readline()
@@ -120,16 +130,16 @@ def read_header(path: Path) -> Header:
             return Header(**event["args"])
     except (ValueError, KeyError, TypeError):
         pass
-    raise ArgumentError(f"{path} is no part of a timeline of hvdlite")
+    raise ArgumentError(f"{path} is not a part of a timeline of hvdlite")
 
 
 def merge(parts: Sequence[Path], target: Path) -> None:
-    """Make one file of the parts of several ranks, complete or cut.
+    """Merge the parts of several ranks into the file `target`; a part may end early.
 
-    The file appears whole or not at all.
+    `target` is replaced in one step, so it is never incomplete.
 
     Raises:
-        ArgumentError: one of the files is no part of a timeline.
+        ArgumentError: one of the files is not a part of a timeline.
         OSError: a file cannot be read or written.
     """
     sources = [_Source(path, read_header(path)) for path in parts]
@@ -161,7 +171,7 @@ def _write_merged(file: IO[str], sources: Sequence[_Source], origin: int) -> Non
 
 
 def merge_session(folder: Path) -> None:
-    """Merge what lies in one session's folder into its target, and remove the folder.
+    """Merge the parts in one session's folder into their target, and remove the folder.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -170,12 +180,12 @@ def merge_session(folder: Path) -> None:
     if parts:
         merge(parts, Path(read_header(parts[0]).target))
     shutil.rmtree(folder)
-    with contextlib.suppress(OSError):  # Other sessions are left in it.
+    with contextlib.suppress(OSError):  # It fails if other sessions are left in the folder.
         folder.parent.rmdir()
 
 
 def merge_leftovers(folder: Path) -> None:
-    """Merge every session below `folder`; the job that wrote them is over.
+    """Merge every session below `folder`; the job that wrote them must be over.
 
     Raises:
         ArgumentError: a part has no header.

@@ -1,11 +1,11 @@
-"""Timelines as files: every rank writes a part, and the parts become one file.
+"""The files of timelines: every rank writes a part, and the parts are merged into one file.
 
-Words: a *session* lasts from `start_timeline` to `stop_timeline` or `shutdown`. A rank's *part* is
+A *session* lasts from `start_timeline` to `stop_timeline` or `shutdown`. A rank's *part* is
 `rank.N.part` in the session's folder while it is being written, and `rank.N.json` once it is
-complete. The rank that completes the last part of a session merges them. Where the ranks span
-several hosts, the parts of other hosts travel to rank 0 through the world itself, if that is still
-well. What then is left, because a rank was killed or took no part, is merged by hvdlite-run when
-the job is over, or by hand.
+complete. The rank that completes the last part of a session merges all parts. If the ranks span
+several hosts, rank 0 merges, and the parts of other hosts travel to it by a collective, unless the
+world has failed. Parts that are left, because a rank was killed or never stopped its timeline, are
+merged by hvdlite-run when the job is over, or by hand (`hvdlite.timeline.merge`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hvdlite.timeline.merge import Header, merge_session, opening_lines
 
 Gather: TypeAlias = Callable[[bytes, str], Sequence[bytes | memoryview]]
 
-_sessions = 0  # of this process so far; ranks start them alike
+_sessions = 0  # how many this process has begun; equal on all ranks, as each begins the same ones
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,15 @@ class Part:
     header: Header
 
     def path(self, rank: int, complete: bool) -> Path:
-        """Say where a rank's part of this session lies."""
+        """Return the path of a rank's part of this session."""
         return self.folder / f"rank.{rank}.{'json' if complete else 'part'}"
 
 
 class Recorder:
-    """The timelines of one world on this rank, one at a time. Not safe between threads."""
+    """Begins and ends this rank's parts of one world's timelines, one at a time.
+
+    It is not thread-safe: `hvdlite.basics` calls it under its lock.
+    """
 
     def __init__(
         self,
@@ -52,14 +55,14 @@ class Recorder:
         job_id: bytes,
         folder: Path | None,
     ) -> None:
-        """Describe the rank; nothing is written yet.
+        """Make a recorder; nothing is written yet.
 
         Args:
             rank: this rank.
-            host_of: by rank, the number of its host.
-            clock: this host's against rank 0's.
-            job_id: tells the parts of this job from those that another one left.
-            folder: where parts go that hvdlite-run looks after; None without it.
+            host_of: by rank, the index of its host.
+            clock: the offset of this host's clock to rank 0's.
+            job_id: distinguishes the parts of this job from those that another job left.
+            folder: the folder whose parts hvdlite-run merges; None without hvdlite-run.
         """
         self._rank = rank
         self._size = len(host_of)
@@ -71,15 +74,18 @@ class Recorder:
         self._process = os.getpid()
 
     def begin_by_knob(self, path: str) -> int:
-        """Begin as the knob `timeline` says; -1 when it says nothing.
+        """Begin this rank's part if the knob `timeline` names a file.
 
-        A later world of this process gets a file of its own: the number of sessions so far is put
-        before the ending.
+        A later world of this process gets a file of its own: the number of sessions so far stands
+        before the suffix of its name.
+
+        Returns:
+            The descriptor for the events, as `begin` does; -1 if the knob names no file.
 
         Raises:
             ArgumentError: `path` cannot be written.
         """
-        # Horovod's word for "start_timeline() will say", which it may here at any time.
+        # Horovod's scripts set "DYNAMIC" to allow start_timeline(), which is always allowed here.
         if path in ("", "DYNAMIC"):
             return -1
         target = Path(path)
@@ -91,8 +97,8 @@ class Recorder:
         """Begin this rank's part; return the descriptor for its events, which the caller owns.
 
         Raises:
-            ArgumentError: one is being written already, or `path` cannot be.
-            ForkedError: in a child of fork(), where nothing of this world runs.
+            ArgumentError: a timeline is being written already, or `path` cannot be written.
+            ForkedError: this is a child of fork(), in which the world does not exist.
         """
         global _sessions
         if os.getpid() != self._process:
@@ -128,22 +134,25 @@ class Recorder:
         )
 
     def cancel(self) -> None:
-        """Forget the part that has begun: no event was written."""
+        """Remove the part that has begun, before any event was written."""
         part, self._part = self._part, None
         if part is None:
             return
         _remove(part, part.path(self._rank, complete=False))
 
     def end(self, gather: Gather) -> None:
-        """Say that no event follows; merge the session if this was its last part.
+        """Complete this rank's part, and merge the session if this was its last part.
 
-        Does nothing when there is none, or in a forked child, whose parent writes it. Where the
-        ranks span several hosts, every rank calls it: then `gather` takes bytes of this rank and
-        the name of a collective, and returns the bytes of all ranks.
+        Without a part this does nothing, and neither in a child of fork(), whose parent writes the
+        part. If the ranks span several hosts, every rank must call it.
+
+        Args:
+            gather: an allgather for several hosts: it takes the bytes of this rank and the name of
+                the collective, and returns the bytes of all ranks.
 
         Raises:
             OSError: a file cannot be written.
-            Exception: whatever `gather` raises; the part stays where it is.
+            Exception: whatever `gather` raises; the part stays in its folder.
         """
         part, self._part = self._part, None
         if part is None or os.getpid() != self._process:
@@ -156,14 +165,15 @@ class Recorder:
             try:
                 claimed = _claim(part.folder)
             except FileNotFoundError:
-                return  # Another rank completed its part at the same time, and was quicker.
+                return  # Another rank completed its part at the same time, and merges.
             merge_session(claimed)
 
     def _end_across_hosts(self, part: Part, own: Path, gather: Gather) -> None:
         sent = zlib.compress(own.read_bytes(), 1) if self._rank in self._remote else b""
         parts = gather(sent, f"#timeline.{part.folder.name}")
         if self._rank == 0:
-            # Claimed first: hosts may share the folder, and then remove their own parts from it.
+            # Rank 0 renames the folder first. If the hosts share it, other ranks remove their parts
+            # from it meanwhile.
             claimed = _claim(part.folder)
             for rank in self._remote:
                 copy = part.path(rank, complete=True).name
@@ -180,13 +190,13 @@ def _claim(folder: Path) -> Path:
 def _remove(part: Part, file: Path) -> None:
     file.unlink(missing_ok=True)
     for folder in (part.folder, part.folder.parent):
-        with contextlib.suppress(OSError):  # Other parts are in it, or it is gone.
+        with contextlib.suppress(OSError):  # It has other parts, or does not exist.
             folder.rmdir()
 
 
 def _open(part: Part) -> int:
     part.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A job of the same number may have failed here.
+    # An earlier job with the same id may have left a complete part.
     part.path(part.header.rank, complete=True).unlink(missing_ok=True)
     path = part.path(part.header.rank, complete=False)
     path.write_text("[\n" + "".join(opening_lines(part.header)), encoding="utf-8")
@@ -194,7 +204,7 @@ def _open(part: Part) -> int:
 
 
 def _check_writable(target: Path) -> None:
-    reason = "it is no regular file"
+    reason = "it is not a regular file"
     if not target.exists() or target.is_file():
         try:
             with open(target, "ab"):

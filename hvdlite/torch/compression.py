@@ -6,36 +6,26 @@ from typing import Any
 
 import torch
 
-from hvdlite.compression import Compressor, NoneCompressor
+from hvdlite.compression import CastCompressor, NoneCompressor
 
 WIDE = (torch.float32, torch.float64)
 
 
-class _CastCompressor(Compressor):
-    """Sends float32 and float64 as `wire`, everything else as it is."""
-
-    wire: str
-
-    @classmethod
-    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the cast tensor, and the dtype to return to."""
-        if tensor.dtype in WIDE:
-            return tensor.to(getattr(torch, cls.wire)), tensor.dtype
-        return tensor, None
+class _Cast(CastCompressor):
+    wide = WIDE
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Cast back."""
-        return tensor if ctx is None else tensor.to(ctx)
+    def cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """Sends float16: three more digits than bfloat16, but values beyond 65504 overflow."""
 
     wire = "float16"
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """Sends bfloat16: the range of float32 with two to three decimal digits."""
 
     wire = "bfloat16"

@@ -15,24 +15,20 @@ from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
-from hvdlite.torch.optimizers.reducer import (
-    GradientReducer,
-    Settings,
-    Weight,
-    check_passes,
-    owner_of,
-)
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
+from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, Weight, owner_of
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
 class Distributed(Wrapping):
     """What `DistributedOptimizer` adds to the class of the optimizer that it is given.
 
-    A deep copy is distributed, too.
+    A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
+    (`ReplicasDifferWarning`) where they are not the same.
     """
 
     _reducer: GradientReducer
@@ -264,7 +260,7 @@ def DistributedOptimizer(
     settings = Settings(
         reduction=reduction,
         compression=compression,
-        passes=check_passes(backward_passes_per_step),
+        passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
         sparse_as_dense=sparse_as_dense,
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
@@ -280,18 +276,12 @@ def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Red
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 
-def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]]) -> Any:
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ArgumentError("the number of groups is zero (cut by size) or more")
-        return groups
-    lists = [list(group) for group in groups]
-    members = [param for group in lists for param in group]
+def _check_groups(groups: ops.Groups) -> ops.Groups:
+    groups = ops.check_groups(groups, "parameter", none="cut by size")
+    members = [] if isinstance(groups, int) else [param for group in groups for param in group]
     if not all(isinstance(member, torch.Tensor) for member in members):
         raise ArgumentError("groups is a number, or a list of lists of parameters")
-    if len(set(members)) != len(members):
-        raise ArgumentError("a parameter is in two of the groups")
-    return lists
+    return groups
 
 
 def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settings) -> Distributed:
@@ -301,7 +291,7 @@ def _distribute(optimizer: Any, names: dict[torch.Tensor, str], settings: Settin
     name = f"gradients.{number}" if number else "gradients"
     reference = weakref.ref(optimizer)  # which owns the reducer
     reducer = GradientReducer(name, lambda: vars(reference())["param_groups"], names, settings)
-    wrap(optimizer, Distributed)
+    subclass_in_place(optimizer, Distributed)
     optimizer._reducer = reducer
     distributed: Distributed = optimizer
     return distributed

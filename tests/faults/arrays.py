@@ -1,6 +1,6 @@
-"""Collectives on numpy arrays, straight over the core: workers of fault tests load no framework.
+"""Collectives on numpy arrays, by calls of the core, for tests whose ranks load no framework.
 
-The functions of this file run in workers. An array is reduced in place.
+The functions of this file run in ranks. Arrays are reduced in place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ones(count: int = 1024, dtype: str = "float32") -> Array:
 
 
 def total_of_ones() -> int:
-    """Say what each element of `ones()` is after a sum over all ranks."""
+    """Return the elements of `ones()` after a sum over all ranks."""
     return sum(range(1, basics.size() + 1))
 
 
@@ -45,12 +45,12 @@ def reduce_array(array: Array, name: str, op: str = "sum") -> Array:
 
 
 def works(name: str = "still.usable") -> bool:
-    """Say whether the world still computes a right sum."""
+    """Return whether the world computes a right sum."""
     return bool((reduce_array(ones(), name) == total_of_ones()).all())
 
 
 def describe(error: HvdliteError) -> dict[str, Any]:
-    """Pack an error, and when it was seen, for the test to look at."""
+    """Return the facts of an error, and the time at which it was seen, for the test to check."""
     return {
         "kind": type(error).__name__,
         "message": str(error),
@@ -60,7 +60,7 @@ def describe(error: HvdliteError) -> dict[str, Any]:
 
 
 def reduce_until_error(name: str, count: int = 1 << 18) -> dict[str, Any]:
-    """Reduce one tensor over and over until that fails; return what was raised."""
+    """Reduce one tensor over and over until that fails; return the error, as `describe` does."""
     gradient = ones(count)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -72,7 +72,7 @@ def reduce_until_error(name: str, count: int = 1 << 18) -> dict[str, Any]:
 
 
 def note_time(path: str) -> None:
-    """Write the time (the monotonic clock is the same for all processes) where a test finds it."""
+    """Write the time to a file; all processes have the same monotonic clock."""
     Path(path).write_text(repr(time.monotonic()))
 
 

@@ -1,4 +1,4 @@
-"""Strangers: connections that say nothing, or anything but what they should."""
+"""Strangers: connections that do not belong to the job, and send nothing, or garbage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from faults.jobs import Address
 
-HELLO = struct.Struct("<4sHBx16sII32s")  # as in hvdlite/bootstrap/handshake.py
+HELLO = struct.Struct("<4sHBx16sII32s")  # the same as in hvdlite/bootstrap/handshake.py
 
 
 class Touch:
-    """Unpickled, it makes a file: the proof that a stranger's pickle was loaded."""
+    """An object that makes a folder when it is unpickled, as a proof that it was."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Touch:
 
 
 def payloads(trap: Path) -> list[bytes]:
-    """List what strangers say; a pickle among it would make `trap`."""
+    """Return the messages of strangers; unpickling some of them would make the folder `trap`."""
     noise = random.Random(7)
     pickled = pickle.dumps(Touch(trap))
     huge = struct.pack("<I", 0xFFFFFFFF)
@@ -54,7 +54,7 @@ def payloads(trap: Path) -> list[bytes]:
 def flooded(addresses: Iterable[Address], connections: int, idle: int, trap: Path) -> Iterator[int]:
     """Send garbage to all addresses in turn, then hold `idle` silent connections open.
 
-    Yields how many connections were accepted.
+    Yields the number of connections that were accepted.
     """
     accepted = 0
     turns = zip(itertools.cycle(sorted(addresses, key=str)), itertools.cycle(payloads(trap)))
@@ -64,7 +64,7 @@ def flooded(addresses: Iterable[Address], connections: int, idle: int, trap: Pat
                 break
             client = socket.socket(family)
             client.setblocking(False)
-            with contextlib.suppress(OSError):  # refused, crowded out: as a stranger should be
+            with contextlib.suppress(OSError):  # Strangers may be refused, or crowded out.
                 client.connect_ex(address)
                 accepted += client.send(payload) >= 0
             if number < connections:
@@ -94,7 +94,7 @@ while True:
 
 @contextlib.contextmanager
 def flooded_by_another_user(addresses: Iterable[Address], processes: int = 1) -> Iterator[None]:
-    """Have uid 65534 connect to abstract sockets as fast as it can; needs root."""
+    """Let user 65534 connect to abstract sockets as fast as it can; this needs root."""
     names = [str(address)[1:] for family, address in addresses if family == socket.AF_UNIX]
     with contextlib.ExitStack() as floods:
         for _ in range(processes):

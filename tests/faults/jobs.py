@@ -1,4 +1,4 @@
-"""A running job of hvdlite-run, seen from outside: its processes, sockets, memory and steps."""
+"""A running job of hvdlite-run, whose processes, sockets, memory and steps a test inspects."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Address = tuple[socket.AddressFamily, str | tuple[str, int]]
 
 @dataclass
 class Job:
-    """What a test knows of a job; `folder` is where stepping.py reports."""
+    """A running job; stepping.py reports its steps in `folder`."""
 
     launcher: subprocess.Popen[bytes]
     folder: Path
 
     def processes(self) -> list[psutil.Process]:
-        """List the launcher and everything below it."""
+        """List the launcher and all of its descendants."""
         with contextlib.suppress(psutil.NoSuchProcess):
             top = psutil.Process(self.launcher.pid)
             return [top, *top.children(recursive=True)]
         return []
 
     def steps(self) -> int:
-        """Say how many steps the slowest rank that reported has done; 0 before the first report."""
+        """Return the steps of the slowest rank that has reported; 0 before the first report."""
         reports = [int(path.read_text()) for path in self.folder.glob("steps.?")]
         return min(reports, default=0)
 
@@ -58,7 +58,7 @@ class Job:
 def stepping_job(
     folder: Path, ranks: int = 2, hosts: int = 1, env: dict[str, str] | None = None
 ) -> Iterator[Job]:
-    """Run stepping.py under hvdlite-run; whatever happens, nothing of it is left at the end."""
+    """Run stepping.py under hvdlite-run, and kill everything that is left of it at the end."""
     worker = [sys.executable, str(STEPPING), str(folder), str(hosts)]
     launcher = start_launcher(
         "-np", str(ranks), *worker, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -74,7 +74,7 @@ def stepping_job(
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for a condition; fail with `what` when it does not come."""
+    """Wait until a condition holds; fail with the text `what` if that takes too long."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"

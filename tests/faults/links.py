@@ -1,7 +1,7 @@
-"""Hosts that are network namespaces, each with a cable to one bridge: rank r is on host r.
+"""Hosts that are network namespaces, each with a virtual cable to one bridge; rank r is on host r.
 
-What tests/multihost/bed.py has besides (sshd, names, process ids) is not needed where the harness
-starts the ranks.
+The hosts of tests/multihost/bed.py also have an sshd, names and process ids of their own, which
+ranks that the harness starts do not need.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 
-_MARK = os.getpid() % 100_000  # two runs on one machine do not meet
+_MARK = os.getpid() % 100_000  # It makes the names different in two runs on one machine.
 _BRIDGE = f"hvdl-br-{_MARK}"
 _SPACE = f"hvdl-{_MARK}-host"
 _NETWORK = f"10.213.{_MARK % 256}"
@@ -45,7 +46,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def linked_hosts(count: int, rate: str | None = None) -> Iterator[None]:
-    """Make the hosts; with `rate`, what each can send. This one is .254."""
+    """Make the hosts; `rate` limits what each can send. This machine has the address .254."""
     with contextlib.ExitStack() as undo:
         ip("link", "add", _BRIDGE, "type", "bridge")
         undo.callback(ip, "link", "del", _BRIDGE)
@@ -56,7 +57,8 @@ def linked_hosts(count: int, rate: str | None = None) -> Iterator[None]:
             ip("netns", "add", space)
             undo.callback(ip, "netns", "del", space)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
-            undo.callback(ip, "link", "del", outer)  # at once; a namespace takes its time
+            # Deleting the namespace alone would delete the cable later.
+            undo.callback(ip, "link", "del", outer)
             ip("link", "set", outer, "master", _BRIDGE, "up")
             ip("-n", space, "addr", "add", f"{_NETWORK}.{number + 1}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
@@ -69,17 +71,17 @@ def linked_hosts(count: int, rate: str | None = None) -> Iterator[None]:
 
 
 def cut(host: int) -> None:
-    """Pull a host's cable."""
+    """Take down a host's network interface, as if its cable were pulled."""
     ip("-n", f"{_SPACE}{host}", "link", "set", "eth0", "down")
 
 
 @contextlib.contextmanager
-def meeting_place(count: int) -> Iterator[dict[str, str]]:
-    """Serve the store of a world of `count` ranks; give what the ranks find it by."""
-    token, job_id = secrets.token_bytes(32), secrets.token_bytes(16)
-    with Store.start(count, token, job_id, 0, f"{_NETWORK}.254:0") as store:
+def served_store(count: int) -> Iterator[dict[str, str]]:
+    """Serve the store of a world of `count` ranks; yield the variables for its ranks."""
+    job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+    with Store.start(count, job, f"{_NETWORK}.254:0") as store:
         yield {
             "HVDLITE_RENDEZVOUS": store.address,
-            "HVDLITE_TOKEN": token.hex(),
-            "HVDLITE_JOB_ID": job_id.hex(),
+            "HVDLITE_TOKEN": job.token.hex(),
+            "HVDLITE_JOB_ID": job.job_id.hex(),
         }

@@ -1,7 +1,7 @@
 """A job that does steps until it is told to stop: `python stepping.py FOLDER [HOSTS]`.
 
-Tests start it with hvdlite-run and look at it from outside. In FOLDER each rank writes how many
-steps it has done to `steps.RANK`; a file `stop` there ends the job. HOSTS plays that many hosts.
+Tests start it with hvdlite-run and inspect it from outside. Each rank writes how many steps it has
+done to FOLDER/steps.RANK. A file FOLDER/stop ends the job. The ranks act as HOSTS hosts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that readers see whole."""
+    """Write a file in one step, so that readers never see a part of it."""
     half = path.with_suffix(path.suffix + ".half")
     half.write_text(text)
     half.replace(path)

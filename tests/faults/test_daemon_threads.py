@@ -1,4 +1,4 @@
-"""The script ends while a daemon thread is inside hvdlite: the process ends well, and at once."""
+"""A script that ends while daemon threads are inside hvdlite ends well, and at once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def shut_down(number: int) -> None:
 
 
 def join_again(number: int) -> None:
-    """Only rank 1 comes back, so it waits until the script ends."""
+    """Only rank 1 calls init() again, so it waits until the script ends."""
     basics.shutdown()
     if os.environ["HVDLITE_RANK"] == "1":
         basics.init()
@@ -85,7 +85,7 @@ INSIDE: dict[str, Callable[[int], None]] = {
 
 
 def end_with_threads_inside(kind: str, folder: str) -> float:
-    """Rank 1 alone waits where all have to come, and returns; so does rank 0, a little later."""
+    """Let threads of rank 1 alone wait for collectives of all ranks, and end the script."""
     os.environ["HVDLITE_TEST_FOLDER"] = folder
     alone = kind.startswith("wait_for")
     basics.init()
@@ -97,7 +97,7 @@ def end_with_threads_inside(kind: str, folder: str) -> float:
         try:
             INSIDE[kind](number)
         except HvdliteError:
-            pass  # What ended it is told to whoever still listens.
+            pass  # The script is ending, so the error is of no interest.
 
     if not alone or basics.rank() == 1:
         for number in range(THREADS):
@@ -114,7 +114,7 @@ def test_script_ends_well_with_daemon_threads_inside(kind: str, tmp_path: Path) 
 
 
 def end_without_a_word(kind: str) -> None:
-    """No exit hook leaves the world: the interpreter ends while the thread waits."""
+    """End the interpreter while threads wait, without the exit hook that leaves the world."""
     import atexit
 
     basics.init()

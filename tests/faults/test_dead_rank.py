@@ -1,4 +1,4 @@
-"""Rows 1 and 2 of the scoreboard: a rank dies of SIGKILL; all survivors name it within a second."""
+"""A rank dies of SIGKILL, and all surviving ranks name it in an error within a second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def killed_between_collectives(victim: int, noted: str, delay: float) -> dict[st
     basics.init()
     reduce_array(ones(), TENSOR)
     if basics.rank() == victim:
-        time.sleep(delay)  # the others have submitted and wait for this rank
+        time.sleep(delay)  # The other ranks have submitted by now, and wait for this one.
         die(noted)
     return reduce_until_error(TENSOR)
 
@@ -47,7 +47,7 @@ def killed_before_the_first_collective(
 
 
 def killed_with_forked_children(victim: int, noted: str, delay: float) -> dict[str, Any] | None:
-    """Two children of fork(), as a DataLoader's, hold copies of all sockets after the death."""
+    """Two children of fork(), like a DataLoader's, keep copies of all sockets after the death."""
     basics.init()
     reduce_array(ones(), TENSOR)
     if basics.rank() == victim:

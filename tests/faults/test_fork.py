@@ -1,4 +1,4 @@
-"""Row 24: hvdlite in a child of fork() raises at once, and the parent does not notice."""
+"""hvdlite raises an error at once in a child of fork(), and the parent goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def use_in_a_forked_child() -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.write(writing, json.dumps(in_the_child()).encode())
-        os._exit(0)  # without destructors: a child of fork() that just ends
+        os._exit(0)  # This runs no destructors and no exit hooks.
     os.close(writing)
     with os.fdopen(reading) as pipe:
         told: dict[str, Any] = json.loads(pipe.read())

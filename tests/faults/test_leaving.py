@@ -1,4 +1,4 @@
-"""Row 19: a rank leaves cleanly, whichever it is; the others are told, once they want something."""
+"""Any rank leaves cleanly while others go on: those that need it get an error that names it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
 
 TENSOR = "encoder.weight"
-BOUND = 1.0  # seconds from the rank's leaving, or from the call where that is later, to the error
-SEEN = 0.2  # seconds in which the others see it go
+BOUND = 1.0  # seconds until the error, from the leaving or from the call, whichever is later
+SEEN = 0.2  # seconds in which the others notice that the rank has left
 RANKS = 3
-# Who leaves, after how many steps, and what the others want: before it goes, or after they have
-# seen it go. A set of theirs alone has a name in front.
+# The rank that leaves, the steps before that, and the operation that the others call, before or
+# after they have noticed. In "set ..." they call it in a process set without the leaving rank.
 CASES = [
     (2, 0, "allreduce", "before"),
     (0, 0, "allreduce", "before"),
@@ -34,7 +34,7 @@ CASES = [
 
 
 def operation(kind: str, own_set: int) -> _core.Handle:
-    """Start it on this rank."""
+    """Start an operation of this kind on this rank."""
     engine = basics.engine()
     if kind == "barrier":
         return engine.barrier(TENSOR)
@@ -60,7 +60,7 @@ def error_of(kind: str, own_set: int) -> dict[str, Any]:
 
 
 def add_set(kind: str) -> int:
-    """Add the set of ranks 1 and 2, where the case has one."""
+    """Add a process set of ranks 1 and 2 if the case needs it; return its number, or 0."""
     if not kind.startswith("set "):
         return 0
     handle = basics.engine().add_process_set("own", [1, 2])
@@ -69,7 +69,7 @@ def add_set(kind: str) -> int:
 
 
 def leave(folder: str) -> list[dict[str, Any]]:
-    """Go through all cases, each in a world of its own; return each case's error."""
+    """Run every case in a world of its own; return this rank's error in each."""
     errors: list[dict[str, Any]] = []
     for number, (leaver, steps, kind, when) in enumerate(CASES):
         noted = Path(folder) / str(number)
@@ -78,7 +78,7 @@ def leave(folder: str) -> list[dict[str, Any]]:
         for _ in range(steps):
             reduce_array(ones(), TENSOR)
         if basics.rank() == leaver:
-            time.sleep(SEEN if when == "before" else 0)  # the others have submitted
+            time.sleep(SEEN if when == "before" else 0)  # Meanwhile the others submit.
             basics.shutdown()
             note_time(str(noted))
             errors.append({})
@@ -93,7 +93,8 @@ def leave(folder: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 1]], ids=["shared_memory", "tcp"])
 def test_early_exit_of_any_rank_is_told_as_a_clean_leave(hosts: list[int], tmp_path: Path) -> None:
-    env = {"HVDLITE_SHUTDOWN_TIMEOUT": "0.2"}  # rank 0 stays half of it for a set of others
+    # A rank 0 that leaves stays for half of this time if a process set of others still works.
+    env = {"HVDLITE_SHUTDOWN_TIMEOUT": "0.2"}
     results = run_world(RANKS, leave, str(tmp_path), hosts=hosts, env=env)
     for number, (leaver, steps, kind, _) in enumerate(CASES):
         left = float((tmp_path / str(number)).read_text())

@@ -1,4 +1,4 @@
-"""Rows 39 and 40: no door open to the network, nothing left after kill -9 of all ranks."""
+"""A job opens no socket to the network, and leaves nothing after kill -9 of all its processes."""
 
 from __future__ import annotations
 

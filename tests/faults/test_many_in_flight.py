@@ -1,4 +1,4 @@
-"""Rows 16, 23, 25 and 27: any order, any thread, any number in flight, and leaving amid them."""
+"""Operations work in any order, from any thread and in any number, and so do exits amid them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def leave_with_operations_in_flight(count: int, alone: bool) -> float:
     basics.init()
     assert works("before")
     if alone and basics.rank() == 1:
-        time.sleep(0.5)  # still there while the other one submits, and leaves
+        time.sleep(0.5)  # Meanwhile rank 0 submits, and leaves.
         return time.monotonic()
     for number in range(count):
         submit(ones(), f"never.waited.for.{number}")
@@ -83,7 +83,7 @@ def test_exit_with_operations_in_flight_is_clean(alone: bool) -> None:
         assert result.returncode == 0
         assert "Traceback" not in result.stderr
         assert "terminate" not in result.stderr
-    assert left <= 2.0 + 1.0  # the second second is the harness's own, to look round afterwards
+    assert left <= 2.0 + 1.0  # The harness takes up to 1 s to look for leftovers.
 
 
 def keep_outstanding(count: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Kept:
 
 
 def drop_handles(count: int) -> list[int]:
-    """Count what is alive while operations are under way, and after the last one, while idle."""
+    """Drop all handles; count the kept objects during the operations, and when all have ended."""
     basics.init()
     alive: weakref.WeakSet[Kept] = weakref.WeakSet()
     arrays = [ones() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Rows 17, 18 and 21: a rank that does not come, or raised, is named to the others."""
+"""If a rank does not submit a tensor, or raises an exception, the other ranks are told its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry points that a signal handler calls, or interrupts: no deadlock, and a clear error."""
+"""Signal handlers call hvdlite's functions, or interrupt them: clear errors, and no deadlock."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hvdlite.join import join
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import add_process_set
 
-LATER = 0.3  # seconds until the signal: rank 0 is inside then
-BOUND = 15.0  # the starts of these tests have a minute, and none may take it
+LATER = 0.3  # seconds until the signal, when rank 0 is inside the function
+BOUND = 15.0  # seconds; a start may take 60 s, and must not take so long here
 
 
 @contextlib.contextmanager
 def signalled(handler: Callable[[], object], after: float = LATER) -> Iterator[None]:
-    """Call `handler` in this thread, as a signal handler, a moment after this has begun."""
+    """Call `handler` as a signal handler of this thread, `after` seconds from now."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         handler()
@@ -43,7 +43,7 @@ def signalled(handler: Callable[[], object], after: float = LATER) -> Iterator[N
 
 
 def wait_for_file(path: Path) -> None:
-    """Wait for what rank 0 has to do first."""
+    """Wait until rank 0 has made this file."""
     deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, path
@@ -79,7 +79,7 @@ def broadcast() -> None:
 
 
 def stop_the_timeline() -> None:
-    """Across hosts it waits for the parts of the others, up to 20 s."""
+    """Stop a timeline; across hosts this waits up to 20 s for the parts of the others."""
     basics.start_timeline(Path(os.environ["HVDLITE_TEST_FOLDER"]) / "timeline.json")
     basics.stop_timeline()
 
@@ -99,7 +99,7 @@ WAITING: dict[str, Callable[[], None]] = {
 
 
 def shut_down_in_a_handler(folder: str) -> list[dict[str, Any]]:
-    """Rank 0 waits in one entry point after the other, alone, and a handler shuts down."""
+    """Let rank 0 wait alone in each function; a signal handler then calls shutdown()."""
     os.environ["HVDLITE_TEST_FOLDER"] = folder
     seen = []
     for wait in WAITING.values():
@@ -127,12 +127,12 @@ def test_shutdown_in_a_handler_ends_whatever_waits(tmp_path: Path) -> None:
     for wait, seen in zip(WAITING, first.value, strict=True):
         assert not seen["up"], wait
         assert seen["took"] < BOUND, wait
-        # A timeline ends with a warning or not at all; all else raises.
+        # A timeline ends with or without a warning. All other functions raise.
         assert wait == "stop_the_timeline" or seen["kind"] == "ShutdownError", (wait, seen)
 
 
 def interrupt_and_go_on(folder: str) -> list[str]:
-    """Rank 0 is interrupted in one entry point after the other, shuts down, and starts anew."""
+    """Interrupt rank 0 in each function; it then shuts down, and starts a new world."""
     os.environ["HVDLITE_TEST_FOLDER"] = folder
     seen = []
     for wait in WAITING.values():
@@ -158,7 +158,7 @@ def test_interrupt_inside_leaves_a_process_that_can_start_anew(tmp_path: Path) -
 
 
 def start_alone(action: str, folder: str) -> dict[str, Any]:
-    """Rank 0 starts long before the others, and a signal comes; then all start."""
+    """Let rank 0 call init() alone, until a signal handler ends that; then all ranks call it."""
     os.environ["HVDLITE_TEST_FOLDER"] = folder
     go = Path(folder) / "go"
     told: dict[str, Any] = {}
@@ -194,12 +194,12 @@ def start_again() -> None:
 
 
 def shut_down_elsewhere() -> None:
-    """Another thread shuts down, which the handler does not wait for."""
+    """Let another thread shut down, for which the handler does not wait."""
     threading.Thread(target=basics.shutdown).start()
 
 
 def ask_for_what_is_not_there() -> None:
-    """Whatever needs a world says so, and init() goes on: nothing else is to be raised."""
+    """Check that functions that need a world raise that error, and nothing else; then shut down."""
     for entry in (reduce, wait_for_all, add_a_set, basics.stop_timeline, stop_the_timeline):
         with pytest.raises(NotInitializedError):
             entry()
@@ -237,7 +237,7 @@ def test_handler_that_comes_while_init_waits(action: str, tmp_path: Path) -> Non
 
 
 def give_up_among_sets(folder: str) -> dict[str, Any]:
-    """All are connected, but rank 1 never registers the set: rank 0 waits in init() for it."""
+    """Let rank 0 wait in init() for rank 1, which is connected but registers no process set."""
     import hvdlite.process_sets as sets
 
     go = Path(folder) / "go"
@@ -266,7 +266,7 @@ def test_handler_that_shuts_down_while_init_registers_sets(tmp_path: Path) -> No
 
 
 def shut_down_over_and_over(folder: str) -> int:
-    """Signals come at any moment of init(), timelines and shutdown(); each handler shuts down."""
+    """Let a handler shut down at many moments of init(), timelines and shutdown()."""
     ended = 0
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Row 8: a link of 20 Mbit/s between two hosts is slow, not dead."""
+"""A slow link of 20 Mbit/s between two hosts is not taken for a dead rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from faults.arrays import Array, reduce_array
-from faults.links import ENTER, linked_hosts, meeting_place, needs_namespaces
+from faults.links import ENTER, linked_hosts, needs_namespaces, served_store
 from harness import World
 from hvdlite import basics
 
@@ -30,9 +30,9 @@ def reduce_over_the_link(count: int) -> dict[str, Any]:
 
 @needs_namespaces
 def test_slow_link_is_not_taken_for_a_dead_rank() -> None:
-    with linked_hosts(2, "20mbit"), meeting_place(2) as place:
+    with linked_hosts(2, "20mbit"), served_store(2) as variables:
         environment = {
-            **place,
+            **variables,
             "HVDLITE_COLLECTIVE_TIMEOUT": str(PATIENCE),
             "HVDLITE_PEER_TIMEOUT": str(PATIENCE),
             "HVDLITE_STALL_WARNING": "1",

@@ -1,4 +1,4 @@
-"""Starts that meet trouble: a port that was just used, ranks that are stopped, late, or retry."""
+"""Starts in trouble: a port that was just used, and ranks that are stopped, come late or retry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def by_hand(port: int) -> Callable[[int], dict[str, str]]:
-    """Describe ranks that somebody's script starts; each is a host, so that all is over TCP."""
+    """Return the variables of ranks that a user's script starts; each acts as a host, over TCP."""
     return lambda rank: {
         "HVDLITE_JOB_ID": "",
         "HVDLITE_LOCAL_RANK": "",
@@ -55,7 +55,7 @@ def start_over_and_over(times: int) -> int:
 
 
 def test_fixed_port_is_used_again_and_again() -> None:
-    """By one process, and by a job that is started at once after another one."""
+    """One process uses it several times, and so does a job that starts right after another one."""
     environment = by_hand(free_port())
     for times in (STARTS, 1):
         results = run_world(2, start_over_and_over, times, env=environment, timeout=90)
@@ -63,8 +63,7 @@ def test_fixed_port_is_used_again_and_again() -> None:
 
 
 def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
-    """Rank 0 is stopped in the moment in which rank 1 wants to dial it, for longer than it takes
-    an accepting side to lose patience."""
+    """Stop rank 0 in the moment in which rank 1 dials it, for longer than a handshake may take."""
     from hvdlite.bootstrap import connect
 
     pid = Path(folder) / "pid"
@@ -93,7 +92,7 @@ def test_peer_that_is_stopped_while_it_is_dialled(hosts: list[int], tmp_path: Pa
 
 
 def serve_later(listener: socket.socket, seconds: float) -> Callable[[], None]:
-    """Accept only after some time, as a process does that was stopped; the result ends it."""
+    """Serve a store only after some time, like a stopped process; the result ends the store."""
     stores: list[Store] = []
 
     def serve() -> None:
@@ -127,7 +126,7 @@ def test_store_that_is_stopped_while_a_rank_dials() -> None:
 
 @pytest.mark.parametrize("after", [0.0, HANDSHAKE_SECONDS])
 def test_rank_dials_again_when_it_was_shown_out(after: float) -> None:
-    """As a slow rank is, or one that is crowded out by strangers: before the server's proof."""
+    """A server hangs up before its proof if a rank is slow, or if strangers crowd it out."""
     listener = listen(fresh_unix_address())
 
     def show_out() -> None:
@@ -158,7 +157,7 @@ def test_deadline_ends_a_handshake_and_says_so() -> None:
 
 
 def retry_until_all_are_there(folder: str) -> dict[str, Any]:
-    """Rank 1 comes when rank 0 has waited in vain twice; both try as often as it takes."""
+    """Let rank 1 start after two failed starts of rank 0; both retry until they succeed."""
     waited = Path(folder) / "waited"
     failures: list[str] = []
     if os.environ["HVDLITE_RANK"] != "0":
@@ -193,7 +192,7 @@ def test_ranks_that_try_again_meet_though_one_has_failed_before(
 
 
 def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
-    """Ctrl-C comes while rank 0 waits for rank 1 to dial it, or rank 1 for rank 0 to answer."""
+    """Interrupt rank 0 while it waits for rank 1 to dial it; then let both start again."""
     from hvdlite.bootstrap import connect
 
     told: dict[str, Any] = {"failures": 0}
@@ -212,7 +211,7 @@ def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
     def interrupt_main() -> None:
         while not dialled.exists():
             time.sleep(0.005)
-        for _ in range(times):  # The second finds the start busy with its end.
+        for _ in range(times):  # A second signal comes while init() cleans up.
             time.sleep(0.2)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -243,6 +242,6 @@ def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupt_while_ranks_dial_leaves_nothing_open(times: int, tmp_path: Path) -> None:
     first, second = run_world(2, interrupt_among_dials, str(tmp_path), times)
-    assert first.value["took"] < 15, "the start has a minute"
+    assert first.value["took"] < 15, "init() waited for its deadline of 60 s"
     assert (first.value["threads"], first.value["left"]) == (1, 0)
     assert first.value["works"] and second.value["works"]

@@ -1,4 +1,4 @@
-"""Rows 37 and 38: strangers at every port neither disturb a job, nor get in, nor get anything."""
+"""Strangers that connect to every port do not disturb a job, get in, or learn anything."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start_when_told(folder: str) -> dict[str, Any]:
 
 
 def test_world_starts_amid_garbage_at_every_port(tmp_path: Path) -> None:
-    """Rank 0 waits for rank 1 with its doors open, and so does the store, in this process."""
+    """Rank 0 listens while it waits for rank 1, and so does the store, in this process."""
     trap = tmp_path / "trap"
     with World(2, start_when_told, str(tmp_path), hosts=[0, 1]) as world:
         first = world.pids[0]
@@ -81,7 +81,7 @@ def test_world_starts_amid_garbage_at_every_port(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_world_starts_amid_a_flood_of_another_user(tmp_path: Path) -> None:
-    """Names of abstract sockets are in /proc/net/unix for everybody to connect to."""
+    """Every user can read the names of abstract sockets in /proc/net/unix, and connect."""
     with World(2, start_when_told, str(tmp_path)) as world:
         first = world.pids[0]
         wait_until(lambda: len(listening_unix(socket_inodes(first))) >= 1, 20, "rank 0 listens")
@@ -111,7 +111,7 @@ def test_garbage_to_every_port_of_a_running_job(hosts: int, tmp_path: Path) -> N
 @pytest.fixture
 def meeting() -> Any:
     job = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
-    with Store.start(2, job.token, job.job_id, job.epoch) as store:
+    with Store.start(2, job) as store:
         yield store, job
 
 
@@ -159,7 +159,7 @@ def test_silent_stranger_is_shown_out(meeting: Any) -> None:
 
 
 def test_replay_of_what_a_rank_said_gets_nothing(meeting: Any) -> None:
-    """Everything that a real client sends is recorded, and said again by a stranger."""
+    """A stranger repeats everything that a real client has sent."""
     store, job = meeting
     said = record_client(store, job)
     assert len(said) > HELLO.size + 32
@@ -173,7 +173,7 @@ def test_replay_of_what_a_rank_said_gets_nothing(meeting: Any) -> None:
 
 
 def record_client(store: Store, job: Job) -> bytes:
-    """Let rank 0 talk to the store through a proxy; return what it said."""
+    """Let rank 0 talk to the store through a proxy; return the bytes that it sent."""
     said = bytearray()
     with socket.socket(socket.AF_UNIX) as door:
         door.bind("\0hvdlite-test-" + secrets.token_hex(8))

@@ -1,7 +1,7 @@
-"""A host loses its power or its network while ranks only wait: all notice, within the peer timeout.
+"""A host loses its power or its network while ranks only wait, and all ranks notice it in time.
 
-Nothing is on its way then, so only the kernel's probes can tell. A process that is stopped answers
-them.
+No data is on its way then, so only the kernel's probes can notice it. The kernel answers the probes
+even for a stopped process, so a stopped process is not taken for lost.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from faults.arrays import describe, note_time, ones, reduce_array
-from faults.links import ENTER, cut, linked_hosts, meeting_place, needs_namespaces
+from faults.links import ENTER, cut, linked_hosts, needs_namespaces, served_store
 from harness import World
 from hvdlite import basics
 from hvdlite.errors import HvdliteError
 
 PATIENCE = 2.0
-BOUND = 20.0  # seconds; without probes it takes for ever
+BOUND = 20.0  # seconds; without probes, the ranks would wait for ever
 
 
 def wait_for_each_other(lost: int, folder: str) -> dict[str, Any]:
-    """Ranks 0 and 1 wait for what the others never submit; rank 2 is idle, and asks late."""
+    """Ranks 0 and 1 wait for tensors that the others never submit; rank 2 is idle, then submits."""
     basics.init()
     print("paused", flush=True)
     reduce_array(ones(), "all.of.us")
@@ -51,15 +51,15 @@ def pause(world: World, rank: int) -> None:
 @needs_namespaces
 @pytest.mark.parametrize("lost", [0, 1])
 def test_host_that_vanishes_while_all_wait_is_noticed(lost: int, tmp_path: Path) -> None:
-    with linked_hosts(3), meeting_place(3) as place:
-        environment = {**place, "HVDLITE_PEER_TIMEOUT": str(PATIENCE)}
+    with linked_hosts(3), served_store(3) as variables:
+        environment = {**variables, "HVDLITE_PEER_TIMEOUT": str(PATIENCE)}
         body = wait_for_each_other
         with World(3, body, lost, str(tmp_path), env=environment, command=ENTER) as world:
             if lost == 1:
                 pause(world, 0)
             for rank in range(3):
                 world.wait_for(rank, "waiting")
-            time.sleep(0.5)  # what was submitted has been confirmed
+            time.sleep(0.5)  # By now the kernels have confirmed all data.
             since = time.monotonic()
             cut(lost)
             results = world.wait()

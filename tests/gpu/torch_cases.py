@@ -231,9 +231,9 @@ def scenario_adasum(device: torch.device) -> None:
         assert all(torch.equal(*pair) for pair in zip(given, kept, strict=True))
 
 
-def scenario_adasum_of_a_tensor_beyond_the_fusion_buffer(device: torch.device) -> None:
+def scenario_adasum_of_what_a_stream_computes_late(device: torch.device) -> None:
     with stream(device):
-        values = torch.ones(20_000_000, device=device)
+        values = torch.ones(20_000, device=device)
         delay(device)
         values.mul_(hvd.rank() + 1)
         hvd.allreduce_(values, op=hvd.Adasum)

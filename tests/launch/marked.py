@@ -1,4 +1,4 @@
-"""Jobs whose processes a test can find again, in whatever group, session or parent they end up."""
+"""Jobs whose processes a test can find by a mark, whatever their group, session or parent is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MarkedJob:
         )
 
     def alive(self) -> list[int]:
-        """List every process of the job that lives, the launcher too."""
+        """List every live process of the job, including the launcher."""
         return processes_with(self._variable)
 
     def wait_until_ready(self, ready: int) -> None:
@@ -38,7 +38,7 @@ class MarkedJob:
             ready -= b"ready" in line
 
     def seconds_until_gone(self) -> float:
-        """Wait until no process is left (at most 10 s) and say how long that took."""
+        """Wait until no process is left (at most 10 s), and return how many seconds that took."""
         started = time.monotonic()
         while self.alive() and time.monotonic() < started + 10:
             time.sleep(0.01)
@@ -49,7 +49,7 @@ class MarkedJob:
         self.process.send_signal(number)
 
     def finish(self) -> tuple[int, str, str, float]:
-        """Wait for the launcher: exit status, rest of stdout, stderr, seconds from now."""
+        """Wait for the launcher; return its status, rest of stdout, stderr, and the seconds."""
         started = time.monotonic()
         stdout, stderr = self.process.communicate(timeout=20)
         seconds = time.monotonic() - started

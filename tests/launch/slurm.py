@@ -1,4 +1,4 @@
-"""A Slurm of two nodes in a network namespace of its own, with all its files in one folder."""
+"""A Slurm cluster of two nodes, in a network namespace of its own, with all files in one folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscr
 
 
 def why_not() -> str:
-    """Say why Slurm cannot be started here; "" when it can."""
+    """Return why Slurm cannot be started here; "" if it can."""
     if os.getuid() != 0:
         return "Slurm's daemons and network namespaces need root"
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]

@@ -1,4 +1,4 @@
-"""The command line: what it accepts, what it says, and what the ranks get from it."""
+"""The command line of hvdlite-run: its flags, its messages, and the environment of the ranks."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_folder_with_a_space(tmp_path: Path) -> None:
 def test_signal_dispositions_of_a_rank_are_the_usual_ones() -> None:
     show = "grep -E 'SigIgn|SigBlk' /proc/self/status"
     result = run_launcher("-np", "1", "sh", "-c", show)
-    # What started the tests may ignore signals of its own; a rank inherits that and nothing more.
+    # The process that started the tests may ignore signals. A rank inherits exactly these.
     usual = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
     shown = [line.removeprefix("[0] ") for line in result.stdout.splitlines()]
     assert shown == usual.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Scripts that import horovod, under hvdlite-run --compat and nowhere else."""
+"""Scripts that import horovod run under hvdlite-run --compat, and fail without it."""
 
 from __future__ import annotations
 

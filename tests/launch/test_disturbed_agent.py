@@ -1,6 +1,6 @@
-"""Other hosts whose agent is disturbed: by what else writes to its stdout, and by its folder.
+"""Agents that something disturbs: output on their stdout, or odd modules in their folder.
 
-The ssh of these tests is a script that runs its command here.
+The ssh of these tests is a script that runs its command on this machine.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import pytest
 
 from launcher import LauncherResult, run_launcher
 
-# As ssh does: in the home folder, with the command interpreted by a shell.
+# Like ssh, it starts in the home folder, and a shell interprets the command.
 SSH = """#!/bin/sh
 while [ "$1" != "--" ]; do shift; done
 shift 2
 cd "$HOME"
 SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec sh -c "$*"
 """
-# An agent that works, and something that writes to its stdout once a rank runs.
+# A working agent, and a thread that writes to its stdout once a rank runs.
 TALKING = """
 import os, sys, threading, time
 from hvdlite.launch import agent
@@ -58,7 +58,7 @@ def test_noise_among_frames_ends_the_job_and_is_shown(home: Path, noise: bytes) 
     talking = home.parent / "python"
     script = home.parent / "talking.py"
     script.write_text(TALKING.format(noise=noise))
-    # Not "#!python", which cannot name a path with a space.
+    # A line "#!PYTHON" would not work here, because it cannot name a path with a space.
     talking.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
     talking.chmod(0o755)
     result = run_there(home, "--remote-python", str(talking), code=WAITING)
@@ -67,7 +67,7 @@ def test_noise_among_frames_ends_the_job_and_is_shown(home: Path, noise: bytes) 
     assert "something besides hvdlite's agent writes to its stdout there: b'" in result.stderr
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows no safe path")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
 def test_modules_in_the_home_folder_are_not_the_agents(home: Path) -> None:
     for name in ("selectors", "socket", "json"):
         (home / f"{name}.py").write_text("raise SystemExit('a module of the home folder')")

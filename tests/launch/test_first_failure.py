@@ -1,4 +1,4 @@
-"""The first failure ends the job, and is what is shown last."""
+"""The first failure ends the job, and the launcher's last lines report it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOUND = 3.0
 
 
 def on_rank(rank: int, code: str) -> list[str]:
-    """Build a command whose rank does `code`, while the others sleep."""
+    """Build a command of which one rank runs `code`, while the others sleep."""
     return python(
         f"import os, sys, time\nif os.environ['HVDLITE_RANK'] == '{rank}':\n    {code}\n"
         "else:\n    time.sleep(60)"

@@ -1,4 +1,4 @@
-"""Flags and the file of flags: the table of knobs, horovodrun's names, and what wins."""
+"""Flags and --config-file: the knobs, horovodrun's names, and which source wins."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_help_shows_real_defaults_and_horovods_names_only_where_asked(
 
 def test_file_of_horovodrun_is_understood() -> None:
     parser = build_parser()
-    # yaml has `enabled: true` for a check that is on anyway.
+    # The file has `enabled: true` for the stall check, which is on by default.
     arguments = arguments_from(HOROVODS, "job.yaml", parser)
     assert variables(parser.parse_args(arguments)) == ITS_VARIABLES
 
@@ -116,10 +116,10 @@ def test_file_of_horovodrun_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("params:\n  fussion: 3\n", "job.yaml: params.fussion is no flag of hvdlite-run"),
-        ("colour: red\n", "job.yaml: colour is no flag"),
+        ("params:\n  fussion: 3\n", "job.yaml: params.fussion is not a flag of hvdlite-run"),
+        ("colour: red\n", "job.yaml: colour is not a flag"),
         ("- a\n- b\n", "job.yaml must have lines of `flag: value`"),
-        ("a: [1\n", "job.yaml is no YAML"),
+        ("a: [1\n", "job.yaml is not YAML"),
     ],
 )
 def test_mistake_in_the_file_is_named(text: str, message: str) -> None:

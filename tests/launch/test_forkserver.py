@@ -1,4 +1,4 @@
-"""Ranks that are forked with modules imported behave as others do, also when they fail."""
+"""Forked ranks with imported modules behave as others do, also when they fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRELOAD = ("wave",)
 def tell_all() -> tuple[str, bool, bool, float]:
     print("said")
     print("warned", file=sys.stderr)
-    # Of those that forked it, a rank has what PRELOAD names.
+    # The process that forked this rank has imported the modules of PRELOAD.
     return os.environ["X"], "wave" in sys.modules, os.getsid(0) == os.getpid(), random.random()
 
 

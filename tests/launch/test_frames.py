@@ -1,4 +1,4 @@
-"""Messages between launcher and agent, however the bytes arrive; and whose environment wins."""
+"""Messages between launcher and agent arrive in any pieces; the user's environment wins."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_users_environment_wins_but_a_host_keeps_its_own() -> None:
     "noise", [b"Hello from the profile\n", bytes(9), b"\n\n\n\n\n\n\n\n\n\n", b"\x06" + b"\xff" * 8]
 )
 def test_what_is_no_frame_is_refused_and_shown(noise: bytes) -> None:
-    """Unknown kinds, and lengths that would have the reader wait for ever."""
+    """Unknown kinds, and lengths that would make the reader wait for ever, are refused."""
     reader = FrameReader(after_greeting=True, longest=1 << 20)
     (first,) = reader.feed(GREETING + frame(Kind.OUT, 1, b"text"))
     assert first.body == b"text"

@@ -1,4 +1,4 @@
-"""The harness itself: a hung, failing or untidy world fails its test, in time and with reasons."""
+"""The harness: a world that hangs, fails or leaves something fails its test with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of hosts: what is understood, what is refused, and that nothing of it reaches a shell."""
+"""Lists of hosts: valid ones are parsed, invalid ones refused, and no text of them is run."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_both_forms_of_a_hostfile() -> None:
         ("", "-H names no host"),
         ("a:0", "a has '0' slots"),
         ("a:x", "a has 'x' slots"),
-        ("-oProxyCommand=id:1", "is no name of a host"),
-        ("a;id:1", "is no name of a host"),
-        ("$(id):1", "is no name of a host"),
-        ("a b:1", "is no name of a host"),
+        ("-oProxyCommand=id:1", "is not a name of a host"),
+        ("a;id:1", "is not a name of a host"),
+        ("$(id):1", "is not a name of a host"),
+        ("a b:1", "is not a name of a host"),
     ],
 )
-def test_what_is_no_list_of_hosts(text: str, message: str) -> None:
+def test_what_is_not_a_list_of_hosts(text: str, message: str) -> None:
     with pytest.raises(HostsError, match=message):
         read_hosts(text)
 

@@ -1,4 +1,4 @@
-"""Worlds that somebody else started: the real torchrun, Open MPI 5 and 4, MPICH, and Slurm."""
+"""Worlds that other launchers start: the real torchrun, Open MPI 5 and 4, MPICH, and Slurm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from harness import base_environment
 from launch import slurm
 
-PROGRAM = [sys.executable, str(Path(__file__).with_name("report_place.py"))]
+PROGRAM = [sys.executable, str(Path(__file__).with_name("report_placement.py"))]
 BIN = Path(sys.executable).parent
 # The wheels of Open MPI and MPICH both have an mpirun, so each is called by a name of its own.
 OPEN_MPI = [str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root", "--oversubscribe"]
@@ -40,22 +40,22 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def places(done: subprocess.CompletedProcess[str]) -> dict[int, list[int]]:
-    """By rank: size, the sum of all ranks, local rank, local size, cross rank, cross size."""
+def placements(done: subprocess.CompletedProcess[str]) -> dict[int, list[int]]:
+    """Return, by rank: size, sum of ranks, local rank, local size, cross rank, cross size."""
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("place ")]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("placement ")]
     return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
 
 
 def assert_one_host(done: subprocess.CompletedProcess[str], size: int) -> None:
-    """All are there, the sum is right, and every local rank exists once."""
-    found = places(done)
+    """Check that all ranks are there, the sum is right, and every local rank exists once."""
+    found = placements(done)
     total = sum(range(size))
     assert sorted(found) == list(range(size))
-    assert sorted(place[2] for place in found.values()) == list(range(size))
-    for place in found.values():
-        assert place[:2] == [size, total]
-        assert place[3:] == [size, 0, 1]
+    assert sorted(placement[2] for placement in found.values()) == list(range(size))
+    for placement in found.values():
+        assert placement[:2] == [size, total]
+        assert placement[3:] == [size, 0, 1]
 
 
 def test_torchrun() -> None:
@@ -71,12 +71,12 @@ def test_torchrun() -> None:
 
 
 def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
-    """Two agents of torchrun, each with ranks of its own, as on two hosts."""
+    """Two agents of torchrun, each with its own ranks, act as two hosts."""
     port, token = str(20000 + secrets.randbelow(10000)), secrets.token_hex(32)
     own = environment(
         HVDLITE_TOKEN=token,
         HVDLITE_RENDEZVOUS=f"127.0.0.1:{int(port) + 1}",
-        HVDLITE_START_TIMEOUT="15",  # the other host's ranks learn nothing before
+        HVDLITE_START_TIMEOUT="15",  # The ranks of the other agent wait until this has passed.
     )
     agents = [
         subprocess.Popen(
@@ -103,7 +103,7 @@ def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
 
 
 def test_a_script_of_ones_own() -> None:
-    """Plain variables, and rank 0 where the others are told to meet."""
+    """A script sets plain variables, and rank 0 serves the store at the given address."""
     address = f"127.0.0.1:{20000 + secrets.randbelow(10000)}"
     token = secrets.token_hex(32)
     ranks = [
@@ -147,7 +147,7 @@ def test_mpich() -> None:
 
 
 def test_mpich_started_through_a_shell() -> None:
-    """Ranks that have no common parent find the process that started them all."""
+    """Ranks without a common parent find the common ancestor that started them."""
     done = subprocess.run(
         [*MPICH, "-n", "3", "sh", "-c", '"$0" "$1"; exit $?', *PROGRAM],
         env=environment(),
@@ -188,14 +188,14 @@ def test_slurm_on_two_nodes(cluster: slurm.Slurm) -> None:
     own = environment(
         HVDLITE_TOKEN=secrets.token_hex(32), HVDLITE_RENDEZVOUS=f"{cluster.address}:23456"
     )
-    found = places(cluster.run("srun", "-N2", "-n4", *PROGRAM, env=own))
+    found = placements(cluster.run("srun", "-N2", "-n4", *PROGRAM, env=own))
     assert sorted(found) == [0, 1, 2, 3]
-    assert {tuple(place[:2]) for place in found.values()} == {(4, 6)}
-    # Both "nodes" are this machine; what counts is what Slurm says.
-    assert Counter((place[2], place[4]) for place in found.values()) == Counter(
+    assert {tuple(placement[:2]) for placement in found.values()} == {(4, 6)}
+    # Both "nodes" are this machine, but the local ranks are those that Slurm tells.
+    assert Counter((placement[2], placement[4]) for placement in found.values()) == Counter(
         [(0, 0), (0, 1), (1, 0), (1, 1)]
     )
-    assert {(place[3], place[5]) for place in found.values()} == {(2, 2)}
+    assert {(placement[3], placement[5]) for placement in found.values()} == {(2, 2)}
 
 
 def test_slurm_on_two_nodes_says_what_it_needs(cluster: slurm.Slurm) -> None:
@@ -205,7 +205,7 @@ def test_slurm_on_two_nodes_says_what_it_needs(cluster: slurm.Slurm) -> None:
     assert "HVDLITE_TOKEN (64 random hexadecimal digits" in done.stderr
 
 
-def test_shell_of_an_allocation_is_no_rank(cluster: slurm.Slurm) -> None:
+def test_shell_of_an_allocation_is_not_a_rank(cluster: slurm.Slurm) -> None:
     show = "from hvdlite import basics; basics.init(); print(basics.size())"
     done = cluster.run("salloc", "-N2", "-n4", sys.executable, "-P", "-c", show, env=environment())
     assert done.stdout == "1\n", done.stderr

@@ -1,4 +1,4 @@
-"""The ranks' output: whole lines, at full speed, wherever it goes."""
+"""The ranks' output is shown in whole lines and at full speed, on terminals, pipes and files."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ def resident_bytes(pid: int) -> int:
 def test_slow_reader_costs_no_memory_and_does_not_stop_the_watch() -> None:
     code = "import os\nwhile True: os.write(1, b'x' * 99 + b'\\n')"
     with MarkedJob(2, *python(code)) as job:
-        time.sleep(1.5)  # nobody reads; everything is full by now
+        time.sleep(1.5)  # Nothing reads the output, so all pipes and queues are full by now.
         assert resident_bytes(job.process.pid) < 100 << 20
         victim = next(pid for pid in job.alive() if is_rank(pid, 1))
         os.kill(victim, 9)
         deadline = time.monotonic() + 3
-        while len(job.alive()) > 1:  # the launcher itself waits for its reader
+        while len(job.alive()) > 1:  # The launcher itself still waits for its reader.
             assert time.monotonic() < deadline
             time.sleep(0.02)
         status, _, stderr, _ = job.finish()
@@ -155,7 +155,7 @@ def is_rank(pid: int, rank: int) -> bool:
 
 
 def run_on_terminal(*arguments: str) -> bytes:
-    """Run hvdlite-run with a terminal for stdout and stderr; return what was written to it."""
+    """Run hvdlite-run with a terminal as stdout and stderr; return the bytes that it shows."""
     master, slave = pty.openpty()
     process = start_launcher(*arguments, stdout=slave, stderr=slave, env={"OMP_NUM_THREADS": "1"})
     os.close(slave)

@@ -6,25 +6,27 @@ from hvdlite.launch.process.placement import place, place_as, threads_per_rank
 
 
 def test_one_host() -> None:
-    slots = place([3])
-    assert [slot.rank for slot in slots] == [0, 1, 2]
-    assert [slot.local_rank for slot in slots] == [0, 1, 2]
-    assert {(slot.size, slot.local_size, slot.cross_size) for slot in slots} == {(3, 3, 1)}
-    assert {slot.cross_rank for slot in slots} == {0}
+    placements = place([3])
+    assert [placement.rank for placement in placements] == [0, 1, 2]
+    assert [placement.local_rank for placement in placements] == [0, 1, 2]
+    assert {
+        (placement.size, placement.local_size, placement.cross_size) for placement in placements
+    } == {(3, 3, 1)}
+    assert {placement.cross_rank for placement in placements} == {0}
 
 
 def test_uneven_hosts_count_only_peers_of_the_same_local_rank() -> None:
-    slots = place([1, 3, 2])
-    assert [slot.host for slot in slots] == [0, 1, 1, 1, 2, 2]
-    assert [slot.local_rank for slot in slots] == [0, 0, 1, 2, 0, 1]
-    assert [slot.cross_rank for slot in slots] == [0, 1, 0, 0, 2, 1]
-    assert [slot.cross_size for slot in slots] == [3, 3, 2, 1, 3, 2]
+    placements = place([1, 3, 2])
+    assert [placement.host for placement in placements] == [0, 1, 1, 1, 2, 2]
+    assert [placement.local_rank for placement in placements] == [0, 0, 1, 2, 0, 1]
+    assert [placement.cross_rank for placement in placements] == [0, 1, 0, 0, 2, 1]
+    assert [placement.cross_size for placement in placements] == [3, 3, 2, 1, 3, 2]
 
 
 def test_ranks_in_turns_over_hosts() -> None:
-    slots = place_as([0, 1, 0, 1])
-    assert [slot.local_rank for slot in slots] == [0, 0, 1, 1]
-    assert [slot.cross_rank for slot in slots] == [0, 1, 0, 1]
+    placements = place_as([0, 1, 0, 1])
+    assert [placement.local_rank for placement in placements] == [0, 0, 1, 1]
+    assert [placement.cross_rank for placement in placements] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from harness import base_environment
 from launcher import launcher_command
 
-# What lies in them is still there, this checkout perhaps. /mnt can be written, and is not a folder
-# for temporary files.
+# The content of the folders stays readable, since this checkout may be in one of them. /mnt can be
+# written, but Python does not use it for temporary files.
 READ_ONLY = """
 set -e
 for folder in /tmp /var/tmp /usr/tmp; do

@@ -1,4 +1,4 @@
-"""Jobs that really talk to each other: what a failure looks like when hvdlite tells the ranks."""
+"""Jobs whose ranks run collectives: the launcher's report when hvdlite tells ranks of a failure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_exception_of_one_rank_is_what_the_user_sees_last() -> None:
     )
     result = run_launcher("-np", "3", *python(code))
     assert result.returncode == 1
-    assert result.seconds <= 5.0  # three of them from the failure on
+    assert result.seconds <= 5.0  # This is 3 s after the failure, and 2 s for the start.
     assert "hvdlite-run: rank 1 (host " in result.stderr
     assert result.stderr.endswith("    ValueError: boom at step 20\n")
     assert "rank 1 raised ValueError: boom at step 20" in result.stderr
@@ -79,7 +79,7 @@ def test_ctrl_c_in_the_middle_of_training() -> None:
     assert status == 130
     assert seconds <= 2.0
     assert "KeyboardInterrupt" in stderr
-    assert "hvdlite.launch" not in stderr  # no traceback of the launcher's own
+    assert "hvdlite.launch" not in stderr  # The launcher itself shows no traceback.
 
 
 def test_death_of_the_launcher_in_the_middle_of_training() -> None:

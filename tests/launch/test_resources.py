@@ -50,7 +50,7 @@ MEMBERSHIP = "9:cpuset:/job\n4:cpu,cpuacct:/job\n0::/pods/one\n"
 def test_quota_is_the_strictest_on_the_way_up(
     tmp_path: Path, files: dict[str, str], cores: int | None
 ) -> None:
-    """As tests/cpp/base/test_cpu.cc has it for the core."""
+    """tests/cpp/base/test_cpu.cc has the same cases for the core."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""`hvdlite.run`: results in rank order, exceptions with their traceback, nothing left behind."""
+"""`hvdlite.run` returns results in rank order, and raises exceptions with their traceback."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hvdlite.errors import ArgumentError, RankFailedError
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the ranks find this file's module, and hvdlite."""
+    """Set the path on which the ranks find the modules of the tests, and hvdlite."""
     folders = [str(Path(__file__).parents[1]), *package_path()]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def place(factor: int, plus: int = 0) -> tuple[int, int, float]:
-    """Sum over ranks, and say who this is."""
+def numbers(factor: int, plus: int = 0) -> tuple[int, int, float]:
+    """Sum all ranks; return this rank times `factor` plus `plus`, the size, and the sum."""
     import numpy as np
 
     from faults.arrays import reduce_array
@@ -41,7 +41,8 @@ def place(factor: int, plus: int = 0) -> tuple[int, int, float]:
 
 
 def test_results_come_in_rank_order() -> None:
-    assert hvdlite.run(place, (10,), {"plus": 1}, np=3) == [(1, 3, 3.0), (11, 3, 3.0), (21, 3, 3.0)]
+    results = hvdlite.run(numbers, (10,), {"plus": 1}, np=3)
+    assert results == [(1, 3, 3.0), (11, 3, 3.0), (21, 3, 3.0)]
 
 
 def test_functions_without_a_name_and_with_surroundings() -> None:
@@ -61,7 +62,7 @@ def test_one_rank_and_hosts() -> None:
 
 
 class OddError(Exception):
-    """Cannot be unpickled: it wants two arguments and remembers one."""
+    """An error that cannot be unpickled, because it takes two arguments and stores one."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first + second)
@@ -93,7 +94,7 @@ def test_exception_of_a_rank_is_raised_with_its_traceback(
     shown = "".join(traceback.format_exception(raised.value))
     assert "rank 1:" in shown
     assert "in raise_here" in shown and "test_run.py" in shown
-    # No report besides the exception; what the ranks said stands there as ever.
+    # There is no report besides the exception.
     assert "failed first" not in capfd.readouterr().err
 
 
@@ -109,7 +110,7 @@ def test_rank_that_just_ends_is_named() -> None:
 
 
 def die_while_writing_the_result(status: int) -> None:
-    """Rank 1 ends in the middle of what it gives back, as one does that is killed there."""
+    """Rank 1 ends while it writes its result, as if it were killed there."""
     from hvdlite.launch import call
 
     if os.environ["HVDLITE_RANK"] != "1":
@@ -123,7 +124,7 @@ def die_while_writing_the_result(status: int) -> None:
         os._exit(status)
 
     call._give = give_half
-    sys.modules["__main__"].__dict__["_give"] = give_half  # Where `python -m` has it.
+    sys.modules["__main__"].__dict__["_give"] = give_half  # `python -m` runs the one in __main__.
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_rank_that_ends_while_it_writes_its_result_is_named(status: int, said: s
 
 
 class OnlyThereError(Exception):
-    """Its class can be had in the ranks only."""
+    """An error that can be unpickled only in the rank that raised it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return find_only_there, (os.getpid(),)
@@ -171,7 +172,7 @@ def test_result_that_cannot_be_pickled_is_an_error() -> None:
     ("options", "message"),
     [
         ({"np": 0}, "np=0: at least one rank"),
-        ({"hosts": "a;b:2"}, "is no name of a host"),
+        ({"hosts": "a;b:2"}, "is not a name of a host"),
         ({"np": 3, "hosts": "localhost:2"}, "3 ranks are more than the 2 slots"),
         ({"hosts": "a", "hostfile": "b"}, "give one of them"),
     ],

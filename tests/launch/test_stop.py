@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the launcher's own death: nothing is left (rows 9, 10, 11 and 40)."""
+"""Ctrl-C, SIGTERM or SIGKILL ends the launcher, and nothing of the job is left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import shm_entries
 from launch.marked import DEAF_SLEEPER, SLEEPER, MarkedJob, python
 
 BOUND = 2.0
-# A rank with a child in its own group, one in another session, and a shell between.
+# A rank with a child in its own group, a child in another session, and a forked copy of itself.
 FAMILY = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "60"])
@@ -26,11 +26,11 @@ time.sleep(60)
 """
 
 
-# Says which signal it was told to end by, and then saves something for longer than 1.5 s.
+# A rank that prints which signal it got, and then saves something for longer than 1.5 s.
 SAVER = """
 import signal, sys, time
 def told(number, frame):
-    signal.signal(number, signal.SIG_IGN)  # Whoever signals all processes makes it come twice.
+    signal.signal(number, signal.SIG_IGN)  # It comes twice if all processes are signalled.
     raise SystemExit("SIGTERM")
 signal.signal(signal.SIGTERM, told)
 try:
@@ -42,7 +42,7 @@ finally:
     time.sleep(2.5)
     print("saved", flush=True)
 """
-# Lets Ctrl-C pass, and SIGTERM.
+# A rank that ignores SIGINT and SIGTERM.
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + DEAF_SLEEPER
 
 
@@ -94,7 +94,7 @@ def test_signal_that_reached_the_ranks_first_leaves_them_the_grace() -> None:
     code = f"import os\nif os.environ['HVDLITE_RANK'] == '0':\n {SLEEPER}\n{SAVER}"
     with MarkedJob(2, *python(code)) as job:
         job.wait_until_ready(2)
-        for pid in job.alive():  # as Slurm does, and systemd
+        for pid in job.alive():  # Slurm and systemd signal all processes in this way.
             if pid != job.process.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -129,7 +129,7 @@ for _ in range(10):
 """
     with MarkedJob(2, *python(code)) as job:
         job.wait_until_ready(2)
-        os.killpg(job.process.pid, signal.SIGINT)  # as the terminal does to its foreground group
+        os.killpg(job.process.pid, signal.SIGINT)  # A terminal signals its foreground group so.
         status, stdout, _, _ = job.finish()
         assert job.alive() == []
     assert status == 130
@@ -160,7 +160,8 @@ def test_second_ctrl_c_kills_at_once() -> None:
 
 
 def test_ctrl_c_before_the_ranks_are_up() -> None:
-    # A Python that starts may swallow the signal, as in an import hook: the grace ends that rank.
+    # A Python that is starting may swallow the signal, as in an import hook. Then the rank is
+    # killed after the grace.
     for delay in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
         with MarkedJob(4, "--grace", "1.2", *python(SLEEPER)) as job:
             time.sleep(delay)

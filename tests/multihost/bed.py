@@ -1,8 +1,8 @@
-"""Hosts that are none: network namespaces on a bridge, each with a life of its own.
+"""Simulated hosts on one machine: namespaces whose networks are connected by a bridge.
 
-A host has its own sshd, hostname, /dev/shm and process ids. `Bed(3)` gives node1, node2, node3 and
-the means to disturb what is between them: the links can carry less (tc tbf), lose packets (nft) and
-go down.
+Each host has its own network, sshd, hostname, /dev/shm and process ids. `Bed(3)` makes node1, node2
+and node3. Its methods disturb the links between them: they limit the rate (tc tbf), lose packets
+(nft) and take links down.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Host *
   UserKnownHostsFile /dev/null
   LogLevel ERROR
 """
-# The first process of a host: its name and its own shared memory, then sshd.
+# The first process of a host sets its name, mounts its own shared memory, and becomes sshd.
 _INIT = (
     "hostname {name} && mount -t tmpfs -o size=1g tmpfs /dev/shm && mkdir -p /run/sshd && "
     "exec {sshd} -D -e -f {folder}/{name}.sshd"
@@ -61,7 +61,7 @@ _INIT = (
 
 
 def why_not() -> str:
-    """Say why hosts cannot be made here; "" when they can."""
+    """Return why hosts cannot be made here; "" if they can."""
     if os.getuid() != 0:
         return "network namespaces and sshd need root"
     missing = {package for name, package in _PROGRAMS.items() if _which(name) is None}
@@ -193,7 +193,10 @@ class Bed:
         )
 
     def processes(self, host: int, text: str) -> list[int]:
-        """List a host's processes with `text` in their command or environment, by our numbers."""
+        """List a host's processes with `text` in their command or environment.
+
+        The process ids are those of this machine, not those of the host.
+        """
         found = []
         own = Path(f"/proc/{self._pids[host]}/ns/pid").stat().st_ino
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -209,20 +212,20 @@ class Bed:
         return found
 
     def shared_memory(self, host: int) -> list[str]:
-        """List what lies in a host's /dev/shm."""
+        """List the files in a host's /dev/shm."""
         return self.run(host, "ls", "-A", "/dev/shm").stdout.split()
 
     def set_link(self, host: int, up: bool) -> None:
-        """Pull a host's network cable, or put it back."""
+        """Take a host's network interface up or down."""
         _run("ip", "-n", self._space(host), "link", "set", "eth0", "up" if up else "down")
 
     def limit_rate(self, host: int, rate: str) -> None:
-        """Limit what a host sends, in tc's words: "50mbit"."""
+        """Limit the rate at which a host sends, in tc's notation, such as "50mbit"."""
         limit = ["tbf", "rate", rate, "burst", "64k", "latency", "50ms"]
         _run("tc", "-n", self._space(host), "qdisc", "replace", "dev", "eth0", "root", *limit)
 
     def lose_packets(self, host: int, per_thousand: int) -> None:
-        """Drop so many of the packets that a host receives."""
+        """Drop `per_thousand` of 1000 packets that a host receives, at random."""
         rules = (
             "table ip loss { chain input { type filter hook input priority 0; "
             f"numgen random mod 1000 < {per_thousand} drop\n }}\n }}\n"
@@ -244,7 +247,7 @@ class Bed:
 
     def __exit__(self, *_: object) -> None:
         for init in self._inits:
-            init.send_signal(signal.SIGKILL)  # Its process id space ends with it.
+            init.send_signal(signal.SIGKILL)  # The kernel then kills all processes of the host.
             init.wait()
         for space in [*map(self._space, range(len(self.names))), f"{self._mark}b"]:
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
@@ -262,7 +265,7 @@ def _only_child(pid: int) -> int:
 
 
 def finish(launcher: subprocess.Popen[bytes], timeout: float) -> tuple[int, str, str, float]:
-    """Wait for a launcher: exit status, stdout, stderr, seconds."""
+    """Wait for a launcher; return its exit status, stdout, stderr, and the seconds."""
     started = time.monotonic()
     try:
         stdout, stderr = launcher.communicate(timeout=timeout)
@@ -277,7 +280,7 @@ def finish(launcher: subprocess.Popen[bytes], timeout: float) -> tuple[int, str,
 
 
 def end(launcher: subprocess.Popen[bytes]) -> None:
-    """Kill a launcher, and not only the nsenter in front of it."""
+    """Kill a launcher together with the nsenter that started it."""
     try:
         os.killpg(launcher.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Hosts for a test file: made when first asked for, gone after it."""
+"""Fixtures that make simulated hosts on first use, and remove them after the test file."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def two_hosts() -> Iterator[Bed]:
 
 @pytest.fixture(scope="module")
 def three_hosts() -> Iterator[Bed]:
-    """Three of them."""
+    """Three hosts with ssh between them."""
     yield from _make(3)

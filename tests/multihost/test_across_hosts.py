@@ -1,4 +1,4 @@
-"""What else works across hosts: hvdlite.run, --compat, torchrun and Open MPI."""
+"""Other ways to start ranks on two hosts: hvdlite.run, --compat, torchrun and Open MPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import base_environment
 from multihost.bed import Bed, end, finish, python
 
 TESTS = str(Path(__file__).parents[1])
-PROGRAM = str(Path(TESTS) / "launch" / "report_place.py")
+PROGRAM = str(Path(TESTS) / "launch" / "report_placement.py")
 BIN = Path(sys.executable).parent
 
 
@@ -57,13 +57,13 @@ def test_horovods_names_on_every_host(two_hosts: Bed) -> None:
     assert sorted(stdout.splitlines()) == ["[0] 0 node1 1.0", "[1] 1 node2 1.0"]
 
 
-def places(outputs: list[str]) -> dict[int, list[int]]:
-    lines = [line.split() for text in outputs for line in text.splitlines() if "place " in line]
+def placements(outputs: list[str]) -> dict[int, list[int]]:
+    lines = [line.split() for text in outputs for line in text.splitlines() if "placement " in line]
     return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
 
 
 def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
-    """Rank 0's host is known to torchrun; the secret comes from the user."""
+    """torchrun tells the ranks the host of rank 0; the user sets the secret."""
     env = {**base_environment(), "PYTHONPATH": TESTS, "HVDLITE_TOKEN": secrets.token_hex(32)}
     agents = [
         subprocess.Popen(
@@ -86,7 +86,7 @@ def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
         for agent in agents:
             end(agent)
     assert [status for status, *_ in ended] == [0, 0], ended
-    assert places([stdout for _, stdout, *_ in ended]) == {
+    assert placements([stdout for _, stdout, *_ in ended]) == {
         0: [4, 6, 0, 2, 0, 2],
         1: [4, 6, 1, 2, 0, 2],
         2: [4, 6, 0, 2, 1, 2],
@@ -96,7 +96,7 @@ def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
 
 @pytest.mark.skipif(" " in sys.prefix, reason="Open MPI's ssh splits its own path at spaces")
 def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
-    """Mapped by node, ranks alternate between the hosts: local ranks are Open MPI's."""
+    """With --map-by node, ranks alternate between the hosts; Open MPI tells the local ranks."""
     env = {
         **base_environment(),
         "PYTHONPATH": TESTS,
@@ -127,7 +127,7 @@ def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert places([done.stdout]) == {
+    assert placements([done.stdout]) == {
         0: [4, 6, 0, 2, 0, 2],
         1: [4, 6, 0, 2, 1, 2],
         2: [4, 6, 1, 2, 0, 2],

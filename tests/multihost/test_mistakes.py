@@ -1,4 +1,4 @@
-"""What is said when a host cannot take part: which host, why, and what to do."""
+"""If a job cannot run on a host, the message names the host and the reason, and says what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PYTHON = shlex.quote(sys.executable)
 
 
 def refused(two_hosts: Bed, *arguments: str, **options: object) -> str:
-    """Run a job that cannot start; give the one line of its reason."""
+    """Run a job that cannot start; return the line with its reason."""
     status, stdout, stderr, seconds = finish(two_hosts.start_launcher(*arguments, **options), 60)
     assert status == 1, stderr
     assert "ran" not in stdout
@@ -80,7 +80,7 @@ def test_no_hvdlite_there(two_hosts: Bed) -> None:
 
 
 def test_another_version_there(two_hosts: Bed, tmp_path: Path) -> None:
-    """A Python there whose hvdlite says another version."""
+    """The Python on that host has an hvdlite that reports another version."""
     fake = tmp_path / "python"
     fake.write_text(
         f"#!/bin/sh\nexec {PYTHON} -c \"import hvdlite; hvdlite.__version__ = '0.0.9'\n"

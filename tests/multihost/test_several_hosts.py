@@ -1,4 +1,4 @@
-"""Jobs on three hosts: what works, what a failure on another host looks like, and what is left."""
+"""Jobs on three hosts: they work, report failures on other hosts, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from multihost.bed import Bed, end, finish, python
 
 THREE = ("-H", "node1:1,node2:1,node3:2")
 FOREVER = LOOP + "while True: step()"
-MARK = "HVDLITE_RANK"  # in the environment of every rank, and of no other process
+MARK = "HVDLITE_RANK"  # Every rank, and no other process, has this in its environment.
 
 
 @pytest.fixture
 def bed(three_hosts: Bed) -> Iterator[Bed]:
-    """The hosts, undisturbed before and after; what a job leaves there fails its test."""
+    """Give three undisturbed hosts; fail the test if its job leaves something there."""
     yield three_hosts
     three_hosts.mend()
     assert seconds_until_gone(three_hosts, 5.0) < 5.0, "processes were left"
@@ -32,7 +32,7 @@ def bed(three_hosts: Bed) -> Iterator[Bed]:
 
 
 def seconds_until_gone(bed: Bed, most: float) -> float:
-    """Wait until no rank and no agent is left on any host; say how long that took."""
+    """Wait until no rank and no agent is left on any host; return the seconds that it took."""
     started = time.monotonic()
     while time.monotonic() < started + most:
         left = [pid for host in range(3) for pid in bed.processes(host, MARK)]
@@ -191,7 +191,8 @@ def test_signal_to_the_launcher_ends_all_hosts(
     code, _, stderr, seconds = finish(launcher, 20)
     assert code == status
     assert seconds <= 4.0
-    # A rank may see one of another host go before it is told to go itself; nothing else is shown.
+    # A rank may notice that a rank of another host has gone before its own signal arrives. No other
+    # message is shown.
     raised = [line for line in stderr.splitlines() if "Error" in line]
     assert all("hvdlite.errors.RankFailedError: rank " in line for line in raised), stderr
     assert "failed first" not in stderr
@@ -310,17 +311,17 @@ def test_link_that_goes_down_ends_both_sides(
     bed.set_link(2, up=False)
     status, _, stderr, _ = finish(launcher, 40)
     assert time.monotonic() - down <= 25.0
-    # Whoever notices first ends it: ssh, or the ranks whose connections to that host break.
+    # Either ssh notices first and ends the job, or the ranks whose connections to that host break.
     assert status in (1, 255)
     assert re.search(r"lost the connection to its host|RankFailedError: rank [23] ", stderr), stderr
-    # The launcher cannot reach that host; its agent has to notice by itself.
+    # The launcher cannot reach that host, so the agent there must notice it.
     assert seconds_until_gone(bed, 40.0) <= 35.0
 
 
 def test_link_that_goes_down_under_talking_ranks(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Nothing but output crosses the link, and what is on its way fills every buffer."""
+    """Only output crosses the link, and it fills every buffer on the way."""
     code = "import time\nprint('ready')\nwhile True: print('x' * 20_000); time.sleep(0.01)"
     launcher = start(code)
     bed.set_link(2, up=False)
@@ -376,7 +377,7 @@ def test_neither_secret_nor_environment_is_on_a_command_line(
 def test_no_rank_listens_once_all_are_connected_and_the_launcher_at_one_address(
     bed: Bed, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Its store stays, for ranks that call init() again; at the address that the hosts share."""
+    """Only the store keeps listening, for ranks that call init() again, at a single address."""
     start()
     for host in range(3):
         lines = bed.run(host, "ss", "-Htln").stdout.splitlines()

@@ -92,10 +92,6 @@ INNOCENT = {
     ),
     "getenv in the config file": ("csrc/base/config.cc", 'auto a = std::getenv("A");\n'),
     "#if in a SIMD kernel": ("csrc/kernels/reduce_kernels.cc", "#if __AVX2__\n#endif\n"),
-    "long file that a tool made": (
-        "csrc/base/a.inc",
-        "// Made by tools/a.py from a.cu; do not edit.\n" + "int a;\n" * 501,
-    ),
     "long table": ("csrc/base/a.cc", "const Row kRows[] = {\n" + "  {f(), 1},\n" * 90 + "};\n"),
     "many short functions": (
         "csrc/base/a.cc",

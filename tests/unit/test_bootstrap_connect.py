@@ -94,7 +94,7 @@ def connected(results: list[object]) -> list[Connection]:
 )
 def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
     before = open_descriptors()
-    with Store.start(len(hosts), TOKEN, JOB_ID) as store:
+    with Store.start(len(hosts), JOB) as store:
         world = connected(make_world(hosts, store.address))
     for own in world:
         for rank, control, data, segment, bell in own.links:
@@ -121,7 +121,7 @@ def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
 
 
 def test_sixty_four_ranks_connect() -> None:
-    with Store.start(64, TOKEN, JOB_ID) as store:
+    with Store.start(64, JOB) as store:
         world = connected(make_world(["a"] * 64, store.address, timeout=60))
     assert all(connection.local_size == 64 for connection in world)
     for connection in world:
@@ -135,7 +135,7 @@ def test_ranks_with_different_settings_are_refused() -> None:
 
 
 def test_missing_rank_is_named_by_all_others() -> None:
-    with Store.start(3, TOKEN, JOB_ID) as store:
+    with Store.start(3, JOB) as store:
 
         def exchange(rank: int) -> object:
             with StoreClient(store.address, JOB, rank, deadline=Deadline(0.5)) as client:
@@ -148,7 +148,7 @@ def test_missing_rank_is_named_by_all_others() -> None:
 
 
 def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
-    with Store.start(3, TOKEN, JOB_ID) as store:
+    with Store.start(3, JOB) as store:
         begin = time.monotonic()
         with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as first:
             leaver = StoreClient(store.address, JOB, 1, deadline=Deadline(20))
@@ -164,7 +164,7 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
 
 def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
     before = open_descriptors()
-    with Store.start(1, TOKEN, JOB_ID) as store:
+    with Store.start(1, JOB) as store:
         idle = [dial(store.address, Deadline(5)) for _ in range(300)]
         for _ in range(200):
             with contextlib.suppress(OSError), dial(store.address, Deadline(5)) as stranger:
@@ -182,7 +182,7 @@ def test_strangers_are_refused_and_do_not_delay_ranks() -> None:
 
 
 def test_store_that_closes_frees_whoever_waits() -> None:
-    store = Store.start(2, TOKEN, JOB_ID)
+    store = Store.start(2, JOB)
     with StoreClient(store.address, JOB, 0, deadline=Deadline(20)) as client:
         threading.Timer(0.2, store.close).start()
         with pytest.raises(BootstrapError, match="lost the store"):

@@ -44,7 +44,7 @@ def test_what_is_no_time_is_refused(variable: str, text: str) -> None:
 def test_any_start_timeout_lets_ranks_meet(text: str) -> None:
     seconds = detect({**RANK, "HVDLITE_START_TIMEOUT": text}).start_timeout
     with (
-        Store.start(1, JOB.token, JOB.job_id) as store,
+        Store.start(1, JOB) as store,
         StoreClient(store.address, JOB, 0, Deadline(seconds)) as client,
     ):
         assert client.exchange("hello", b"me") == [b"me"]
@@ -97,7 +97,7 @@ def send(connection: socket.socket, deadline: Deadline) -> None:
 
 def ask_the_store(connection: socket.socket, deadline: Deadline) -> None:
     with (
-        Store.start(2, JOB.token, JOB.job_id) as store,
+        Store.start(2, JOB) as store,
         StoreClient(store.address, JOB, 0, deadline) as client,
     ):
         client.exchange("hello", b"me")

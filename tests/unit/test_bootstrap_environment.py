@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hvdlite.bootstrap.environment import detect
-from hvdlite.bootstrap.topology import Said, place_ranks
+from hvdlite.bootstrap.topology import LauncherNumbers, find_topology
 from hvdlite.errors import BootstrapError
 
 OWN = {
@@ -171,11 +171,16 @@ def test_what_is_missing_between_hosts_is_said(
 
 def test_launchers_words_about_local_ranks_win() -> None:
     """Open MPI may number ranks across hosts; hosts that share memory stay what they are."""
-    said = [Said(1, 2), Said(0, 2), Said(0, 2), Said(1, 2)]
-    places = [place_ranks(["a", "b", "a", "b"], rank, said) for rank in range(4)]
-    assert {place.host_of for place in places} == {(0, 1, 0, 1)}
-    assert [place.local_rank for place in places] == [1, 0, 0, 1]
-    assert [(place.cross_rank, place.cross_size) for place in places] == [
+    said = [
+        LauncherNumbers(1, 2),
+        LauncherNumbers(0, 2),
+        LauncherNumbers(0, 2),
+        LauncherNumbers(1, 2),
+    ]
+    topologies = [find_topology(["a", "b", "a", "b"], rank, said) for rank in range(4)]
+    assert {topology.host_of for topology in topologies} == {(0, 1, 0, 1)}
+    assert [topology.local_rank for topology in topologies] == [1, 0, 0, 1]
+    assert [(topology.cross_rank, topology.cross_size) for topology in topologies] == [
         (0, 2),
         (1, 2),
         (0, 2),
@@ -184,8 +189,11 @@ def test_launchers_words_about_local_ranks_win() -> None:
 
 
 def test_launchers_words_that_contradict_each_other_are_not_taken() -> None:
-    places = [place_ranks(["a", "a"], rank, [Said(0, 1), Said(0, 1)]) for rank in range(2)]
-    assert [place.local_rank for place in places] == [0, 1]
+    topologies = [
+        find_topology(["a", "a"], rank, [LauncherNumbers(0, 1), LauncherNumbers(0, 1)])
+        for rank in range(2)
+    ]
+    assert [topology.local_rank for topology in topologies] == [0, 1]
 
 
 def test_import_takes_the_secret_out_of_the_environment() -> None:
@@ -204,9 +212,9 @@ def test_import_takes_the_secret_out_of_the_environment() -> None:
 
 def test_places_follow_from_hosts() -> None:
     hosts = ["b", "a", "b", "b", "a"]
-    places = [place_ranks(hosts, rank) for rank in range(5)]
-    assert {place.host_of for place in places} == {(0, 1, 0, 0, 1)}
-    assert [place.local_rank for place in places] == [0, 0, 1, 2, 1]
-    assert [place.local_size for place in places] == [3, 2, 3, 3, 2]
-    assert [place.cross_rank for place in places] == [0, 1, 0, 0, 1]
-    assert [place.cross_size for place in places] == [2, 2, 2, 1, 2]
+    topologies = [find_topology(hosts, rank) for rank in range(5)]
+    assert {topology.host_of for topology in topologies} == {(0, 1, 0, 0, 1)}
+    assert [topology.local_rank for topology in topologies] == [0, 0, 1, 2, 1]
+    assert [topology.local_size for topology in topologies] == [3, 2, 3, 3, 2]
+    assert [topology.cross_rank for topology in topologies] == [0, 1, 0, 0, 1]
+    assert [topology.cross_size for topology in topologies] == [2, 2, 2, 1, 2]

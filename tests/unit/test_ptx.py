@@ -1,6 +1,6 @@
 """The PTX that the core carries is what its source gives, and every device's assembler takes it.
 
-The first test needs nothing. The others need the extra `ptx`: `make ptx` installs it.
+The first tests need nothing. The others need the extra `ptx`: `make ptx` installs it.
 """
 
 from __future__ import annotations
@@ -35,35 +35,30 @@ def _ptxas() -> Path | None:
     return library if library is None else Path(library)
 
 
-@pytest.mark.parametrize("module", make_ptx.MODULES)
-def test_generated_file_is_of_this_source(module: str) -> None:
-    generated = make_ptx.generated_file(module).read_text()
-    assert make_ptx.recorded_digest(generated) == make_ptx.source_digest(module), "run make ptx"
-    assert make_ptx.generate(module, make_ptx.ptx_of(generated)) == generated
+def test_generated_file_is_of_this_source() -> None:
+    generated = make_ptx.GENERATED.read_text()
+    assert make_ptx.recorded_digest(generated) == make_ptx.source_digest(), "run make ptx"
 
 
-@pytest.mark.parametrize("module", make_ptx.MODULES)
-def test_a_module_names_every_header_that_it_includes(module: str) -> None:
-    named = make_ptx.sources(module)
-    for name in named:
+def test_every_header_that_a_source_includes_is_a_source() -> None:
+    for name in make_ptx.SOURCES:
         included = re.findall(r'(?m)^#include "(.*)"$', (ROOT / name).read_text())
-        assert {f"csrc/{header}" for header in included} <= set(named), name
+        assert {f"csrc/{header}" for header in included} <= set(make_ptx.SOURCES), name
 
 
-@pytest.mark.parametrize("module", make_ptx.MODULES)
-def test_a_change_of_the_source_is_noticed(module: str, tmp_path: Path) -> None:
-    for name in make_ptx.sources(module):
+def test_a_change_of_the_source_is_noticed(tmp_path: Path) -> None:
+    for name in make_ptx.SOURCES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    before = make_ptx.source_digest(module)
-    assert make_ptx.source_digest(module, tmp_path) == before
-    with open(tmp_path / make_ptx.sources(module)[-1], "a") as file:
+    before = make_ptx.source_digest()
+    assert make_ptx.source_digest(tmp_path) == before
+    with open(tmp_path / make_ptx.SOURCES[-1], "a") as file:
         file.write("\n")
-    assert make_ptx.source_digest(module, tmp_path) != before
+    assert make_ptx.source_digest(tmp_path) != before
 
 
 @pytest.mark.skipif(make_ptx.nvrtc_library() is None, reason="NVRTC is not installed (make ptx)")
-def test_compiler_gives_the_generated_files() -> None:
+def test_compiler_gives_the_generated_file() -> None:
     tool = [sys.executable, str(ROOT / "tools" / "make_ptx.py"), "--check"]
     result = subprocess.run(tool, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -71,18 +66,15 @@ def test_compiler_gives_the_generated_files() -> None:
 
 @pytest.mark.skipif(_ptxas() is None, reason="ptxas is not installed (make ptx)")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("module", make_ptx.MODULES)
-def test_assembler_takes_it(module: str, architecture: int, tmp_path: Path) -> None:
-    source = tmp_path / f"{module}.ptx"
-    source.write_text(make_ptx.ptx_of(make_ptx.generated_file(module).read_text()))
-    command = [str(_ptxas()), f"-arch=sm_{architecture}", "--verbose", str(source)]
+def test_assembler_takes_it(architecture: int, tmp_path: Path) -> None:
+    command = [str(_ptxas()), f"-arch=sm_{architecture}", "--verbose", str(make_ptx.GENERATED)]
     result = subprocess.run(
-        [*command, "-o", str(tmp_path / "module.cubin")],
+        [*command, "-o", str(tmp_path / "pack.cubin")],
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
     functions = result.stderr.count("bytes stack frame")
-    assert functions == source.read_text().count(".entry")
+    assert functions == make_ptx.GENERATED.read_text().count(".entry")
     assert result.stderr.count(" 0 bytes stack frame, 0 bytes spill stores") == functions

@@ -86,14 +86,14 @@ def test_session_is_merged_into_its_target_and_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "parts").exists()
 
 
-def test_what_is_no_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stranger = tmp_path / "stranger.json"
     stranger.write_text('[\n{"name":"something"}\n]\n')
     target = tmp_path / "out.json"
-    with pytest.raises(ArgumentError, match=r"stranger\.json is no part"):
+    with pytest.raises(ArgumentError, match=r"stranger\.json is not a part"):
         merge.merge([stranger], target)
     assert merge.main(["merge", str(target), str(stranger)]) == 1
-    assert "is no part" in capsys.readouterr().err
+    assert "is not a part" in capsys.readouterr().err
     assert merge.main(["merge", str(target), str(tmp_path / "missing")]) == 1
     assert not target.exists()
 

@@ -1,4 +1,4 @@
-// The kernels that backend/kernel_args.h describes. tools/make_ptx.py compiles this file alone,
+// The kernels that cuda/kernel_args.h describes. tools/make_ptx.py compiles this file alone,
 // with NVRTC; the test double of the driver compiles the same text as C++ and runs it thread by
 // thread (tests/fakes/gpu/cuda/pack_bodies.cc), so that its index arithmetic is tested without a
 // device.

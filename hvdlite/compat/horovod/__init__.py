@@ -1,4 +1,4 @@
-"""Horovod's names for hvdlite, on the path of a rank under `hvdlite-run --compat`.
+"""The package that `import horovod` finds in a rank under `hvdlite-run --compat`.
 
 Example:
     import horovod.torch as hvd  # is hvdlite.torch

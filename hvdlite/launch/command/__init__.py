@@ -1,1 +1,1 @@
-"""The command hvdlite-run: its flags, its configuration file, and --doctor."""
+"""The command hvdlite-run: its command line, its configuration file, and --doctor."""

@@ -1,4 +1,9 @@
-"""The command line of hvdlite-run. The launcher reads its environment here and nowhere else."""
+"""The command hvdlite-run: it turns the command line into the description of a job, and runs it.
+
+`main` reads the environment once and passes it on as a mapping. Besides it, `hvdlite.launch.api`
+reads the environment for `hvdlite.run`, the agent reads that of its login, and `call` reads the
+descriptor for its result. No other module of the launcher reads environment variables.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ _COLUMNS_OF_PREFIX = 6
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line, and before it the file that it names."""
+    """Parse the command line, preceded by the flags of its --config-file, if any."""
     options = parser.parse_args(arguments)
     if options.config_file is None:
         return options
@@ -31,7 +36,11 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Host]:
-    """Read the hosts; without -np all their slots are filled, or --nproc-per-node on each."""
+    """Read the hosts, and set the number of ranks if -np does not.
+
+    Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks run
+    on each host.
+    """
     hosts: list[Host] = []
     if options.hosts is not None and options.hostfile is not None:
         parser.error("-H and --hostfile: give one of them")
@@ -52,7 +61,7 @@ def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: str) -> None:
-    """Refuse what cannot be run, with what to write instead."""
+    """Check that the command can run; otherwise exit with a message that says what to write."""
     if options.command[:1] == ["--"]:
         del options.command[0]
     if options.num_proc is None:
@@ -75,7 +84,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace, path: st
 
 
 def with_python(command: list[str], is_module: bool, path: str) -> list[str]:
-    """Put this Python before a module, and before a script that is not a program by itself."""
+    """Put this Python before a module, and before a script that is not executable itself."""
     if is_module:
         return [sys.executable, "-m", *command]
     script = command[0].endswith(".py") and Path(command[0]).is_file()
@@ -85,7 +94,7 @@ def with_python(command: list[str], is_module: bool, path: str) -> list[str]:
 
 
 def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
-    """Tell progress bars how wide the terminal is: a worker's own output is a pipe."""
+    """Set COLUMNS to the terminal's width, for progress bars: the output of a rank is a pipe."""
     for fd in (STDERR, STDOUT):
         if "COLUMNS" not in environment and os.isatty(fd):
             width = os.get_terminal_size(fd).columns - _COLUMNS_OF_PREFIX
@@ -96,7 +105,7 @@ def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
 def describe_job(
     options: argparse.Namespace, hosts: Sequence[Host], environment: Mapping[str, str]
 ) -> Description:
-    """Put the command line in the launcher's terms."""
+    """Turn the parsed command line into the description of a job."""
     return Description(
         command=options.command,
         ranks=options.num_proc,
@@ -123,7 +132,7 @@ def describe_job(
 
 
 def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
-    """Write again how to reach these hosts, for a job of one rank on each."""
+    """Return the flags by which hvdlite-run reaches these hosts, for a job of one rank on each."""
     flags_of = {
         "-H": ",".join(host.name for host in hosts) or None,
         "--ssh-port": options.ssh_port,

@@ -1,7 +1,8 @@
-"""--config-file: flags from YAML, in the form that horovodrun's users have.
+"""--config-file: flags from a YAML file, in the format of horovodrun's.
 
-Every flag may stand at the top by its long name, with underscores or hyphens. horovodrun's sections
-are understood, too: `params`, `autotune`, `timeline`, `stall_check`, `library_options`, `logging`.
+Every flag may stand at the top level by its long name, with underscores or hyphens. The sections of
+horovodrun's file work, too: `params`, `autotune`, `timeline`, `stall_check`, `library_options`,
+`logging`.
 
 Example:
     >>> from hvdlite.launch.command.flags import build_parser
@@ -18,7 +19,7 @@ from typing import Any
 
 import yaml
 
-# By section: what horovodrun puts before a key of it to make the flag's name.
+# By section: the prefix that makes a flag's name from a key of the section.
 _PREFIXES = {
     "params": "",
     "autotune": "autotune-",
@@ -36,20 +37,25 @@ class ConfigError(ValueError):
 def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> list[str]:
     """Turn the file's text into arguments, to be put before those of the command line.
 
+    Args:
+        text: the content of the file.
+        path: the name of the file, for messages.
+        parser: the parser of the command line, which knows all flags.
+
     Raises:
-        ConfigError: it is no YAML, or has a key that is no flag.
+        ConfigError: the text is not YAML, or has a key that is not a flag.
     """
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from None
+        raise ConfigError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must have lines of `flag: value`")
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     arguments: list[str] = []
     for flag, key, value in _flags(content):
         if flag not in known:
-            raise ConfigError(f"{path}: {key} is no flag of hvdlite-run")
+            raise ConfigError(f"{path}: {key} is not a flag of hvdlite-run")
         if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
             arguments.append(f"{flag}={int(value)}")
         else:
@@ -58,11 +64,11 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
 
 
 def _flags(content: Mapping[Any, Any]) -> Iterator[tuple[str, str, Any]]:
-    """List flag, key as written, and value."""
+    """Give (flag, key as written, value) for each key of the file."""
     for key, value in content.items():
         section = str(key).replace("-", "_")
         if section == "controller":
-            continue  # gloo or mpi; there is neither.
+            continue  # It chooses gloo or mpi; hvdlite has neither.
         if section not in _PREFIXES or not isinstance(value, dict):
             yield _flag("", key), str(key), value
             continue

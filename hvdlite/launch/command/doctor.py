@@ -1,6 +1,6 @@
-"""hvdlite-run --doctor: what works here, why the rest does not, and whether it is fast.
+"""hvdlite-run --doctor: check what works on this machine, why the rest does not, and its speed.
 
-With hosts (-H), ranks on these are tried and measured as well.
+With hosts (-H), it also starts ranks on these hosts, and measures an all-reduce between them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ _FRAMEWORKS = ("torch", "tensorflow", "keras", "numpy")
 _PROBE_SECONDS = 60.0
 _COPY = 64 << 20
 _COPY_ROUNDS = 5
-# What two ranks of one machine reach at least when nothing disturbs them, as measured: a quarter of
-# the copy where they share one core (a third with a core each), and 4 KiB in 30 us.
+# What two ranks of an idle machine reach at least. Measured were a quarter of the speed of a copy
+# where both ranks share one core (a third with a core for each), and 30 us for 4 KiB.
 _USUAL_SHARE = 0.2
 _USUAL_SMALL_US = 100.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: what was looked at, whether it works (None: only a fact), and what was found."""
+    """One row of the table.
+
+    Attributes:
+        subject: what was checked.
+        works: whether it works; None for a mere fact.
+        text: what was found.
+    """
 
     subject: str
     works: bool | None
@@ -40,7 +46,7 @@ class Finding:
 
 
 def _check(subject: str, probe: Callable[[], str]) -> Finding:
-    """Run a probe; whatever goes wrong in it is the finding."""
+    """Run a probe, and report its text, or the exception that it raises."""
     try:
         return Finding(subject, True, probe())
     except Exception as error:
@@ -61,7 +67,7 @@ def machine() -> list[Finding]:
 
 def frameworks() -> list[Finding]:
     """Say which frameworks are installed, without importing them."""
-    wheels = metadata.packages_distributions()  # TensorFlow's may be tensorflow-cpu
+    wheels = metadata.packages_distributions()  # The wheel of TensorFlow may be tensorflow-cpu.
     findings = []
     for name in _FRAMEWORKS:
         if name in wheels:
@@ -78,7 +84,7 @@ def _native_core() -> str:
 
 
 def _shared_memory() -> str:
-    """Pass a sealed memfd and an eventfd to ourselves over a Unix socket, and read through it."""
+    """Pass a memfd and an eventfd over a Unix socket, and read from the memfd that arrives."""
     memory = os.memfd_create("hvdlite-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     # os.eventfd came with Python 3.10; a kernel without it raises here.
     bell = os.eventfd(0, os.EFD_CLOEXEC)
@@ -100,7 +106,7 @@ def _shared_memory() -> str:
 
 
 def _tcp() -> str:
-    """Connect to ourselves over the loopback."""
+    """Connect to a port of this process over the loopback interface."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname(), timeout=2.0) as client,
@@ -115,7 +121,7 @@ def _tcp() -> str:
 
 
 def data_planes() -> list[Finding]:
-    """Say which ways there are between ranks."""
+    """Check every data plane that can connect ranks here."""
     return [
         _check("native core", _native_core),
         _check("shared memory", _shared_memory),
@@ -125,7 +131,7 @@ def data_planes() -> list[Finding]:
 
 
 def _gpus() -> list[Finding]:
-    """Say whether GPU tensors can travel by NCCL; importing the core may fail like any probe."""
+    """Check whether NCCL can carry GPU tensors; the core may fail to load here."""
     try:
         return [Finding(*row) for row in gpu.report()]
     except Exception as error:
@@ -140,13 +146,13 @@ def _copy_speed() -> float:
 
 
 def _probe_ranks(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, float]:
-    """Start ranks as any job is started, and let them measure."""
+    """Start ranks by hvdlite-run, let them measure an all-reduce, and return rank 0's results."""
     python = [sys.executable, "-m"]
     try:
         done = subprocess.run(
             [*python, "hvdlite.launch", *arguments, *python, "hvdlite.launch.command.probe"],
             env={"OMP_NUM_THREADS": "1", **environment},
-            cwd="/",  # "-m" looks there first: a folder named hvdlite must not be in the way
+            cwd="/",  # "-m" searches this folder first, and it must not have a folder hvdlite.
             capture_output=True,
             text=True,
             timeout=_PROBE_SECONDS,
@@ -162,7 +168,7 @@ def _probe_ranks(environment: Mapping[str, str], arguments: Sequence[str]) -> di
 
 
 def speeds(environment: Mapping[str, str]) -> list[Finding]:
-    """Measure a plain copy and an all-reduce between two ranks, and say whether that is good."""
+    """Measure a plain copy and an all-reduce between two ranks, and judge the latter."""
     copy = _copy_speed()
 
     def all_reduce() -> str:
@@ -176,12 +182,12 @@ def speeds(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def judge(copy: float, large: float, small: float) -> str:
-    """Say how fast two ranks of one machine are, and whether that is good; pure.
+    """Describe how fast two ranks of one machine are, and whether that is usual; pure.
 
     Args:
-        copy: of a plain copy, in GB/s.
-        large: of an all-reduce of 64 MiB, in GB/s.
-        small: an all-reduce of 4 KiB, in microseconds.
+        copy: the speed of a plain copy, in GB/s.
+        large: the speed of an all-reduce of 64 MiB, in GB/s.
+        small: the time of an all-reduce of 4 KiB, in microseconds.
 
     Example:
         >>> judge(copy=20.0, large=8.0, small=6.0)
@@ -203,9 +209,9 @@ def between(environment: Mapping[str, str], arguments: Sequence[str], count: int
     """Start a rank on each host, and measure an all-reduce between them.
 
     Args:
-        environment: of the launcher.
-        arguments: hvdlite-run's, about the hosts and how to reach them.
-        count: of hosts.
+        environment: the environment of the launcher.
+        arguments: the flags of hvdlite-run that name the hosts and how to reach them.
+        count: the number of hosts.
     """
 
     def all_reduce() -> str:
@@ -213,7 +219,7 @@ def between(environment: Mapping[str, str], arguments: Sequence[str], count: int
         large, small = row["large_gb_per_s"], row["small_us"]
         if count == 1:
             return "a rank starts there"
-        # In a ring each link carries this much of a tensor in each direction.
+        # In an all-reduce each link carries 2 (n - 1) / n of the tensor in each direction.
         link = 8 * large * 2 * (count - 1) / count
         return (
             f"{large:.2f} GB/s (64 MiB float32, {count} ranks), 4 KiB in {small:.0f} us: each "
@@ -224,7 +230,7 @@ def between(environment: Mapping[str, str], arguments: Sequence[str], count: int
 
 
 def table(sections: Mapping[str, list[Finding]]) -> str:
-    """Lay the findings out; pure.
+    """Lay out the findings as a table; pure.
 
     Example:
         >>> print(table({"data planes": [Finding("TCP", True, "loopback works")]}))
@@ -242,12 +248,12 @@ def table(sections: Mapping[str, list[Finding]]) -> str:
 
 
 def examine(environment: Mapping[str, str], arguments: Sequence[str] = (), hosts: int = 0) -> int:
-    """Print the table; return 0 when ranks can train here and on the hosts, else 1.
+    """Print the table; return 0 if ranks can train here and on the hosts, else 1.
 
     Args:
-        environment: of the launcher.
-        arguments: hvdlite-run's, about other hosts and how to reach them.
-        hosts: how many these are; 0 looks at this machine alone.
+        environment: the environment of the launcher.
+        arguments: the flags of hvdlite-run that name other hosts and how to reach them.
+        hosts: how many other hosts there are; with 0, only this machine is checked.
     """
     sections = {
         "machine": machine(),

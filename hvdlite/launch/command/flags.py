@@ -1,7 +1,7 @@
-"""The flags of hvdlite-run: its own, one for every knob of the core, and horovodrun's others.
+"""The flags of hvdlite-run: its own, one for every knob of the core, and those of horovodrun.
 
-A knob's flag, its help and its default come from the table of knobs. Where horovodrun has a flag
-for the same thing, with another name or unit, that one is understood, too.
+The flag of a knob, its help and its default come from the core's table of knobs. If horovodrun has
+a flag for the same thing with another name or unit, that flag works, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _count.__name__ = "count"
 _amount.__name__ = "number"
 _port.__name__ = "port"
 
-# By knob: what horovodrun calls it, and how its value is read.
+# By knob: the name of horovodrun's flag, and the function that reads its value.
 _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "fusion_threshold": ("--fusion-threshold-mb", _megabytes),
     "stall_warning": ("--stall-check-warning-time-seconds", _amount),
@@ -70,7 +70,7 @@ _OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
 
 
 def core_knobs() -> list[dict[str, str]]:
-    """List the table of knobs; empty where the core does not load, which --doctor explains."""
+    """Return the core's table of knobs; empty if the core does not load, as --doctor explains."""
     try:
         from hvdlite import _core
     except ImportError:
@@ -79,10 +79,13 @@ def core_knobs() -> list[dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Lets a value follow a switch, as in `--check-finite 1`: no program is called 0 or 1."""
+    """A parser that lets 0 or 1 follow a switch, as in `--check-finite 1`.
+
+    argparse takes the 0 or 1 for the program to run. No program has such a name.
+    """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read the command line."""
+        """Parse the command line."""
         options = super().parse_args(args, namespace)
         while options.switch and options.command[:1] in (["0"], ["1"]):
             value, *rest = options.command
@@ -93,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """Show the help with all flags, and end."""
+    """Show the help with all flags, and exit."""
 
     def __call__(
         self,
@@ -107,11 +110,12 @@ class _HelpAll(argparse.Action):
 
 
 def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
-    """Describe the command line; its help shows horovodrun's other names where that is wanted."""
+    """Build the parser of the command line; with `shows_all` its help shows horovodrun's flags."""
     parser = _Parser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [-H host:slots,...] [options] command...",
-        description="Start the ranks of a training job on one or several hosts, end them together.",
+        description="Start the ranks of a training job on one or several hosts, and end them "
+        "together.",
         epilog=f"example: {EXAMPLE}",
         allow_abbrev=False,
     )
@@ -267,7 +271,7 @@ def _add_autotune_flags(group: argparse._ArgumentGroup) -> None:
 
 
 class _SetKnob(argparse.Action):
-    """Note the value of a variable that the ranks get."""
+    """Store the value of a variable that the ranks get."""
 
     def __call__(
         self,
@@ -285,7 +289,7 @@ class _SetKnob(argparse.Action):
 def _described(row: Mapping[str, str]) -> str:
     default = f"{row['default']} {row['unit']}".rstrip() if row["default"] else ""
     text = row["help"] + (f" (default: {default})" if default else "")
-    # Argparse reads % in a help text; the table knows nothing of that.
+    # In a help text argparse interprets %, which the table of knobs does not escape.
     return text.replace("%", "%%")
 
 
@@ -336,7 +340,7 @@ def _add_knob_flags(group: argparse._ArgumentGroup, shows_all: bool) -> None:
 def _add_switch(
     group: argparse._ArgumentGroup, own: str, row: Mapping[str, str], shows_all: bool
 ) -> None:
-    """Offer a knob of 0 and 1 as --name and --no-name; the help shows what is not the default."""
+    """Add --name and --no-name for a knob of 0 and 1; the help hides the one that is default."""
     spellings = (
         ((own,), 1, shows_all or row["default"] == "0"),
         ((f"--no-{own[2:]}",), 0, shows_all or row["default"] == "1"),
@@ -356,7 +360,7 @@ def _add_switch(
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    """Collect the variables that flags set for every rank."""
+    """Return the variables that the flags set for every rank."""
     found = dict(options.knobs)
     if options.start_timeout is not None:
         found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)

@@ -1,4 +1,4 @@
-"""Flags that only horovodrun has: accepted where they need no effect, refused where they do."""
+"""Flags that only horovodrun has: hvdlite-run accepts those that need no effect, else refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Needless:
-    """Flags of horovodrun that are accepted and change nothing, and why."""
+    """Flags of horovodrun that are accepted and change nothing, and the reason."""
 
     flags: Sequence[str]
     why: str
@@ -43,7 +43,7 @@ _NEEDLESS = (
     ),
 )
 
-# Flags of horovodrun that cannot be left without effect, and what to do instead.
+# Flags of horovodrun that need an effect, which hvdlite does not have; the key says what to do.
 _REFUSED: Mapping[str, Sequence[str]] = {
     "elastic jobs are not supported yet; give the ranks that there are with -np": (
         *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
@@ -57,7 +57,7 @@ _REFUSED: Mapping[str, Sequence[str]] = {
 
 
 class _NoteNeedless(argparse.Action):
-    """Note a flag that changes nothing."""
+    """Store a flag that changes nothing, and the reason, so that main() can print it."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class _NoteNeedless(argparse.Action):
 
 
 class _Refuse(argparse.Action):
-    """End with the reason why there is no such flag."""
+    """Exit with the reason why there is no such flag."""
 
     def __call__(
         self,
@@ -83,7 +83,7 @@ class _Refuse(argparse.Action):
 
 
 def add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
-    """Accept what horovodrun has, so that its users' commands run as they are."""
+    """Add the flags that only horovodrun has, so that its users' commands run unchanged."""
     group = parser.add_argument_group("flags of horovodrun that change nothing here")
     for row in _NEEDLESS:
         for flag in row.flags:
@@ -106,5 +106,5 @@ def add_horovods_flags(parser: argparse.ArgumentParser, shown: bool) -> None:
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )
-    # What switches a default on that is on already.
+    # This flag turns on what is on by default.
     parser.add_argument("--stall-check", action="store_true", help=argparse.SUPPRESS)

@@ -1,7 +1,7 @@
-"""Measure an all-reduce between the ranks that run this; rank 0 prints one line of JSON.
+"""The program that measures an all-reduce between its ranks; rank 0 prints one line of JSON.
 
-`hvdlite-run --doctor` starts it as `python -m hvdlite.launch.command.probe`. It uses plain memory
-and no framework.
+`hvdlite-run --doctor` starts it as `python -m hvdlite.launch.command.probe`. It needs no framework:
+its tensors are plain memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SMALL_ROUNDS = 200
 
 
 class _Buffer:
-    """Float32 ones, summed in place."""
+    """A tensor of float32 ones, which is reduced in place."""
 
     def __init__(self, size: int) -> None:
         self._memory = (ctypes.c_float * (size // 4))(1.0)
@@ -29,7 +29,7 @@ class _Buffer:
 
 
 def _seconds(size: int, rounds: int) -> float:
-    """Measure the best time of one blocking all-reduce."""
+    """Return the shortest time, in seconds, of one blocking all-reduce of `size` bytes."""
     buffer = _Buffer(size)
     operation = _core.REDUCE_OPS["average"]
     engine = basics.engine()
@@ -44,7 +44,7 @@ def _seconds(size: int, rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result in rank 0."""
     basics.init()
     large, small = _seconds(_LARGE, _LARGE_ROUNDS), _seconds(_SMALL, _SMALL_ROUNDS)
     if basics.rank() == 0:

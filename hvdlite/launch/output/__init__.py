@@ -1,1 +1,1 @@
-"""What a job shows: the lines of its ranks, and the report of what failed first."""
+"""The output of a job: the lines of its ranks, and the report of the failure that ended it."""

@@ -1,7 +1,7 @@
-"""Write to the launcher's own stdout and stderr without ever stopping the launcher.
+"""Write to the launcher's own stdout and stderr without blocking the launcher.
 
-The terminal, pipe or file behind them may be slow, stopped or gone. So one thread does the writing,
-in order, from a bounded queue; the launcher's loop goes on watching its workers meanwhile.
+The terminal, pipe or file behind them may be slow, stopped or gone. So a thread writes, in order,
+from a bounded queue, while the launcher's loop continues to watch the ranks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from collections import deque
 
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 
-_CAPACITY = 4 << 20  # bytes waiting; above it the console is full
-_END = -1  # queued after everything else
+_CAPACITY = 4 << 20  # queued bytes; while there are more, the console is full
+_END = -1  # in place of a descriptor: ends the thread; queued last
 
 
 class Console:
-    """A queue of bytes for descriptors, and the thread that writes them.
+    """A queue of bytes for descriptors, and the thread that writes them; a context manager.
 
-    `wake_fd` becomes readable when the queue has room again, when it is empty, and when a
-    descriptor breaks; the owner then calls `woken` and looks at `full` and `broken`.
+    The owner's thread calls the methods. `wake_fd` becomes readable when the queue has room again,
+    when it is empty, and when a descriptor breaks; the owner then calls `woken`, and reads `full`
+    and `broken`.
     """
 
     def __init__(self) -> None:
@@ -45,25 +46,25 @@ class Console:
             self._changed.notify_all()
 
     def is_terminal(self, fd: int) -> bool:
-        """Say whether somebody watches the descriptor."""
+        """Return whether the descriptor is a terminal."""
         return fd in self._terminals
 
     @property
     def full(self) -> bool:
-        """Say whether writers should wait."""
+        """Whether writers should wait."""
         return self._bytes > _CAPACITY
 
     @property
     def broken(self) -> bool:
-        """Say whether the reader of stdout or stderr has gone (`| head`)."""
+        """Whether the reader of stdout or stderr has gone, as in `hvdlite-run ... | head`."""
         return any(isinstance(self._failed.get(fd), BrokenPipeError) for fd in (STDOUT, STDERR))
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own to stderr."""
+        """Write a line of the launcher itself to stderr."""
         self.write(STDERR, f"hvdlite-run: {text}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:
-        """Queue bytes; never blocks. Bytes for a descriptor that failed are dropped."""
+        """Queue bytes without blocking; bytes for a descriptor that has failed are dropped."""
         with self._changed:
             if fd not in self._failed:
                 self._queue.append((fd, data))
@@ -71,13 +72,13 @@ class Console:
                 self._changed.notify_all()
 
     def close_file(self, fd: int) -> None:
-        """Close a descriptor when everything before is written."""
+        """Close a descriptor once everything that was queued before is written."""
         with self._changed:
             self._queue.append((fd, None))
             self._changed.notify_all()
 
     def woken(self) -> None:
-        """Take the wake-up off `wake_fd`."""
+        """Clear the wake-up from `wake_fd`."""
         try:
             while os.read(self.wake_fd, 4096):
                 pass
@@ -85,7 +86,7 @@ class Console:
             pass
 
     def drained(self, timeout: float) -> bool:
-        """Wait until everything queued is written; say whether it was in time."""
+        """Wait at most `timeout` seconds until the queue is written; return whether it is."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._bytes or self._queue:
@@ -123,14 +124,14 @@ class Console:
         while view:
             try:
                 view = view[os.write(fd, view) :]
-            except BlockingIOError:  # Whoever shares the descriptor made it non-blocking.
+            except BlockingIOError:  # A process that shares the descriptor made it non-blocking.
                 select.select([], [fd], [])
             except OSError as error:
                 self._fail(fd, error)
                 return
 
     def _fail(self, fd: int, error: OSError) -> None:
-        """Give a descriptor up; say so where that can still be read."""
+        """Give up a descriptor, and print a message if stderr still works."""
         with self._changed:
             self._failed[fd] = error
         if not isinstance(error, BrokenPipeError) and fd != STDERR:
@@ -142,4 +143,4 @@ class Console:
         try:
             os.write(self._wake_write, b"x")
         except BlockingIOError:
-            pass  # A wake-up is waiting already.
+            pass  # The pipe is full of wake-ups already.

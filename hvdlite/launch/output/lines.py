@@ -1,10 +1,11 @@
-"""Move the workers' output to the console: whole lines, a prefix before each, no worker blocked.
+"""Move the output of the ranks to the console, in whole lines with a prefix before each.
 
-Words: a *stream* is one worker's stdout or stderr. A *line* ends with a newline or a carriage
-return (progress bars). The *rest* is what a stream wrote after its last line end; it is held back
-until its line is complete, except on a terminal, where it is shown after a moment, so that a bar
-that never ends its line is seen. The *open* stream is the one whose unfinished line the cursor of
-the console stands in; another stream then first gets a line of its own.
+A *stream* is the stdout or the stderr of one rank. A *line* ends with a newline, or with a carriage
+return as progress bars do. The *rest* is what a stream wrote after the end of its last line. The
+rest is held back until its line is complete. On a terminal it is shown after a moment, so that the
+user sees a progress bar that never ends its line. The *open* stream is the one in whose unfinished
+line the cursor of the console stands. Before another stream is shown, the console begins a new
+line.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ class LineCutter:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._mid_line = False  # The start of the current line is on the console already.
+        self._mid_line = False  # whether the start of the current line is on the console already
         self._after_return = False
 
     @property
     def rest_size(self) -> int:
-        """Count the bytes of an unfinished line that are held back."""
+        """The number of bytes of an unfinished line that are held back."""
         return len(self._rest)
 
     @property
     def mid_line(self) -> bool:
-        """Say whether the console's cursor stands in, or at the start of, this stream's line."""
+        """Whether the console's cursor stands in a line of this stream, or at its start."""
         return self._mid_line or self._after_return
 
     def interrupted(self) -> None:
-        """Another stream has moved the cursor on; what follows here needs a prefix again."""
+        """Note that another stream moved the cursor, so that what follows here needs a prefix."""
         self._mid_line = self._after_return = False
 
     def feed(self, block: bytes, prefix: bytes) -> bytes:
-        """Take what the stream wrote; return the lines that it completed, each with the prefix."""
+        """Take bytes of the stream; return the lines that they complete, each with the prefix."""
         text = self._rest + block
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         self._rest = text[end:]
@@ -65,7 +66,7 @@ class LineCutter:
         return (b"" if continued else prefix) + prefix.join(lines)
 
     def flush(self, prefix: bytes) -> bytes:
-        """Give out the rest, although its line is not complete."""
+        """Return the rest, with the prefix if it begins a line, although its line is incomplete."""
         text, self._rest = self._rest, b""
         if not text:
             return b""
@@ -75,7 +76,7 @@ class LineCutter:
 
 
 class ShownStream(Stream):
-    """A stream whose lines are shown; `file` takes its plain bytes, if any (owned)."""
+    """A stream whose lines are shown; `file`, which it owns, gets a copy of its bytes."""
 
     def __init__(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
         super().__init__(rank, pipe, sink)
@@ -98,16 +99,23 @@ class OutputPump(StreamReader):
 
     @property
     def full(self) -> bool:
-        """Say whether the console is behind by its capacity."""
+        """Whether the console's queue is full."""
         return self._console.full
 
     @property
     def results(self) -> Mapping[int, bytes]:
-        """By rank, all bytes that it returned."""
+        """By rank, all bytes that it wrote as its result."""
         return {rank: bytes(result) for rank, result in self._results.items()}
 
     def open(self, rank: int, pipe: int, sink: int, file: int | None = None) -> None:
-        """Start showing what comes through a pipe (owned), with a copy to `file` (owned)."""
+        """Show, from now on, what comes through a pipe.
+
+        Args:
+            rank: the rank that writes into the pipe.
+            pipe: the read end; owned from now on.
+            sink: the meaning of the bytes: STDOUT, STDERR or RESULT.
+            file: a descriptor for a copy of the bytes; owned from now on.
+        """
         self.add(
             Stream(rank, pipe, sink) if sink == RESULT else ShownStream(rank, pipe, sink, file)
         )
@@ -136,7 +144,7 @@ class OutputPump(StreamReader):
             self._show_rest(stream)
 
     def _show(self, stream: ShownStream, text: bytes) -> None:
-        """Write `text`, on a line of its own if the cursor stands in another stream's."""
+        """Write `text`; begin a new line if the cursor stands in a line of another stream."""
         if self._open is not None and self._open is not stream:
             self._console.write(self._open.sink, b"\n")
             self._open.cutter.interrupted()
@@ -149,7 +157,7 @@ class OutputPump(StreamReader):
             self._show(stream, text)
 
     def due(self, now: float) -> float | None:
-        """Show rests that waited long enough (terminals only); return when the next one is due."""
+        """Show rests that have waited long enough, on terminals; return when the next is due."""
         due = None
         for stream in self._streams:
             if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
@@ -171,7 +179,7 @@ class OutputPump(StreamReader):
                 self._console.close_file(stream.file)
 
     def finish(self) -> None:
-        """Read what is left in every pipe, close all, and leave the console at a line's start."""
+        """Read what is left in every pipe, close all pipes, and end the console's last line."""
         super().finish()
         if self._open is not None:
             self._console.write(self._open.sink, b"\n")

@@ -1,4 +1,4 @@
-"""Choose the failure that ended a job, and put it in words; pure.
+"""Choose the failure that ended a job, and describe it; pure functions.
 
 Example:
     >>> from hvdlite.launch.process.ending import Ending
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 from hvdlite.launch.process.ending import Ending
 
-# How long after the first failure another one may still be the cause of it.
+# Seconds after the first failure in which another one may still turn out to be its cause.
 CAUSE_WINDOW = 0.5
-# The same where the first failure only tells of another rank's: that one is still on its way out.
+# The same if the first failure is only a consequence: the rank that caused it is still ending.
 _PATIENCE = 1.5
-_LINES = 20
-_LINES_OF_TRACEBACK = 60
-# A rank whose last words are these did not start it: another rank did.
+_LINES = 20  # last lines of stderr that the report shows
+_LINES_OF_TRACEBACK = 60  # the same where they contain the start of a traceback
+# A rank whose stderr has a line that begins like this failed because another rank did.
 _CONSEQUENCES = (
     b"hvdlite.errors.RankFailedError",
     b"hvdlite.errors.CollectiveError",
@@ -34,7 +34,12 @@ _CONSEQUENCES = (
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's end that was not a good one; `at` is a monotonic time, `stderr` its last bytes."""
+    """The failure of one rank.
+
+    Attributes:
+        at: when the launcher noticed it, a monotonic time in seconds.
+        stderr: the last bytes that the rank wrote to stderr.
+    """
 
     rank: int
     pid: int
@@ -44,22 +49,25 @@ class Failure:
 
     @property
     def is_cause(self) -> bool:
-        """Say whether it is more than the consequence of another rank's failure."""
+        """Whether the failure is not just the consequence of another rank's failure."""
         return self.ending.by_signal or not is_consequence(self.stderr)
 
     @property
     def window(self) -> float:
-        """Say for how many seconds another failure may still turn out to be the cause of it."""
+        """The seconds in which another failure may still turn out to be the cause of this one."""
         return CAUSE_WINDOW if self.is_cause else _PATIENCE
 
 
 def is_consequence(stderr: bytes) -> bool:
-    """Say whether a rank's traceback tells of another rank's failure."""
+    """Return whether a rank's traceback tells that another rank failed."""
     return any(line.startswith(_CONSEQUENCES) for line in stderr.splitlines())
 
 
 def root_failure(failures: Sequence[Failure]) -> Failure:
-    """Pick the failure that the others followed from: the first that is no consequence."""
+    """Choose the failure that caused the others: the first one that is not a consequence.
+
+    If all near the first failure are consequences, it is the first one.
+    """
     first = min(failures, key=lambda failure: failure.at)
     near = [failure for failure in failures if failure.at <= first.at + first.window]
     causes = [failure for failure in near if failure.is_cause]
@@ -67,7 +75,7 @@ def root_failure(failures: Sequence[Failure]) -> Failure:
 
 
 def last_lines(stderr: bytes) -> list[str]:
-    """Take the last lines of a rank's stderr, more of them to show a traceback from its start."""
+    """Return the last lines of a rank's stderr, and more if a traceback begins before them."""
     lines = stderr.decode(errors="replace").splitlines()
     start = max(0, len(lines) - _LINES)
     for index in range(len(lines) - 1, max(-1, len(lines) - _LINES_OF_TRACEBACK), -1):
@@ -78,7 +86,13 @@ def last_lines(stderr: bytes) -> list[str]:
 
 
 def describe(failure: Failure, host: str, oom_killed: bool) -> str:
-    """Write the report that is shown last."""
+    """Write the report of a failure, which the launcher shows last.
+
+    Args:
+        failure: the failure that caused the others.
+        host: the host of its rank.
+        oom_killed: whether the kernel killed a process on that host for lack of memory.
+    """
     who = f"rank {failure.rank} (host {host}, pid {failure.pid})"
     text = [f"hvdlite-run: {who} failed first: {failure.ending}"]
     if failure.ending.by_signal and failure.ending.status == signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Read what ranks write, from many pipes at once, and never more than can be passed on."""
+"""Read the output of the ranks from many pipes, and only as much as can be passed on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from collections.abc import Callable
 
 from hvdlite.launch.process.sinks import STDERR
 
-_BLOCK = 256 << 10  # read at once from a stream
-_TAIL = 16 << 10  # kept of each stream for the failure report
+_BLOCK = 256 << 10  # bytes read at once from a stream
+_TAIL = 16 << 10  # last bytes of each stream that are kept for the failure report
 
 
 class Stream:
-    """One output of one rank, with its pipe's read end (owned)."""
+    """One output of one rank.
+
+    Attributes:
+        pipe: the read end of its pipe, which the stream owns.
+        sink: STDOUT, STDERR or RESULT.
+        tail: the last bytes that were read.
+        at_end: whether the pipe has ended and is closed.
+    """
 
     def __init__(self, rank: int, pipe: int, sink: int) -> None:
-        """Name what the rank writes to: stdout, stderr, or its result."""
+        """Take over the read end of a pipe."""
         os.set_blocking(pipe, False)
         self.rank = rank
         self.pipe = pipe
@@ -26,10 +33,10 @@ class Stream:
 
 
 class StreamReader:
-    """Read all streams; what comes goes to `took`, which a subclass defines, and so is `full`.
+    """Reads all streams of one loop, which owns it and whose thread calls it.
 
-    Owned and called by one loop's thread. While `full`, no stream is read: the ranks' pipes fill,
-    and memory stays bounded.
+    A subclass defines `took`, which gets the bytes, and `full`. While `full`, no stream is read. So
+    the ranks' pipes fill, and the memory of this process stays bounded.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -38,19 +45,19 @@ class StreamReader:
         self._paused = False
 
     def took(self, stream: Stream, block: bytes) -> None:
-        """Pass on what a stream wrote."""
+        """Pass on a block of bytes that a stream wrote."""
         raise NotImplementedError
 
     def closed(self, stream: Stream) -> None:
-        """Take note that nothing more comes from a stream."""
+        """Handle the end of a stream."""
 
     @property
     def full(self) -> bool:
-        """Say whether reading should stop until what was read has been passed on."""
+        """Whether reading should pause until the bytes that were read have been passed on."""
         raise NotImplementedError
 
     def open(self, rank: int, pipe: int, sink: int) -> None:
-        """Start reading a pipe, which this owns from here on."""
+        """Start reading a pipe, which this object owns from now on."""
         self.add(Stream(rank, pipe, sink))
 
     def add(self, stream: Stream) -> None:
@@ -66,8 +73,8 @@ class StreamReader:
         return read
 
     def _read_block(self, stream: Stream) -> bool:
-        """Read once; say whether there was something."""
-        if stream.at_end:  # Its event came in the same batch as the end that closed it.
+        """Read at most one block; return whether there were bytes."""
+        if stream.at_end:  # The selector returned this event together with the one that closed it.
             return False
         try:
             block = os.read(stream.pipe, _BLOCK)
@@ -81,11 +88,11 @@ class StreamReader:
         return True
 
     def due(self, now: float) -> float | None:
-        """Do what time demands; return when to be called next, if ever."""
+        """Do what is due at the time `now`; return when to call this again, or None for never."""
         return None
 
     def throttle(self) -> None:
-        """Stop reading while full, go on when not."""
+        """Pause reading if `full`, and resume it if not."""
         if self.full == self._paused:
             return
         self._paused = self.full
@@ -98,7 +105,7 @@ class StreamReader:
                 self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
 
     def drain(self, rank: int) -> None:
-        """Read what a rank's pipes hold now (at most what fits into a pipe)."""
+        """Read what a rank's pipes hold now, at most eight blocks from each."""
         for stream in self._streams:
             if stream.rank == rank:
                 for _ in range(8):
@@ -115,12 +122,12 @@ class StreamReader:
         os.close(stream.pipe)
 
     def finish(self) -> None:
-        """Read what is left in every pipe, and close all."""
+        """Read what is left in every pipe, and close all pipes."""
         for stream in self._streams:
             while not stream.at_end and self._read_block(stream):
                 pass
             self._end(stream)
 
     def last_words(self, rank: int) -> bytes:
-        """Give the last bytes that a rank wrote to stderr."""
+        """Return the last bytes that a rank wrote to stderr."""
         return b"".join(s.tail for s in self._streams if s.rank == rank and s.sink == STDERR)

@@ -1,1 +1,1 @@
-"""Ranks as processes of this host: how they start, what they may use, and how they end."""
+"""Processes of this host: starting ranks, sharing cores among them, and ending them all."""

@@ -1,4 +1,4 @@
-"""How a rank ended, in the terms of a shell."""
+"""How a rank ended: its exit status or signal, as a shell reports them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: its exit status, or the signal that killed it.
+    """How a rank ended.
 
     Attributes:
-        why: what happened, where it was not the process that ended but the way to its host.
-        oom_killed: the out-of-memory killer was at work on its host.
+        status: the exit status, or the number of the signal that killed the process.
+        by_signal: whether a signal killed the process.
+        why: if the connection to its host was lost, rather than that it ended: what happened.
+        oom_killed: whether the out-of-memory killer killed a process on its host.
     """
 
     status: int
@@ -22,16 +24,16 @@ class Ending:
 
     @property
     def ok(self) -> bool:
-        """Say whether it ended well."""
+        """Whether the rank succeeded."""
         return self.status == 0 and not self.by_signal
 
     @property
     def code(self) -> int:
-        """Give the exit status that a shell would: 128 + n for signal n."""
+        """The exit status that a shell would report: 128 + n for signal n."""
         return 128 + self.status if self.by_signal else self.status
 
     def __str__(self) -> str:
-        """Put it in words."""
+        """Describe the ending in words."""
         if self.why:
             return self.why
         if not self.by_signal:

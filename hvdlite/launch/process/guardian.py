@@ -1,10 +1,11 @@
-"""End a job's processes when its launcher is gone.
+"""The guardian: a process that kills a job's processes when its launcher has died.
 
-Run by path as `python -I -S guardian.py`, one per job, in a session of its own so that what kills
-the launcher's group does not reach it. Its standard input is a pipe from the launcher, one line
-each: the job id, then the process group of every worker. The line "end" means that the launcher
-has cleaned up. A plain end of file means that it died: then the groups are killed, and whatever
-else carries the job id in its environment (a worker's child in a session of its own).
+The launcher starts one guardian for each job, by path as `python -I -S guardian.py`. The guardian
+has a session of its own, so that a signal to the launcher's process group does not reach it. Its
+stdin is a pipe from the launcher, with a line for the job id, and then a line for the process group
+of every rank. The line "end" means that the launcher has cleaned up. An end of file without it
+means that the launcher died. Then the guardian kills the groups, and every other process with the
+job id in its environment (such as a rank's child with a session of its own).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _GIVE_UP_AFTER = 5.0
 def processes_with(variable: str) -> list[int]:
     """List the live processes that were started with `variable` ("NAME=value") in the environment.
 
-    Zombies have no environment any more and are not listed; nor are other users' processes.
+    Zombies are not listed, because they have no environment. Processes of other users are not
+    listed either.
     """
     wanted = variable.encode()
     found = []
@@ -31,7 +33,7 @@ def processes_with(variable: str) -> list[int]:
             with open(f"/proc/{name}/environ", "rb") as environ:
                 variables = environ.read().split(b"\0")
         except OSError:
-            continue  # It is gone, or another user's.
+            continue  # The process has ended, or belongs to another user.
         if wanted in variables:
             found.append(int(name))
     return found
@@ -43,7 +45,7 @@ def job_processes(job_id: str) -> list[int]:
 
 
 def signal_job(job_id: str, number: int) -> int:
-    """Send a signal to every live process of the job; return how many there are."""
+    """Send a signal to every live process of the job; return the number of these processes."""
     processes = job_processes(job_id)
     for pid in processes:
         try:
@@ -62,7 +64,7 @@ def signal_group(group: int, number: int) -> None:
 
 
 def main() -> None:
-    """Wait for the launcher's end, then finish what it left."""
+    """Wait until the launcher has ended, then kill what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     lines = [line.strip() for line in sys.stdin]

@@ -10,19 +10,20 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalInbox:
-    """Turn signals to the launcher into bytes on a descriptor, while entered.
+    """A context manager that turns signals to the launcher into bytes on the descriptor `fd`.
 
-    Only a process's main thread can: entered elsewhere (a notebook's worker), it stays silent.
+    Only the main thread of a process can catch signals. If another thread enters it (in some
+    notebooks), no signals arrive.
     """
 
     def __init__(self) -> None:
-        """Prepare the descriptor; nothing is caught yet."""
+        """Make the descriptor; no signal is caught yet."""
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[int, object]] = []
         self._wakeup_before = -1
 
     def __enter__(self) -> SignalInbox:
-        """Catch what is watched (and not ignored by whoever started us, as nohup does)."""
+        """Catch the watched signals, except those that this process ignores (under nohup)."""
         if threading.current_thread() is not threading.main_thread():
             return self
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -32,7 +33,7 @@ class SignalInbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Catch no more."""
+        """Restore the former handlers."""
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before:
@@ -41,7 +42,7 @@ class SignalInbox:
         os.close(self._write)
 
     def take(self) -> list[int]:
-        """List the signals that came."""
+        """Return the signals that have arrived since the last call."""
         try:
             return [number for number in os.read(self.fd, 64) if number in _WATCHED]
         except BlockingIOError:

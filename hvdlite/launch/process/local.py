@@ -1,8 +1,9 @@
-"""Start the workers of a job on this machine, watch their lives, and end them.
+"""Start the ranks of a job on this host, watch them, and end them.
 
-Every worker leads a session and process group of its own, so that a signal reaches its children
-too and the terminal's Ctrl-C reaches the launcher alone. A worker that has ended is not reaped
-before the job is over: its process id stays taken, and signals for its group cannot hit a stranger.
+A *worker* is the process of one rank. Every worker leads a session and a process group of its own.
+So a signal to the group also reaches the worker's children, and the terminal's Ctrl-C reaches only
+the launcher. A worker that has ended is reaped only when the job is over. Until then its process id
+stays in use, so that a signal to its group cannot reach a foreign process.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.launch.process import guardian, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
@@ -35,35 +36,21 @@ _THREAD_VARIABLES = (
 )
 
 
-@dataclass(frozen=True)
-class Job:
-    """What all workers of a job share. `token` is its secret and is never shown."""
-
-    job_id: bytes
-    token: bytes
-    rendezvous: str
-    epoch: int = 0
-
-    def __repr__(self) -> str:
-        """Show everything but the secret."""
-        return f"Job(job_id={self.job_id.hex()}, rendezvous={self.rendezvous!r})"
-
-
-def job_environment(slot: Slot, job: Job) -> dict[str, str]:
-    """Build the variables that tell a worker who it is and where the others meet."""
+def job_environment(placement: Placement, job: Job, rendezvous: str) -> dict[str, str]:
+    """Build the variables that tell a rank its numbers and the address of the store."""
     numbers = {
-        "RANK": slot.rank,
-        "SIZE": slot.size,
-        "LOCAL_RANK": slot.local_rank,
-        "LOCAL_SIZE": slot.local_size,
-        "CROSS_RANK": slot.cross_rank,
-        "CROSS_SIZE": slot.cross_size,
+        "RANK": placement.rank,
+        "SIZE": placement.size,
+        "LOCAL_RANK": placement.local_rank,
+        "LOCAL_SIZE": placement.local_size,
+        "CROSS_RANK": placement.cross_rank,
+        "CROSS_SIZE": placement.cross_size,
     }
     environment = {f"HVDLITE_{name}": str(value) for name, value in numbers.items()}
-    environment["HVDLITE_NODE"] = str(slot.host)
+    environment["HVDLITE_NODE"] = str(placement.host)
     environment.update({f"HOROVOD_{name}": str(value) for name, value in numbers.items()})
     environment.update(
-        HVDLITE_RENDEZVOUS=job.rendezvous,
+        HVDLITE_RENDEZVOUS=rendezvous,
         HVDLITE_TOKEN=job.token.hex(),
         HVDLITE_JOB_ID=job.job_id.hex(),
         HVDLITE_EPOCH=str(job.epoch),
@@ -73,9 +60,10 @@ def job_environment(slot: Slot, job: Job) -> dict[str, str]:
 
 
 def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Cap the thread pools of numeric libraries; nothing when the user set OMP_NUM_THREADS.
+    """Build the variables that limit the thread pools of numeric libraries.
 
-    The other libraries follow OMP_NUM_THREADS unless their own variable is set.
+    Returns nothing if the user set OMP_NUM_THREADS, because the libraries follow that variable
+    unless their own is set.
     """
     if "OMP_NUM_THREADS" in environment:
         return {}
@@ -83,13 +71,13 @@ def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
 
 
 class Worker:
-    """One started rank."""
+    """The process of one rank on this host. Used by the loop's thread."""
 
     def __init__(
-        self, slot: Slot, process: subprocess.Popen[bytes], result: int | None = None
+        self, placement: Placement, process: subprocess.Popen[bytes], result: int | None = None
     ) -> None:
-        """Take a process that leads its own group, and the pipe of its result, if any."""
-        self.slot = slot
+        """Take over a process that leads its own group, and the pipe of its result, if any."""
+        self.placement = placement
         self._result = {} if result is None else {RESULT: result}
         self.pid = process.pid
         self.process = process
@@ -99,7 +87,7 @@ class Worker:
     @property
     def rank(self) -> int:
         """The rank in the job."""
-        return self.slot.rank
+        return self.placement.rank
 
     @property
     def host(self) -> str:
@@ -108,16 +96,16 @@ class Worker:
 
     @property
     def group(self) -> int:
-        """The process group that has to die with this process: the worker's own."""
+        """The process group that the guardian kills when the launcher dies: the worker's own."""
         return self.pid
 
     @property
     def lingers(self) -> bool:
-        """Nothing of it is out of sight: what it left carries the job's environment."""
+        """False: all processes that it leaves are on this host, where the loop finds them."""
         return False
 
     def take_pipes(self) -> dict[int, int]:
-        """Hand over the read ends of its output, by sink; whoever takes them owns them."""
+        """Hand over the read ends of its output, by sink; the caller owns them."""
         pipes = dict(self._result)
         self._result = {}
         for sink, pipe in ((STDOUT, self.process.stdout), (STDERR, self.process.stderr)):
@@ -127,7 +115,7 @@ class Worker:
         return pipes
 
     def look(self) -> Ending | None:
-        """Say how it ended, None while it runs; it is not reaped."""
+        """Return how the worker ended, None while it runs; this does not reap it."""
         if self.ending is None:
             info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if info is not None:
@@ -136,11 +124,11 @@ class Worker:
         return self.ending
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the worker and its children, also when itself has ended."""
+        """Send a signal to the worker's group, which may outlive the worker."""
         signal_group(self.pid, number)
 
     def reap(self) -> str | None:
-        """Kill what is left of the group and forget the process; say so when it will not die."""
+        """Kill what is left of the group, and reap the worker; complain if it does not die."""
         self.look()
         self.signal_group(signal.SIGKILL)
         for pipe in self.take_pipes().values():
@@ -148,13 +136,13 @@ class Worker:
         os.close(self.pidfd)
         try:
             self.process.wait(_LONGEST_DEATH)
-        except subprocess.TimeoutExpired:  # It sleeps inside a driver or a dead file system.
+        except subprocess.TimeoutExpired:  # It hangs inside a driver or a dead file system.
             return f"rank {self.rank} (pid {self.pid}) cannot be killed"
         return None
 
 
 def start_worker(
-    slot: Slot,
+    placement: Placement,
     command: Sequence[str],
     environment: Mapping[str, str],
     stdout: int | IO[Any] = subprocess.PIPE,
@@ -163,7 +151,17 @@ def start_worker(
 ) -> Worker:
     """Start one rank with exactly this environment; it dies when this process dies.
 
-    With `stdin`, which it reads, it also gets a pipe for its result, in HVDLITE_RESULT_FD.
+    Args:
+        placement: the rank and where it runs.
+        command: the program and its arguments.
+        environment: all variables of the rank.
+        stdout: a new pipe, or what the rank's stdout is.
+        stderr: a new pipe, or what the rank's stderr is.
+        stdin: what the rank reads from its stdin; by default it has none. With `stdin` the rank
+            also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
+
+    Raises:
+        OSError: the process cannot be started.
     """
     own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
     result: int | None = None
@@ -192,11 +190,11 @@ def start_worker(
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             _enlarge(pipe.fileno())
-    return Worker(slot, process, result)
+    return Worker(placement, process, result)
 
 
 def _memory_file(content: bytes) -> int:
-    """Make a file without a name; its descriptor stands at the start."""
+    """Make a file without a name, and return its descriptor, positioned at the start."""
     fd = os.memfd_create("hvdlite-stdin", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(content)
@@ -205,7 +203,7 @@ def _memory_file(content: bytes) -> int:
 
 
 def _enlarge(pipe: int) -> None:
-    """Give a pipe more room than the usual 64 KiB, where this user may."""
+    """Give a pipe more room than the usual 64 KiB, if the kernel lets this user."""
     try:
         fcntl.fcntl(pipe, _SETPIPE_SIZE, _PIPE_BYTES)
     except OSError:
@@ -216,7 +214,7 @@ class Guardian:
     """The process that kills the job when this one dies; see `hvdlite.launch.process.guardian`."""
 
     def __init__(self, job_id: bytes) -> None:
-        """Start it: in a session of its own, without environment."""
+        """Start the guardian, in a session of its own and without an environment."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__],
             stdin=subprocess.PIPE,
@@ -230,11 +228,11 @@ class Guardian:
         self._tell(job_id.hex())
 
     def watch(self, group: int) -> None:
-        """Add a process group."""
+        """Add a process group that the guardian kills when this process dies."""
         self._tell(str(group))
 
     def dismiss(self) -> None:
-        """End it: nothing of the job is left."""
+        """End the guardian, because nothing of the job is left."""
         self._tell("end")
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -245,12 +243,12 @@ class Guardian:
         try:
             self._process.stdin.write(line.encode() + b"\n")
         except BrokenPipeError:
-            pass  # Somebody killed it; the workers still die with this process.
+            pass  # The guardian was killed; the workers still die with this process (see shim).
 
 
 def output_files(folder: Path, rank: int) -> tuple[int, int]:
-    """Open `folder/rank.N/stdout` and `stderr` for writing, anew."""
-    place = folder / f"rank.{rank}"
-    place.mkdir(parents=True, exist_ok=True)
+    """Open `folder/rank.N/stdout` and `stderr` as empty files; the caller owns the descriptors."""
+    own = folder / f"rank.{rank}"
+    own.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return os.open(place / "stdout", flags, 0o644), os.open(place / "stderr", flags, 0o644)
+    return os.open(own / "stdout", flags, 0o644), os.open(own / "stderr", flags, 0o644)

@@ -1,10 +1,11 @@
 """Number the ranks of a job over its hosts; pure arithmetic.
 
-A host is an index here. Ranks are numbered host by host; `local_rank` counts within a host, and
-`cross_rank` counts the hosts that have a rank of the same local number.
+A *placement* is the host and the numbers that a rank gets. Hosts are indexes here. `local_rank`
+counts the ranks of a host, and `cross_rank` counts the hosts that have a rank of the same local
+rank.
 
 Example:
-    >>> [(slot.rank, slot.local_rank, slot.cross_rank) for slot in place([2, 1])]
+    >>> [(one.rank, one.local_rank, one.cross_rank) for one in place([2, 1])]
     [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
     >>> threads_per_rank(cores=4, local_size=3)
     1
@@ -17,8 +18,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Where one rank stands."""
+class Placement:
+    """The host of one rank, and its numbers.
+
+    Attributes:
+        host: the index of its host, in order of first appearance.
+    """
 
     rank: int
     size: int
@@ -29,24 +34,24 @@ class Slot:
     host: int
 
 
-def place(ranks_per_host: Sequence[int]) -> list[Slot]:
-    """Number ranks host by host; `ranks_per_host[h]` of them on host h."""
+def place(ranks_per_host: Sequence[int]) -> list[Placement]:
+    """Place ranks host by host: `ranks_per_host[h]` ranks on host h."""
     return place_as([host for host, count in enumerate(ranks_per_host) for _ in range(count)])
 
 
-def place_as(hosts: Sequence[int]) -> list[Slot]:
-    """Number ranks whose hosts are given by rank, in any order."""
+def place_as(hosts: Sequence[int]) -> list[Placement]:
+    """Place ranks in any order: rank r on host `hosts[r]`."""
     local_sizes: dict[int, int] = {}
     local_ranks = []
     for host in hosts:
         local_ranks.append(local_sizes.get(host, 0))
         local_sizes[host] = local_ranks[-1] + 1
     order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
-    slots = []
+    placements = []
     for rank, host in enumerate(hosts):
         peers = [h for h in order if local_sizes[h] > local_ranks[rank]]
-        slots.append(
-            Slot(
+        placements.append(
+            Placement(
                 rank=rank,
                 size=len(hosts),
                 local_rank=local_ranks[rank],
@@ -56,7 +61,7 @@ def place_as(hosts: Sequence[int]) -> list[Slot]:
                 host=order[host],
             )
         )
-    return slots
+    return placements
 
 
 def threads_per_rank(cores: int, local_size: int) -> int:

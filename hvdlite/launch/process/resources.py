@@ -1,4 +1,4 @@
-"""What this machine lets the job use: cores, memory, and whether the kernel ran out of it."""
+"""The cores and the memory that this process may use, and the kills of the out-of-memory killer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def _own_cgroup() -> Path:
-    """Find this process's folder in the unified cgroup tree (the root when that is unknown)."""
+    """Find this process's folder in the unified cgroup tree; the root if it is unknown."""
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, _, path = line.split(":", 2)
@@ -21,7 +21,7 @@ def _own_cgroup() -> Path:
 
 
 def _cgroup_text(name: str) -> str:
-    """Read one file of the own cgroup; "" where it does not exist."""
+    """Read one file of this process's cgroup; "" if there is no such file."""
     for folder in (_own_cgroup(), _CGROUPS):
         try:
             return (folder / name).read_text()
@@ -43,14 +43,15 @@ def available_cores() -> int:
 def quota_cores(cgroups: Path, membership: str) -> int | None:
     """Count the whole cores that the strictest quota leaves to a process, at least 1.
 
-    The core counts in the same way (csrc/os/cpu.cc), but this has to work where it does not load.
+    The core counts in the same way (csrc/os/cpu.cc), but --doctor needs the number even where the
+    core does not load.
 
     Args:
-        cgroups: where cgroups are mounted, of version 1 or 2.
+        cgroups: the folder where cgroups of version 1 or 2 are mounted.
         membership: the text of the process's /proc/PID/cgroup.
 
     Returns:
-        None where there is no quota.
+        The number of cores; None without a quota.
     """
     quotas = []
     for line in membership.splitlines():
@@ -60,14 +61,14 @@ def quota_cores(cgroups: Path, membership: str) -> int | None:
             continue
         for mount in (cgroups, cgroups / "cpu", cgroups / controllers):
             own = mount / path.lstrip("/")
-            # A container may see a path of the host's: then only the mount itself is there.
+            # In a container the path may be one of the host: then only the mount itself exists.
             above = [folder for folder in own.parents if folder.is_relative_to(mount)]
             quotas += [quota for folder in (own, *above) if (quota := _quota_of(folder))]
     return max(1, int(min(quotas))) if quotas else None
 
 
 def _quota_of(folder: Path) -> float | None:
-    """Read the cores of one cgroup's quota; version 2 has one file for it, version 1 has two."""
+    """Read one cgroup's quota, in cores; version 2 has one file for it, version 1 has two."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota, period = " ".join((folder / name).read_text() for name in names).split()
@@ -79,7 +80,7 @@ def _quota_of(folder: Path) -> float | None:
 
 
 def memory_bytes() -> int:
-    """Say how much memory this process may use: the machine's, or a container's limit."""
+    """Return how many bytes of memory this process may use: all, or the limit of its cgroup."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_text("memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total

@@ -1,8 +1,9 @@
-"""Become a worker's command, after tying its life to the launcher's.
+"""The first program of every rank, which dies with the launcher and becomes the rank's command.
 
-Run by path as `python -I -S shim.py LAUNCHER_PID COMMAND...`: it asks the kernel for a SIGKILL when
-the launcher dies, then turns into the command. A program of its own rather than a `preexec_fn`,
-because the launcher has threads, and code between fork and exec must not need their locks.
+The launcher runs it by path as `python -I -S shim.py LAUNCHER_PID COMMAND...`. It asks the kernel
+for a SIGKILL when the launcher dies, and then execs the command. This is a program, rather than a
+`preexec_fn`, because the launcher has threads: code between fork and exec must not need locks that
+these threads may hold.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when `parent` dies; exit when it already has."""
+    """Have the kernel kill this process when `parent` dies; exit if it has died already."""
     try:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (ImportError, OSError, AttributeError):
-        pass  # A Python without libffi: the guardian alone ends this process then.
+        pass  # This Python has no libffi: only the guardian kills this process then.
     if os.getppid() != parent:
         sys.exit(1)
 
 
 def main() -> None:
-    """Tie, then exec the command; 127 or 126 as a shell gives when it cannot be run."""
-    # Python would only note a Ctrl-C for later, and exec would forget it.
+    """Exec the command; exit with 127 or 126, as a shell does, if that is impossible."""
+    # Python's handler would only note a SIGINT for later, and exec would lose it.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(int(sys.argv[1]))
     command = sys.argv[2:]
-    # Python ignores these two at its start, and exec would hand that on to the command.
+    # Python ignores these two from its start, and the command would inherit that.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:

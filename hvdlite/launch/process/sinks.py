@@ -1,5 +1,5 @@
-"""Where bytes of a rank go: the launcher's descriptors, and the result of `hvdlite.run`."""
+"""The sinks of a rank's bytes: the console's stdout and stderr, and the result of `hvdlite.run`."""
 
-STDOUT = 1
+STDOUT = 1  # STDOUT and STDERR are also descriptors of the launcher.
 STDERR = 2
-RESULT = 3  # what a rank returns to `hvdlite.run`; not a descriptor of the console
+RESULT = 3  # This one is not a descriptor.

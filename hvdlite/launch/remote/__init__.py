@@ -1,1 +1,1 @@
-"""Ranks on other hosts: ssh, the agent that it starts there, and their messages."""
+"""Ranks on other hosts: ssh, which starts an agent there, and the messages to and from agents."""

@@ -1,7 +1,8 @@
 """Messages between the launcher and the agents on other hosts, over ssh's stdin and stdout.
 
-A frame is a kind, a rank, a length and that many bytes. There is nothing to authenticate: ssh has
-done that. What a login shell prints before the agent's first frame is skipped.
+A frame is a kind, a rank, a length and that many bytes. Frames are not authenticated, because ssh
+has authenticated both sides. The reader skips what a login shell prints before the agent's
+greeting.
 
 Example:
     >>> reader = FrameReader(after_greeting=True)
@@ -19,29 +20,29 @@ from typing import Any
 
 GREETING = b"\0hvdlite-agent\0"
 _HEADER = struct.Struct("<BII")
-_MOST_NOISE = 1 << 20
-_SHOWN = 60  # bytes of what is no frame
+_MOST_NOISE = 1 << 20  # bytes before the greeting that are kept to search in
+_SHOWN = 60  # bytes that a message shows of something that is not a frame
 
 
 class NoFrameError(ValueError):
-    """Something else than a frame has arrived: nothing that follows can be understood."""
+    """Something that is not a frame has arrived, so nothing after it can be understood."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame is about."""
+    """The meaning of a frame, after the side that sends it."""
 
-    HELLO = 1  # agent: its version, and what its host is like
-    STDIN = 2  # launcher: what every rank reads from its stdin
+    HELLO = 1  # agent: its version, and the name and cores of its host
+    STDIN = 2  # launcher: the bytes that every rank reads from its stdin
     START = 3  # launcher: the host's part of the job
-    STARTED = 4  # agent: a rank runs; its process id
-    REFUSED = 5  # agent: the job cannot start here; why
+    STARTED = 4  # agent: a rank runs; carries its process id
+    REFUSED = 5  # agent: the job cannot start here; carries the reason
     OUT = 6  # agent: bytes of a rank's stdout
     ERR = 7  # agent: bytes of a rank's stderr
-    RESULT = 8  # agent: bytes of what a rank returns to `hvdlite.run`
-    ENDED = 9  # agent: how a rank ended
+    RESULT = 8  # agent: bytes of a rank's result for `hvdlite.run`
+    ENDED = 9  # agent: a rank has ended; carries how
     DONE = 10  # agent: nothing of the job is left here
     SIGNAL = 11  # launcher: send this signal to a rank
-    ALIVE = 12  # launcher: still there
+    ALIVE = 12  # launcher: it is still there
 
 
 _KINDS = frozenset(Kind)
@@ -49,17 +50,17 @@ _KINDS = frozenset(Kind)
 
 @dataclass(frozen=True)
 class Frame:
-    """One message; `rank` is 0 where it is about no rank."""
+    """One message; `rank` is 0 if the message does not concern a single rank."""
 
     kind: Kind
     rank: int
     body: bytes
 
     def data(self) -> Any:
-        """Decode the body of a frame that carries values.
+        """Decode the body of a frame that carries JSON.
 
         Raises:
-            NoFrameError: it carries none.
+            NoFrameError: the body is not JSON.
         """
         try:
             return json.loads(self.body)
@@ -68,34 +69,34 @@ class Frame:
 
 
 def frame(kind: Kind, rank: int = 0, body: bytes = b"") -> bytes:
-    """Encode one message."""
+    """Encode a message whose body is bytes."""
     return _HEADER.pack(kind, rank, len(body)) + body
 
 
 def data_frame(kind: Kind, rank: int, data: Any) -> bytes:
-    """Encode one message that carries values."""
+    """Encode a message whose body is JSON."""
     return frame(kind, rank, json.dumps(data).encode())
 
 
 class FrameReader:
-    """Cut a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames."""
 
     def __init__(self, after_greeting: bool = False, longest: int = 1 << 32) -> None:
-        """Expect frames at once, or only after a greeting among anything else.
+        """Make a reader.
 
         Args:
-            after_greeting: skip what comes before a greeting.
-            longest: bytes of a body; a longer one is refused.
+            after_greeting: whether to skip everything before the agent's greeting.
+            longest: the most bytes that a body may have; a longer one is not a frame.
         """
         self._waits = after_greeting
         self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take what arrived; return the frames that it completed.
+        """Take bytes that arrived; return the frames that they complete.
 
         Raises:
-            NoFrameError: this is none; the text shows what it is.
+            NoFrameError: the bytes are not a frame; the text shows them.
         """
         self._buffer += data
         if self._waits and not self._greeted():

@@ -1,8 +1,9 @@
-"""Other hosts, as the launcher sees them: an ssh each, with an agent behind it.
+"""The launcher's side of other hosts: for each, an ssh process that is connected to an agent.
 
-A remote rank looks to the supervisor like a local one: pipes with its output, and a descriptor that
-can be read once it has ended. A thread per host fills them. It stops reading ssh while a pipe is
-full, so that a slow console slows the ranks of other hosts down, too.
+To the supervisor, a rank of another host looks like a local one: it has pipes with its output, and
+a descriptor that becomes readable when the rank has ended. A thread for each host writes to them
+what the agent sends. The thread stops reading from ssh while a pipe is full, so that a slow console
+also slows down the ranks of other hosts.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ import hvdlite
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.placement import Slot
+from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ssh import SshOptions, explain, last_line, ssh_command
 
-_ALIVE_SECONDS = 3.0  # between the words that tell an agent that the launcher is there
+_ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
-_LONGEST_FRAME = 4 << 20  # bytes that an agent sends at once
+_LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _LONGEST_SLEEP = 3600.0
-_LOST = 255  # status of a rank whose host was lost, as ssh's
+_LOST = 255  # status of a rank when the connection to its host is lost; ssh uses it, too
 _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT}
 
 
 class LaunchError(OSError):
-    """A host cannot take part; the message says which, why, and what to do."""
+    """The job cannot run on a host; the message says which host, why, and what to do."""
 
 
 def _disturbed(error: NoFrameError) -> str:
@@ -43,10 +44,14 @@ def _disturbed(error: NoFrameError) -> str:
 
 
 class RemoteWorker:
-    """One rank on another host. The host's thread feeds it, the supervisor's reads it."""
+    """One rank on another host.
 
-    def __init__(self, slot: Slot, remote: RemoteHost, with_result: bool) -> None:
-        self.slot = slot
+    The host's thread calls `write`, `end` and `close_output`; the supervisor's thread calls
+    everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
+    """
+
+    def __init__(self, placement: Placement, remote: RemoteHost, with_result: bool) -> None:
+        self.placement = placement
         self.pid = 0  # on its own host
         self.ending: Ending | None = None
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)
@@ -59,7 +64,7 @@ class RemoteWorker:
     @property
     def rank(self) -> int:
         """The rank in the job."""
-        return self.slot.rank
+        return self.placement.rank
 
     @property
     def host(self) -> str:
@@ -73,24 +78,24 @@ class RemoteWorker:
 
     @property
     def lingers(self) -> bool:
-        """Say whether its agent has not said yet that nothing is left."""
+        """Whether the agent has not reported yet that nothing of the job is left on its host."""
         return not self._remote.over
 
     def take_pipes(self) -> dict[int, int]:
-        """Hand over the read ends of its output, by sink; whoever takes them owns them."""
+        """Hand over the read ends of its output, by sink; the caller owns them."""
         pipes, self._read = self._read, {}
         return pipes
 
     def look(self) -> Ending | None:
-        """Say how it ended, None while it runs."""
+        """Return how the rank ended; None while it runs."""
         return self.ending
 
     def signal_group(self, number: int) -> None:
-        """Have the agent send a signal to the rank and its children."""
+        """Tell the agent to send a signal to the rank and its children."""
         self._remote.send(data_frame(Kind.SIGNAL, self.rank, int(number)))
 
     def reap(self) -> str | None:
-        """End the connection to the host; say so if the agent did not confirm the end."""
+        """End the connection to the host; complain if the agent did not confirm the end."""
         for pipe in self.take_pipes().values():
             os.close(pipe)
         confirmed = self._remote.close()
@@ -103,36 +108,41 @@ class RemoteWorker:
         )
 
     def write(self, sink: int, data: bytes) -> None:
-        """Pass output on; blocks while the pipe is full. (The host's thread.)"""
+        """Pass output on; this blocks while the pipe is full."""
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._write[sink], view) :]
         except OSError:
-            pass  # The supervisor does not read any more.
+            pass  # The supervisor has closed the read end.
 
     def end(self, ending: Ending) -> None:
-        """Note the end, and wake the supervisor. (The host's thread.)"""
+        """Note how the rank ended, and wake the supervisor; later calls do nothing."""
         if self.ending is None:
             self.ending = ending
             os.eventfd_write(self.pidfd, 1)
 
     def close_output(self) -> None:
-        """Nothing more comes, from what the rank left running neither. (The host's thread.)"""
+        """Close the pipes: neither the rank nor a process that it left will write any more."""
         for pipe in self._write.values():
             os.close(pipe)
         self._write = {}
 
 
 class RemoteHost:
-    """One other host: its ssh, and the ranks there.
+    """One other host: its ssh process, and its ranks.
 
-    Until `serve` starts the thread, everything happens in the launcher's own; then `send`, `over`
-    and `close` may be called from there.
+    Until `serve` starts the host's thread, only the launcher's thread uses this object. Afterwards
+    the launcher's threads use only `send`, `over` and `close`.
+
+    Attributes:
+        hello: the agent's description of its host; empty until it arrives.
+        workers: the ranks of this host, by rank.
+        over: whether nothing more comes from the agent.
     """
 
     def __init__(self, name: str, options: SshOptions) -> None:
-        """Start ssh; it dies with this process."""
+        """Start ssh, which dies with this process."""
         self.name = name
         self.hello: dict[str, Any] = {}
         self.workers: dict[int, RemoteWorker] = {}
@@ -165,14 +175,14 @@ class RemoteHost:
         return self._ssh.pid
 
     def fileno(self) -> int:
-        """Give the descriptor that can be read when the agent says something."""
+        """Return the descriptor that is readable when the agent has sent something."""
         return self._stdout
 
     def receive(self) -> None:
-        """Take what the agent said; see `greeted` and `started`.
+        """Read and handle messages of the agent; they change `hello` and `started`.
 
         Raises:
-            LaunchError: ssh failed, or the agent refuses.
+            LaunchError: ssh failed, the agent refuses, or it has another version of hvdlite.
         """
         data = os.read(self._stdout, 1 << 18)
         if not data:
@@ -201,33 +211,44 @@ class RemoteHost:
 
     @property
     def started(self) -> bool:
-        """Say whether all its ranks run."""
+        """Whether all ranks of this host run."""
         return all(worker.pid for worker in self.workers.values())
 
-    def start(self, part: dict[str, Any], slots: Sequence[Slot], stdin: bytes | None) -> None:
-        """Have the agent start its ranks."""
-        for slot in slots:
-            self.workers[slot.rank] = RemoteWorker(slot, self, stdin is not None)
+    def start(
+        self, part: dict[str, Any], placements: Sequence[Placement], stdin: bytes | None
+    ) -> None:
+        """Tell the agent to start its ranks.
+
+        Args:
+            part: this host's part of the job; see `_Run._start_remote`.
+            placements: the placements of this host's ranks.
+            stdin: the bytes that every rank reads from its stdin, if any.
+        """
+        for placement in placements:
+            self.workers[placement.rank] = RemoteWorker(placement, self, stdin is not None)
         if stdin is not None:
             self.send(frame(Kind.STDIN, body=stdin))
         self.send(data_frame(Kind.START, 0, part))
 
     def serve(self) -> None:
-        """Feed the workers from now on."""
+        """Start the thread that passes the agent's messages to the workers."""
         self._thread.start()
 
     def send(self, data: bytes) -> None:
-        """Write to the agent, if it is still there."""
+        """Write to the agent, if the connection still exists."""
         with self._sending:
             try:
                 view = memoryview(data)
                 while view and self._closed is None:
                     view = view[os.write(self._stdin, view) :]
             except OSError:
-                pass  # ssh has ended; its stdout says so, too.
+                pass  # ssh has ended, which the host's thread notices at the end of its stdout.
 
     def _serve(self) -> None:
-        """Pass on what the agent says; whatever ends that, the job hears that ranks are lost."""
+        """Pass the agent's messages on until the connection ends; then all ranks have ended.
+
+        A rank that has not ended by then is reported as lost.
+        """
         why = "the launcher's thread for this host failed"
         try:
             self._pass_on()
@@ -276,12 +297,12 @@ class RemoteHost:
         return os.pread(self._complaints, 1 << 16, 0).decode(errors="replace")
 
     def close(self) -> bool:
-        """Hang up; say whether the agent had confirmed that nothing is left on its host."""
+        """Close the connection; return whether the agent confirmed that nothing is left there."""
         if self._closed is not None:
             return self._closed
         if self._thread.ident is not None:
             self._thread.join(_LONGEST_GOODBYE)
-        with self._sending:  # Nobody writes to a descriptor that may be another one's soon.
+        with self._sending:  # After this no thread writes to the descriptor, which is closed next.
             self._closed = self._closed_well
         for pipe in (self._ssh.stdin, self._ssh.stdout):
             if pipe is not None and not self._thread.is_alive():
@@ -293,7 +314,7 @@ class RemoteHost:
         return self._closed
 
     def _reap(self) -> int:
-        """Wait for ssh, which has nothing more to say, and return its status."""
+        """Wait until ssh has ended, and return its status."""
         try:
             return self._ssh.wait(_LONGEST_GOODBYE)
         except subprocess.TimeoutExpired:
@@ -305,7 +326,7 @@ class RemoteHosts:
     """All other hosts of a job, as a context manager."""
 
     def __init__(self, names: Sequence[str], options: SshOptions, interrupted_fd: int) -> None:
-        """Start ssh to all; a byte at `interrupted_fd` ends the waiting."""
+        """Start ssh to all hosts; a byte at `interrupted_fd` ends the waits below."""
         self.hosts: list[RemoteHost] = []
         self._options = options
         self._interrupted_fd = interrupted_fd
@@ -315,16 +336,16 @@ class RemoteHosts:
             self.hosts.append(RemoteHost(name, options))
 
     def greet(self) -> None:
-        """Wait until every host's agent has said what its host is like.
+        """Wait until the agent of every host has sent its hello.
 
         Raises:
-            LaunchError: a host cannot be reached, or has another version.
-            KeyboardInterrupt: a signal came meanwhile.
+            LaunchError: a host cannot be reached, or has another version of hvdlite.
+            KeyboardInterrupt: a signal arrived meanwhile.
         """
         self._wait_for(lambda host: bool(host.hello), "answered")
 
     def wait_until_started(self) -> None:
-        """Wait until every rank on another host runs; raises as `greet` does."""
+        """Wait until every rank on another host runs; raise as `greet` does."""
         self._wait_for(lambda host: host.started, "started its ranks")
         for host in self.hosts:
             host.serve()
@@ -362,4 +383,4 @@ class RemoteHosts:
         for host in self.hosts:
             host.close()
         if self._alive.ident is not None:
-            self._alive.join()  # With ssh gone, none of its writes can block any more.
+            self._alive.join()  # It ends soon: with ssh gone, its writes cannot block.

@@ -1,7 +1,7 @@
-"""How ssh is called, and what its failures mean.
+"""Build the ssh command that starts an agent, and explain why ssh failed.
 
-No shell is asked to interpret anything: the remote command is one fixed program with fixed words.
-Environment, command and secret go through ssh's stdin.
+The remote command is one fixed program with fixed arguments, so that no shell has to interpret
+anything of the user. The environment, the command and the secret of the job go through ssh's stdin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvdlite.bootstrap.deadline import is_never
 SAFE_PATH = "PYTHONSAFEPATH"
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds
 
-# What a failing ssh, or the shell behind it, says, and what the user can do about it.
+# Words that a failing ssh, or the shell on the host, prints, and what the user can do about it.
 _REMEDIES = (
     ("could not resolve hostname", "is the name right? `ssh {host}` has to work by itself"),
     ("connection refused", "does an ssh server run there, on this port? --ssh-port sets another"),
@@ -33,17 +33,25 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class SshOptions:
-    """What the user chose about ssh."""
+    """The user's choices for ssh.
+
+    Attributes:
+        port: the port of sshd on the other hosts; None leaves it to ssh.
+        identity_file: a private key.
+        config: the configuration file that ssh reads instead of the user's.
+        python: the Python with hvdlite on the other hosts.
+        connect_seconds: how long a host may take to answer; see `deadline.is_never`.
+    """
 
     port: int | None = None
     identity_file: Path | None = None
     config: Path | None = None
     python: str = sys.executable
-    connect_seconds: float = 60.0  # see `deadline.is_never`
+    connect_seconds: float = 60.0
 
 
 def ssh_command(host: str, options: SshOptions) -> list[str]:
-    """Build the command that starts the agent on a host, whose name has been checked."""
+    """Build the command that starts the agent on a host; `hosts` has checked the name."""
     settings = {
         "BatchMode": "yes",
         "ConnectTimeout": _connect_timeout(options.connect_seconds),
@@ -62,8 +70,8 @@ def ssh_command(host: str, options: SshOptions) -> list[str]:
         command += ["-i", str(options.identity_file)]
     if options.config is not None:
         command += ["-F", str(options.config)]
-    # Or Python would import modules from the folder that the login begins in. (-P says the same,
-    # but Python 3.10 does not know it.) The agent takes the variable out again.
+    # Without this variable, Python would import modules from the folder in which the login begins.
+    # (The option -P does the same, but not in Python 3.10.) The agent removes the variable.
     safe = f"{SAFE_PATH}=1"
     python = shlex.quote(options.python)
     return [*command, "--", host, "exec", "env", safe, python, "-m", "hvdlite.launch.agent"]
@@ -74,13 +82,13 @@ def _connect_timeout(seconds: float) -> str:
 
 
 def last_line(stderr: str) -> str:
-    """Pick what a failing ssh said last."""
+    """Return the last line that a failing ssh printed; "" if it printed nothing."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def explain(host: str, stderr: str, status: int | None, options: SshOptions) -> str:
-    """Say why a host could not be reached, and what to do."""
+    """Describe why a host could not be reached, and what to do."""
     said = last_line(stderr) or f"ssh ended with status {status} and said nothing"
     for words, remedy in _REMEDIES:
         if words in stderr.lower():

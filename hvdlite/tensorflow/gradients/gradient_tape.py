@@ -17,7 +17,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.local_variables import variables_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.tensorflow.compression import Compression
-from hvdlite.tensorflow.gradients.source_gradients import Groups, SourceGradients, source_gradients
+from hvdlite.tensorflow.gradients.source_gradients import SourceGradients, source_gradients
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 
@@ -78,7 +78,7 @@ def DistributedGradientTape(
     op: int = ops.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Groups | None = None,
+    groups: ops.Groups | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     *,

@@ -19,8 +19,6 @@ from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.graph.names import graph_name, set_number
 
-Groups = int | Sequence[Sequence[Any]]
-
 
 @dataclass(frozen=True)
 class SourceGradients:
@@ -29,7 +27,7 @@ class SourceGradients:
     reduction: Reduction
     compression: Any
     sparse_as_dense: bool
-    groups: Groups
+    groups: ops.Groups
     name: str | None
     scales_local: bool
     process_set: ProcessSet
@@ -72,7 +70,7 @@ def source_gradients(
     sparse_as_dense: bool,
     op: int,
     predivide_factor: float,
-    groups: Groups,
+    groups: ops.Groups,
     process_set: ProcessSet,
     scales_local: bool,
     weight: Any,
@@ -92,26 +90,14 @@ def source_gradients(
         reduction=Reduction(op, 1.0 / predivide_factor, predivide_factor, weight),
         compression=compression,
         sparse_as_dense=sparse_as_dense,
-        groups=_check_groups(groups),
+        groups=ops.check_groups(groups, "source", none="each gradient alone"),
         name=name,
         scales_local=scales_local,
         process_set=process_set,
     )
 
 
-def _check_groups(groups: Groups) -> Groups:
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ArgumentError("the number of groups is zero (each gradient alone) or more")
-        return groups
-    lists = [list(group) for group in groups]
-    members = [id(source) for group in lists for source in group]
-    if len(members) != len(set(members)):
-        raise ArgumentError("a source is in two groups, or twice in one")
-    return lists
-
-
-def _positions(groups: Groups, sources: Sequence[Any]) -> list[list[int]]:
+def _positions(groups: ops.Groups, sources: Sequence[Any]) -> list[list[int]]:
     """Return the positions of the sources of each group."""
     if isinstance(groups, int):
         count = min(groups, len(sources))

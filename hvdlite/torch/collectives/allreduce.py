@@ -1,4 +1,4 @@
-"""Allreduce of torch tensors; `broadcasting` and `rows` have the other collectives.
+"""Allreduce of torch tensors; `broadcast` and `gather` have the other collectives.
 
 Each comes in up to four forms: `verb` returns a new tensor, `verb_` overwrites its argument, and
 `verb_async`/`verb_async_` return a handle at once, for `synchronize`. All are differentiable; a
@@ -8,23 +8,29 @@ without it calls are numbered, and every rank makes them in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hvdlite import ops as neutral
 from hvdlite.compression import cast_in_core, send_compressed
-from hvdlite.operation_names import next_name
-from hvdlite.process_sets import ProcessSet, global_process_set, member_id
-from hvdlite.torch.collectives.gradients import Reduced, tie
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch.collectives.gradients import check_differentiable, tie
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
-from hvdlite.torch.collectives.tensors import check, names_of, read_and_written, result_of, spec
+from hvdlite.torch.collectives.tensors import (
+    Named,
+    grouped,
+    read_and_written,
+    result_of,
+    single,
+    spec,
+)
 from hvdlite.torch.compression import Compression
 
 
-def _reduction(
+def reduction_of(
     average: bool | None,
     op: int | None,
     prescale: float,
@@ -32,59 +38,76 @@ def _reduction(
     weight: float | None,
     process_set: ProcessSet,
 ) -> Reduction:
+    """Make of the arguments of a public function what the core is asked for."""
     op = neutral.choose_op(average, op)
     weight = None if weight is None else float(weight)
     return Reduction(op, prescale, postscale, weight, process_set)
 
 
 def start_reducing(
-    tensors: Sequence[torch.Tensor],
-    names: Sequence[str],
-    name: str,
-    reduction: Reduction,
-    in_place: bool,
-    blocking: bool = False,
+    sent: Named, reduction: Reduction, in_place: bool, blocking: bool = False
 ) -> Handle:
     """Submit an allreduce; its handle gives the list of results."""
     specs, sources, outputs = [], [], []
-    for tensor, tensor_name in zip(tensors, names, strict=True):
-        source, output = read_and_written(tensor, tensor_name, "allreduce", in_place)
-        specs.append(spec(tensor_name, source, output, reduction.wire))
+    for tensor, name in zip(sent.tensors, sent.names, strict=True):
+        source, output = read_and_written(tensor, name, "allreduce", in_place)
+        specs.append(spec(name, source, output, reduction.wire))
         sources.append(source)
         outputs.append(output)
-    core = start_allreduce(name, specs, reduction, (sources, outputs), blocking)
-
-    def results() -> list[torch.Tensor]:
-        return [
-            result_of(tensor, output, tensor_name, in_place)
-            for tensor, output, tensor_name in zip(tensors, outputs, names, strict=True)
-        ]
+    core = start_allreduce(sent.name, specs, reduction, (sources, outputs), blocking)
 
     def finish(_: Submission) -> list[torch.Tensor]:
+        written = zip(sent.tensors, outputs, sent.names, strict=True)
+        results = [result_of(tensor, output, name, in_place) for tensor, output, name in written]
         return [
-            tie(Reduced, tensor, output, tensor_name, reduction)
-            for tensor, output, tensor_name in zip(tensors, results(), names, strict=True)
+            tie(tensor, result, _gradient, name, reduction)
+            for tensor, result, name in zip(sent.tensors, results, sent.names, strict=True)
         ]
 
     return Handle(core, finish)
 
 
-def _reduce(
-    tensors: Sequence[torch.Tensor],
-    names: Sequence[str],
-    name: str,
-    reduction: Reduction,
-    compression: Any,
+def _gradient(gradient: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
+    """Reduce the gradients in the same way; in a weighted average each rank takes its share."""
+    check_differentiable("allreduce", name, reduction.op)
+    name = f"{name}.backward"
+    if reduction.weight is None:
+        return reduce(gradient, name, reduction)
+    weight = torch.tensor(reduction.weight, dtype=torch.float64)
+    in_sum = Reduction(neutral.Sum, process_set=reduction.process_set)
+    total = float(reduce(weight, f"{name}.weight", in_sum))
+    gradient = reduce(gradient, name, reduction._replace(op=neutral.Sum, weight=None))
+    return gradient * (reduction.weight / total if total else 0.0)
+
+
+def reduce(tensor: torch.Tensor, name: str, reduction: Reduction) -> torch.Tensor:
+    """Reduce one tensor into a new one, and wait; differentiable."""
+    sent = Named(name, [tensor], [name])
+    return start_reducing(sent, reduction, in_place=False, blocking=True).wait()[0]
+
+
+def averaged(tensor: torch.Tensor, name: str, process_set: ProcessSet) -> torch.Tensor:
+    """Average one tensor over the members of a process set, and wait; differentiable."""
+    return reduce(tensor, name, Reduction(neutral.Average, process_set=process_set))
+
+
+def send_named(
+    sent: Named, compression: Any, start: Callable[[Named], Handle]
 ) -> list[torch.Tensor]:
-    """Allreduce tensors into new ones, compressed on the way, and wait for them."""
-    for tensor, tensor_name in zip(tensors, names, strict=True):
-        check(tensor, tensor_name)
+    """Compress tensors, wait for the collective that `start` makes of them, and decompress."""
+    sent.check()
+    return send_compressed(
+        lambda wires: start(sent._replace(tensors=wires)).wait(), sent.tensors, compression
+    )
+
+
+def _reduce_compressed(sent: Named, reduction: Reduction, compression: Any) -> list[torch.Tensor]:
     wire, compression = cast_in_core(compression, reduction.op)
     reduction = reduction._replace(wire=wire)
-    return send_compressed(
-        lambda wires: start_reducing(wires, names, name, reduction, False, blocking=True).wait(),
-        tensors,
+    return send_named(
+        sent,
         compression,
+        lambda wires: start_reducing(wires, reduction, in_place=False, blocking=True),
     )
 
 
@@ -125,9 +148,9 @@ def allreduce(
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
     """
-    name = name or next_name("allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return _reduce([tensor], [name], name, reduction, compression)[0]
+    sent = single("allreduce", tensor, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return _reduce_compressed(sent, reduction, compression)[0]
 
 
 def allreduce_async(
@@ -147,9 +170,9 @@ def allreduce_async(
         >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
         >>> mean_loss = hvd.synchronize(handle)
     """
-    name = name or next_name("allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing([tensor], [name], name, reduction, in_place=False).first()
+    sent = single("allreduce", tensor, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return start_reducing(sent, reduction, in_place=False).first()
 
 
 def allreduce_(
@@ -168,11 +191,9 @@ def allreduce_(
     Example:
         >>> hvd.allreduce_(running_mean)
     """
-    name = name or next_name("allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    handle = start_reducing([tensor], [name], name, reduction, in_place=True, blocking=True)
-    result: torch.Tensor = handle.wait()[0]
-    return result
+    sent = single("allreduce", tensor, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return start_reducing(sent, reduction, in_place=True, blocking=True).wait()[0]
 
 
 def allreduce_async_(
@@ -193,9 +214,9 @@ def allreduce_async_(
         >>> hvd.synchronize(handle) is running_mean
         True
     """
-    name = name or next_name("allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing([tensor], [name], name, reduction, in_place=True).first()
+    sent = single("allreduce", tensor, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return start_reducing(sent, reduction, in_place=True).first()
 
 
 def grouped_allreduce(
@@ -215,10 +236,9 @@ def grouped_allreduce(
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
-    name = name or next_name("grouped_allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    names = names_of(name, len(tensors))
-    return _reduce(tensors, names, name, reduction, compression)
+    sent = grouped("allreduce", tensors, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return _reduce_compressed(sent, reduction, compression)
 
 
 def grouped_allreduce_async(
@@ -238,9 +258,9 @@ def grouped_allreduce_async(
         >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
         >>> loss, accuracy = hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=False)
+    sent = grouped("allreduce", tensors, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return start_reducing(sent, reduction, in_place=False)
 
 
 def grouped_allreduce_(
@@ -259,11 +279,11 @@ def grouped_allreduce_(
     Example:
         >>> hvd.grouped_allreduce_([running_mean, running_var])
     """
-    name = name or next_name("grouped_allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    names = names_of(name, len(tensors))
-    handle = start_reducing(tensors, names, name, reduction, in_place=True, blocking=True)
-    results: list[torch.Tensor] = handle.wait()
+    sent = grouped("allreduce", tensors, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    results: list[torch.Tensor] = start_reducing(
+        sent, reduction, in_place=True, blocking=True
+    ).wait()
     return results
 
 
@@ -284,6 +304,6 @@ def grouped_allreduce_async_(
         >>> handle = hvd.grouped_allreduce_async_([running_mean, running_var])
         >>> hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_allreduce", member_id(process_set))
-    reduction = _reduction(average, op, prescale_factor, postscale_factor, weight, process_set)
-    return start_reducing(tensors, names_of(name, len(tensors)), name, reduction, in_place=True)
+    sent = grouped("allreduce", tensors, name, process_set)
+    reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
+    return start_reducing(sent, reduction, in_place=True)

@@ -1,4 +1,4 @@
-"""Broadcast of torch tensors, in the four forms that `ops` describes, and the barrier."""
+"""Broadcast of torch tensors, in the four forms that `allreduce` describes, and the barrier."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from hvdlite import basics
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
-from hvdlite.torch.collectives.gradients import Broadcast, tie
+from hvdlite.torch.collectives.allreduce import averaged
+from hvdlite.torch.collectives.gradients import tie
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Submission, start_broadcast
 from hvdlite.torch.collectives.tensors import read_and_written, result_of, spec
@@ -29,9 +30,17 @@ def _start_broadcasting(
 
     def finish(_: Submission) -> torch.Tensor:
         result = result_of(tensor, output, name, in_place)
-        return tie(Broadcast, tensor, result, name, root_rank, process_set)
+        return tie(tensor, result, _gradient, name, root_rank, process_set)
 
     return Handle(core, finish)
+
+
+def _gradient(
+    gradient: torch.Tensor, name: str, root_rank: int, process_set: ProcessSet
+) -> torch.Tensor:
+    """Average the ranks' gradients on the root; what the others put in had no effect."""
+    mean = averaged(gradient, f"{name}.backward", process_set)
+    return mean if basics.rank() == root_rank else torch.zeros_like(mean)
 
 
 def broadcast(
@@ -55,10 +64,7 @@ def broadcast(
     Example:
         >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
     """
-    result: torch.Tensor = _start_broadcasting(
-        tensor, root_rank, name, process_set, False, True
-    ).wait()
-    return result
+    return _start_broadcasting(tensor, root_rank, name, process_set, False, True).wait()
 
 
 def broadcast_async(
@@ -87,10 +93,7 @@ def broadcast_(
     Example:
         >>> hvd.broadcast_(running_mean, root_rank=0)
     """
-    result: torch.Tensor = _start_broadcasting(
-        tensor, root_rank, name, process_set, True, True
-    ).wait()
-    return result
+    return _start_broadcasting(tensor, root_rank, name, process_set, True, True).wait()
 
 
 def broadcast_async_(

@@ -1,6 +1,6 @@
 """The collectives on torch tensors that work on rows: their results have other first dimensions.
 
-Each has a blocking and an asynchronous form, as in `ops`; all are differentiable.
+Each has a blocking and an asynchronous form, as in `allreduce`; all are differentiable.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core
+from hvdlite import _core, basics
 from hvdlite import ops as neutral
-from hvdlite.compression import send_compressed
 from hvdlite.errors import ArgumentError
-from hvdlite.operation_names import next_name
-from hvdlite.process_sets import ProcessSet, global_process_set, member_id
-from hvdlite.torch.collectives.gradients import Exchanged, Gathered, Scattered, tie
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.torch.collectives.allreduce import averaged, reduction_of, send_named
+from hvdlite.torch.collectives.gradients import check_differentiable, tie
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import (
     Reduction,
@@ -27,39 +26,37 @@ from hvdlite.torch.collectives.submit import (
     start_reducescatter,
     take_received,
 )
-from hvdlite.torch.collectives.tensors import check, names_of, readable, spec
+from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
 
 
-def _sources(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> list[torch.Tensor]:
-    for tensor, name in zip(tensors, names, strict=True):
-        check(tensor, name)
-    return [readable(tensor) for tensor in tensors]
+def _specs(sent: Named, sources: Sequence[torch.Tensor]) -> list[_core.Tensor]:
+    return [spec(name, source, None) for source, name in zip(sources, sent.names, strict=True)]
 
 
-def _specs(sources: Sequence[torch.Tensor], names: Sequence[str]) -> list[_core.Tensor]:
-    return [spec(name, source, None) for source, name in zip(sources, names, strict=True)]
-
-
-def _start_gathering(
-    tensors: Sequence[torch.Tensor],
-    names: Sequence[str],
-    name: str,
-    process_set: ProcessSet,
-    blocking: bool,
-) -> Handle:
+def _start_gathering(sent: Named, process_set: ProcessSet, blocking: bool) -> Handle:
     """Submit an allgather; its handle gives the list of results."""
-    sources = _sources(tensors, names)
-    core = start_allgather(name, _specs(sources, names), process_set, sources, blocking)
+    sources = sent.read()
+    core = start_allgather(sent.name, _specs(sent, sources), process_set, sources, blocking)
 
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
-            tie(Gathered, tensor, one.tensor, tensor_name, one.rows, process_set)
-            for tensor, one, tensor_name in zip(tensors, received, names, strict=True)
+            tie(tensor, one.tensor, _gathered_gradient, name, one.rows, process_set)
+            for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
         ]
 
     return Handle(core, finish)
+
+
+def _gathered_gradient(
+    gradient: torch.Tensor, name: str, first_dimensions: Sequence[int], process_set: ProcessSet
+) -> torch.Tensor:
+    """Average the ranks' gradients and take the rows that this rank gave."""
+    mean = averaged(gradient, f"{name}.backward", process_set)
+    index = process_set.ranks.index(basics.rank())
+    start = sum(first_dimensions[:index])
+    return mean[start : start + first_dimensions[index]]
 
 
 def allgather(
@@ -85,11 +82,8 @@ def allgather(
     Example:
         >>> every_prediction = hvd.allgather(predictions)
     """
-    name = name or next_name("allgather", member_id(process_set))
-    result: torch.Tensor = _start_gathering(
-        [tensor], [name], name, process_set, blocking=True
-    ).wait()[0]
-    return result
+    sent = single("allgather", tensor, name, process_set)
+    return _start_gathering(sent, process_set, blocking=True).wait()[0]
 
 
 def allgather_async(
@@ -103,8 +97,8 @@ def allgather_async(
         >>> handle = hvd.allgather_async(predictions)
         >>> every_prediction = hvd.synchronize(handle)
     """
-    name = name or next_name("allgather", member_id(process_set))
-    return _start_gathering([tensor], [name], name, process_set, blocking=False).first()
+    sent = single("allgather", tensor, name, process_set)
+    return _start_gathering(sent, process_set, blocking=False).first()
 
 
 def grouped_allgather(
@@ -117,11 +111,8 @@ def grouped_allgather(
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
-    name = name or next_name("grouped_allgather", member_id(process_set))
-    handle = _start_gathering(
-        tensors, names_of(name, len(tensors)), name, process_set, blocking=True
-    )
-    results: list[torch.Tensor] = handle.wait()
+    sent = grouped("allgather", tensors, name, process_set)
+    results: list[torch.Tensor] = _start_gathering(sent, process_set, blocking=True).wait()
     return results
 
 
@@ -136,36 +127,45 @@ def grouped_allgather_async(
         >>> handle = hvd.grouped_allgather_async([predictions, labels])
         >>> predictions, labels = hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_allgather", member_id(process_set))
-    return _start_gathering(
-        tensors, names_of(name, len(tensors)), name, process_set, blocking=False
-    )
+    sent = grouped("allgather", tensors, name, process_set)
+    return _start_gathering(sent, process_set, blocking=False)
 
 
-def _start_scattering(
-    tensors: Sequence[torch.Tensor],
-    names: Sequence[str],
-    name: str,
-    reduction: Reduction,
-    blocking: bool,
-) -> Handle:
+def _start_scattering(sent: Named, reduction: Reduction, blocking: bool) -> Handle:
     """Submit a reducescatter; its handle gives the list of results."""
-    sources = _sources(tensors, names)
-    core = start_reducescatter(name, _specs(sources, names), reduction, sources, blocking)
+    sources = sent.read()
+    core = start_reducescatter(sent.name, _specs(sent, sources), reduction, sources, blocking)
 
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
         return [
-            tie(Scattered, tensor, one.tensor, tensor_name, reduction, core.members)
-            for tensor, one, tensor_name in zip(tensors, received, names, strict=True)
+            tie(tensor, one.tensor, _scattered_gradient, name, reduction, core.members)
+            for tensor, one, name in zip(sent.tensors, received, sent.names, strict=True)
         ]
 
     return Handle(core, finish)
 
 
-def _reduction(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
-    op = neutral.choose_op(None, op)
-    return Reduction(op, prescale, postscale, process_set=process_set)
+def _scattered_gradient(
+    gradient: torch.Tensor, name: str, reduction: Reduction, members: int
+) -> torch.Tensor:
+    """Gather the ranks' gradients, with the same scales: each is about some of the rows.
+
+    Those of a sum are multiplied by the number of ranks.
+    """
+    check_differentiable("reducescatter", name, reduction.op)
+    factor = reduction.prescale * reduction.postscale
+    if reduction.op == neutral.Sum:
+        factor *= members
+    name = f"{name}.backward"
+    sent = Named(name, [gradient * factor], [name])
+    return _start_gathering(sent, reduction.process_set, blocking=True).wait()[0]
+
+
+def _scatter_compressed(sent: Named, reduction: Reduction, compression: Any) -> list[torch.Tensor]:
+    return send_named(
+        sent, compression, lambda wires: _start_scattering(wires, reduction, blocking=True)
+    )
 
 
 def reducescatter(
@@ -201,25 +201,9 @@ def reducescatter(
     Example:
         >>> my_rows = hvd.reducescatter(torch.ones(5, 3), op=hvd.Sum)
     """
-    name = name or next_name("reducescatter", member_id(process_set))
-    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
-    return _reducescatter([tensor], [name], name, reduction, compression)[0]
-
-
-def _reducescatter(
-    tensors: Sequence[torch.Tensor],
-    names: Sequence[str],
-    name: str,
-    reduction: Reduction,
-    compression: Any,
-) -> list[torch.Tensor]:
-    for tensor, tensor_name in zip(tensors, names, strict=True):
-        check(tensor, tensor_name)
-    return send_compressed(
-        lambda wires: _start_scattering(wires, names, name, reduction, blocking=True).wait(),
-        tensors,
-        compression,
-    )
+    sent = single("reducescatter", tensor, name, process_set)
+    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    return _scatter_compressed(sent, reduction, compression)[0]
 
 
 def reducescatter_async(
@@ -236,9 +220,9 @@ def reducescatter_async(
         >>> handle = hvd.reducescatter_async(torch.ones(5, 3), op=hvd.Sum)
         >>> my_rows = hvd.synchronize(handle)
     """
-    name = name or next_name("reducescatter", member_id(process_set))
-    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
-    return _start_scattering([tensor], [name], name, reduction, blocking=False).first()
+    sent = single("reducescatter", tensor, name, process_set)
+    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    return _start_scattering(sent, reduction, blocking=False).first()
 
 
 def grouped_reducescatter(
@@ -255,9 +239,9 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([torch.ones(5, 3), torch.ones(5)])
     """
-    name = name or next_name("grouped_reducescatter", member_id(process_set))
-    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
-    return _reducescatter(tensors, names_of(name, len(tensors)), name, reduction, compression)
+    sent = grouped("reducescatter", tensors, name, process_set)
+    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    return _scatter_compressed(sent, reduction, compression)
 
 
 def grouped_reducescatter_async(
@@ -274,9 +258,9 @@ def grouped_reducescatter_async(
         >>> handle = hvd.grouped_reducescatter_async([torch.ones(5, 3), torch.ones(5)])
         >>> weights, biases = hvd.synchronize(handle)
     """
-    name = name or next_name("grouped_reducescatter", member_id(process_set))
-    reduction = _reduction(op, prescale_factor, postscale_factor, process_set)
-    return _start_scattering(tensors, names_of(name, len(tensors)), name, reduction, blocking=False)
+    sent = grouped("reducescatter", tensors, name, process_set)
+    reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
+    return _start_scattering(sent, reduction, blocking=False)
 
 
 def _split_list(splits: torch.Tensor | Iterable[int] | None, name: str) -> list[int]:
@@ -292,27 +276,38 @@ def _split_list(splits: torch.Tensor | Iterable[int] | None, name: str) -> list[
 
 
 def _start_exchanging(
-    tensor: torch.Tensor,
+    sent: Named,
     splits: torch.Tensor | Iterable[int] | None,
-    name: str,
     process_set: ProcessSet,
     blocking: bool,
 ) -> Handle:
     """Submit an alltoall; its handle gives what `alltoall` returns."""
-    (source,) = _sources([tensor], [name])
+    name, (tensor,), _ = sent
+    (source,) = sent.read()
     numbers = _split_list(splits, name)
     one = spec(name, source, None)
     core = start_alltoall(name, one, numbers, process_set, source, blocking)
 
     def finish(core: Submission) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         (received,) = take_received(core, [source])
-        output = tie(Exchanged, tensor, received.tensor, name, received.rows, process_set)
+        rows = received.rows
+        output = tie(tensor, received.tensor, _exchanged_gradient, name, rows, process_set)
         if splits is None:
             return output
         dtype = splits.dtype if isinstance(splits, torch.Tensor) else torch.int64
-        return output, torch.tensor(received.rows, dtype=dtype)
+        return output, torch.tensor(rows, dtype=dtype)
 
     return Handle(core, finish)
+
+
+def _exchanged_gradient(
+    gradient: torch.Tensor, name: str, received_splits: Sequence[int], process_set: ProcessSet
+) -> torch.Tensor:
+    """Send the gradients of the rows back to where the rows came from."""
+    name = f"{name}.backward"
+    sent = Named(name, [gradient], [name])
+    back, _ = _start_exchanging(sent, received_splits, process_set, blocking=True).wait()
+    return back
 
 
 def alltoall(
@@ -344,8 +339,8 @@ def alltoall(
         >>> splits = [2] * hvd.size()
         >>> rows, received = hvd.alltoall(torch.ones(2 * hvd.size(), 3), splits)
     """
-    name = name or next_name("alltoall", member_id(process_set))
-    return _start_exchanging(tensor, splits, name, process_set, blocking=True).wait()
+    sent = single("alltoall", tensor, name, process_set)
+    return _start_exchanging(sent, splits, process_set, blocking=True).wait()
 
 
 def alltoall_async(
@@ -360,5 +355,5 @@ def alltoall_async(
         >>> handle = hvd.alltoall_async(torch.ones(2 * hvd.size(), 3))
         >>> rows = hvd.synchronize(handle)
     """
-    name = name or next_name("alltoall", member_id(process_set))
-    return _start_exchanging(tensor, splits, name, process_set, blocking=False)
+    sent = single("alltoall", tensor, name, process_set)
+    return _start_exchanging(sent, splits, process_set, blocking=False)

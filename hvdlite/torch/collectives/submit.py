@@ -7,7 +7,8 @@ current in `Submission.wait`, which waits for them: the host does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -74,15 +75,6 @@ def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
-def _gpu_of(specs: Sequence[_core.Tensor]) -> int:
-    """Give the number of the GPU that holds some of the tensors, or -1."""
-    return max((spec.gpu for spec in specs), default=-1)
-
-
-def _stream_of(gpu: int) -> int:
-    return _current_stream(gpu) if gpu >= 0 else 0
-
-
 class Reduction(NamedTuple):
     """How an allreduce combines the tensors of the members of a process set."""
 
@@ -94,6 +86,28 @@ class Reduction(NamedTuple):
     wire: int | None = None  # what float32 and float64 are cast to on the way, as the core counts
 
 
+def _submit(
+    enqueue: Callable[[int, object, bool, int], _core.Handle],
+    specs: Sequence[_core.Tensor],
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit tensors on the stream of the GPU that holds some of them, if one does.
+
+    Args:
+        enqueue: a method of the engine with the arguments that only this collective has; what is
+            missing is the number of the process set, `keep`, `blocking` and the stream.
+        specs: of the tensors.
+        process_set: whose members take part.
+        keep: the tensors, which live until the collective has completed.
+        blocking: whether the caller waits at once.
+    """
+    gpu = max((spec.gpu for spec in specs), default=-1)
+    stream = _current_stream(gpu) if gpu >= 0 else 0
+    return Submission(enqueue(member_id(process_set), keep, blocking, stream), gpu, keep)
+
+
 def start_allreduce(
     name: str,
     specs: Sequence[_core.Tensor],
@@ -103,20 +117,8 @@ def start_allreduce(
 ) -> Submission:
     """Submit tensors that are reduced together."""
     op, prescale, postscale, weight, process_set, _ = reduction
-    gpu = _gpu_of(specs)
-    core = basics.engine().allreduce(
-        name,
-        specs,
-        op,
-        prescale,
-        postscale,
-        weight,
-        member_id(process_set),
-        keep,
-        blocking,
-        _stream_of(gpu),
-    )
-    return Submission(core, gpu, keep)
+    enqueue = partial(basics.engine().allreduce, name, specs, op, prescale, postscale, weight)
+    return _submit(enqueue, specs, process_set, keep, blocking)
 
 
 def start_allgather(
@@ -127,11 +129,8 @@ def start_allgather(
     blocking: bool,
 ) -> Submission:
     """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
-    gpu = _gpu_of(specs)
-    core = basics.engine().allgather(
-        name, specs, member_id(process_set), keep, blocking, _stream_of(gpu)
-    )
-    return Submission(core, gpu, keep)
+    enqueue = partial(basics.engine().allgather, name, specs)
+    return _submit(enqueue, specs, process_set, keep, blocking)
 
 
 def start_reducescatter(
@@ -143,19 +142,8 @@ def start_reducescatter(
 ) -> Submission:
     """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
     op, prescale, postscale, _, process_set, _ = reduction
-    gpu = _gpu_of(specs)
-    core = basics.engine().reducescatter(
-        name,
-        specs,
-        op,
-        prescale,
-        postscale,
-        member_id(process_set),
-        keep,
-        blocking,
-        _stream_of(gpu),
-    )
-    return Submission(core, gpu, keep)
+    enqueue = partial(basics.engine().reducescatter, name, specs, op, prescale, postscale)
+    return _submit(enqueue, specs, process_set, keep, blocking)
 
 
 def start_alltoall(
@@ -167,11 +155,21 @@ def start_alltoall(
     blocking: bool,
 ) -> Submission:
     """Submit a tensor whose rows go to different ranks; see `take_received`."""
-    stream = _stream_of(tensor.gpu)
-    core = basics.engine().alltoall(
-        name, tensor, splits, member_id(process_set), keep, blocking, stream
-    )
-    return Submission(core, tensor.gpu, keep)
+    enqueue = partial(basics.engine().alltoall, name, tensor, splits)
+    return _submit(enqueue, [tensor], process_set, keep, blocking)
+
+
+def start_broadcast(
+    name: str,
+    specs: Sequence[_core.Tensor],
+    root_rank: int,
+    process_set: ProcessSet,
+    keep: object,
+    blocking: bool,
+) -> Submission:
+    """Submit tensors that take the root's values."""
+    enqueue = partial(basics.engine().broadcast, name, specs, root_rank)
+    return _submit(enqueue, specs, process_set, keep, blocking)
 
 
 class Received(NamedTuple):
@@ -196,19 +194,3 @@ def take_received(handle: Submission, sources: Sequence[torch.Tensor]) -> list[R
         tensor = handle.take_output(index, [sum(rows), *source.shape[1:]], source)
         received.append(Received(tensor, rows))
     return received
-
-
-def start_broadcast(
-    name: str,
-    specs: Sequence[_core.Tensor],
-    root_rank: int,
-    process_set: ProcessSet,
-    keep: object,
-    blocking: bool,
-) -> Submission:
-    """Submit tensors that take the root's values."""
-    gpu = _gpu_of(specs)
-    core = basics.engine().broadcast(
-        name, specs, root_rank, member_id(process_set), keep, blocking, _stream_of(gpu)
-    )
-    return Submission(core, gpu, keep)

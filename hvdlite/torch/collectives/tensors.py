@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from hvdlite import _core
 from hvdlite.errors import ArgumentError, HvdliteError
+from hvdlite.operation_names import next_name
 from hvdlite.ops import dtype_number
+from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.torch.compression import WIDE
 
 NUMBER_OF = {
@@ -124,9 +127,40 @@ def spec(
     )
 
 
-def names_of(name: str, count: int) -> list[str]:
-    """Name the tensors of a grouped collective, for messages."""
-    return [f"{name}.{i}" for i in range(count)]
+class Named(NamedTuple):
+    """The tensors that one operation takes, with the names that messages have for them."""
+
+    name: str  # of the operation, the same on all ranks
+    tensors: Sequence[torch.Tensor]
+    names: Sequence[str]
+
+    def read(self) -> list[torch.Tensor]:
+        """Check the tensors, and return each as memory for the core to read.
+
+        Raises:
+            ArgumentError: as `check`.
+        """
+        self.check()
+        return [readable(tensor) for tensor in self.tensors]
+
+    def check(self) -> None:
+        """Refuse what the core cannot take, as the function `check`."""
+        for tensor, name in zip(self.tensors, self.names, strict=True):
+            check(tensor, name)
+
+
+def single(verb: str, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Named:
+    """Name the tensor of an operation that takes one; numbered by `verb` if `name` is None."""
+    name = name or next_name(verb, member_id(process_set))
+    return Named(name, [tensor], [name])
+
+
+def grouped(
+    verb: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
+) -> Named:
+    """Name the tensors of a grouped operation; numbered by `verb` if `name` is None."""
+    name = name or next_name(f"grouped_{verb}", member_id(process_set))
+    return Named(name, tensors, [f"{name}.{i}" for i in range(len(tensors))])
 
 
 def note_written(tensors: Sequence[torch.Tensor]) -> None:

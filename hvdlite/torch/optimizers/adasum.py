@@ -19,10 +19,12 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
+from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
 from hvdlite.torch.optimizers.bucket import plan_buckets
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
-from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back, wrap
+from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
 class DistributedAdasum(Wrapping):
@@ -33,6 +35,7 @@ class DistributedAdasum(Wrapping):
     _adasum_compression: Any
     _adasum_cap: int
     _adasum_set: ProcessSet
+    _adasum_replicas: ReplicaCheck
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -79,6 +82,8 @@ class DistributedAdasum(Wrapping):
         if self._adasum_set.size() == 1 or not self._adasum_set.included():
             return super().step(closure)
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if params:
+            self._adasum_replicas.start(params, self._parameter_names)
         with torch.no_grad():
             before = {param: param.detach().clone() for param in params}
         result = super().step(closure)
@@ -90,6 +95,7 @@ class DistributedAdasum(Wrapping):
         self, params: Sequence[torch.Tensor], before: dict[torch.Tensor, torch.Tensor]
     ) -> None:
         if not params:
+            self._adasum_replicas.begin_anew()  # as the others do if they train something
             meet_without_parameters(self._adasum_name, self._adasum_set)
         started = []
         buckets = plan_buckets(list(params), self._adasum_cap)
@@ -116,14 +122,22 @@ class DistributedAdasum(Wrapping):
             except MismatchError as error:
                 if number == 0:
                     sent = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
+                    sent += self._adasum_replicas.operations
+                    self._adasum_replicas.begin_anew()
                     error = explain(self._adasum_name, named, sent, self._adasum_set, error)
                 failure = failure or error
+        differing = None
+        try:
+            differing = self._adasum_replicas.finish()
+        except HvdliteError as error:
+            failure = failure or error
         if failure is not None:
             raise failure
         for (bucket, _, contexts), deltas in zip(started, results, strict=True):
             for param, delta, context in zip(bucket, deltas, contexts, strict=False):
                 delta = self._adasum_compression.decompress(delta, context)
                 param.copy_(before[param] + delta)
+        warn(differing)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedAdasum:
         plain = self._plain_copy(memo)
@@ -153,10 +167,11 @@ def distribute_adasum(
     """
     take_step_back(optimizer)
     number = next_object("DistributedAdasum", registered_id(process_set))
-    wrap(optimizer, DistributedAdasum)
+    subclass_in_place(optimizer, DistributedAdasum)
     optimizer._adasum_name = f"deltas.{number}" if number else "deltas"
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression
     optimizer._adasum_set = process_set
+    optimizer._adasum_replicas = ReplicaCheck(optimizer._adasum_name, process_set)
     optimizer._adasum_cap = int(cap_mb * (1 << 20))
     return optimizer

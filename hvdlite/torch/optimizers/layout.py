@@ -19,11 +19,10 @@ from hvdlite import _core, basics, ops
 from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.replicas import ranks_text
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, spec
 from hvdlite.torch.compression import WIDE
-
-_SHOWN = 8  # ranks in a message
 
 
 def digest(buckets: Sequence[Sequence[str]]) -> int:
@@ -158,15 +157,3 @@ def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
 
 def _names_in(layout: list[list[list[object]]]) -> list[list[object]]:
     return [[known[0] for known in bucket] for bucket in layout]
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Write a list of ranks.
-
-    Example:
-        >>> ranks_text([1]), ranks_text([0, 2])
-        ('rank 1', 'ranks 0, 2')
-    """
-    shown = ", ".join(map(str, ranks[:_SHOWN]))
-    rest = "" if len(ranks) <= _SHOWN else f" and {len(ranks) - _SHOWN} more"
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"

@@ -26,12 +26,13 @@ from typing import Any
 import torch
 
 from hvdlite import operation_names, ops
-from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
+from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
 from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets, split_evenly
 from hvdlite.torch.optimizers.gradient_memory import Slots
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
+from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 
 Weight = float | Callable[[], float] | None
 
@@ -103,6 +104,7 @@ class GradientReducer:
         self._backwards = 0  # that ended in this cycle
         self._steps = 0  # since all ranks began to count
         self._restarts = operation_names.restarts()
+        self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self))
         self._failure: HvdliteError | None = None  # of this cycle's submissions
         # What was reduced and may not be added to; only where sums are made.
@@ -153,7 +155,7 @@ class GradientReducer:
         """Change how many backward passes a step has."""
         if self._passes:
             raise HvdliteError("backward_passes_per_step changes between step() and backward()")
-        self.settings.passes = check_passes(passes)
+        self.settings.passes = ops.check_passes(passes)
 
     def set_weight(self, weight: Weight) -> None:
         """Change what this rank's gradients count from the next reduction on."""
@@ -225,6 +227,7 @@ class GradientReducer:
             self._weight = None if weight is None else float(weight)
             self._weighed = True
         try:
+            self._replicas.start(self._layout, self._names)
             bucket.submit(self.reduction, blocking, self._steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
@@ -269,6 +272,7 @@ class GradientReducer:
         self._submit_rest(blocking=True)
         self._wait()
         if self.takes_part and not self._buckets:
+            self._replicas.begin_anew()  # as the others do if they train something
             meet_without_parameters(self._name, self.settings.reduction.process_set)
 
     def before_forward(self) -> None:
@@ -299,6 +303,11 @@ class GradientReducer:
                     failure = failure or self._explain(bucket, error)
                 except HvdliteError as error:
                     failure = failure or error
+        differing = None
+        try:
+            differing = self._replicas.finish()
+        except HvdliteError as error:
+            failure = failure or error
         self._end_cycle()
         if failure is not None:
             raise failure
@@ -306,18 +315,22 @@ class GradientReducer:
         if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
             grads = ((param, param.grad) for param in self._layout)
             self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
+        warn(differing)
 
     def _explain(self, bucket: Bucket, error: MismatchError) -> MismatchError:
         if bucket is not self._buckets[0]:
             return error
         buckets = [one.named_parameters for one in self._buckets]
         in_flight = [name for one in self._buckets for name in one.operations]
+        in_flight += self._replicas.operations
+        self._replicas.begin_anew()
         self._layout = []  # What buckets have learnt is not the same on all ranks: form them anew.
         return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
             bucket.reset()
+        self._replicas.forget()
         self._passes.clear()
         self._end.forget()
         self._failure = None
@@ -407,17 +420,6 @@ def _calling(reducer: GradientReducer) -> Callable[[], None]:
             reducer._on_backward_end()
 
     return call
-
-
-def check_passes(passes: int) -> int:
-    """Return a number of backward passes that makes sense.
-
-    Raises:
-        ArgumentError: it does not.
-    """
-    if passes < 1:
-        raise ArgumentError(f"backward_passes_per_step={passes} must be at least 1")
-    return passes
 
 
 def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:

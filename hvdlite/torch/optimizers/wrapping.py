@@ -1,12 +1,8 @@
-"""How an optimizer becomes a distributed one in place: by a subclass of its own class.
-
-It stays the same object, so that schedulers that hold it go on as before.
-"""
+"""What is put before the class of an optimizer to make it a distributed one; see `subclass`."""
 
 from __future__ import annotations
 
 import copy
-import functools
 from typing import Any
 
 import torch
@@ -60,23 +56,3 @@ def take_step_back(optimizer: Any) -> None:
             f"step() of this {type(optimizer).__name__} was replaced by {step!r}; "
             "make it a DistributedOptimizer before that"
         )
-
-
-def wrap(optimizer: Any, wrapping: Any) -> None:
-    """Put a wrapping, whose `step` is an `own_step`, before the class of an optimizer."""
-    wrapped_class: Any = type(optimizer)
-    optimizer.__class__ = _class_of(wrapping, wrapped_class)
-
-
-@functools.cache
-def _class_of(wrapping: Any, wrapped_class: Any) -> type[Wrapping]:
-    return type(
-        wrapped_class.__name__,
-        (wrapping, wrapped_class),
-        {
-            "__doc__": wrapped_class.__doc__,
-            "__module__": wrapped_class.__module__,
-            "__qualname__": wrapped_class.__qualname__,
-            "_wrapped_class": wrapped_class,
-        },
-    )

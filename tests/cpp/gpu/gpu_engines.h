@@ -1,8 +1,6 @@
 // Worlds of whole engines whose tensors are on the doubles of GPUs.
 #pragma once
 
-#include <latch>
-
 #include "cpp/engine/engine_worlds.h"
 #include "gpu_worlds.h"
 #include "testing/inproc_world.h"
@@ -120,36 +118,6 @@ inline void check_usable(Engine& engine) {
   std::vector<float> values(3, 1.0F);
   CHECK_OK(run(engine, allreduce_entry("usable", values)));
   CHECK_EQ(values[2], static_cast<float>(engine.size()));
-}
-
-// Two ranks have an allreduce on their devices that waits for rank 1's producer, and rank 1 gives
-// up: the other hears of it soon, and its allreduce ends, too.
-inline void check_that_a_lost_peer_ends_an_allreduce(ReduceOp op) {
-  std::latch on_devices(2);
-  GpuWorld{}.run([&](int rank, Engine& engine, Framework& gpu) {
-    const OnDevice tensor = gpu.tensor(std::vector<float>(5000, 1.0F));
-    CHECK_OK(gpu.run(engine, gpu.entry("first", tensor, 5000, op)));
-    if (rank == 1) hold(gpu.producer, true);
-    const EntryPtr stuck = gpu.entry("stuck", tensor, 5000, op);
-    CHECK_OK(run(engine, stuck));
-    on_devices.arrive_and_wait();
-    const auto begin = std::chrono::steady_clock::now();
-    if (rank == 1) {
-      // Its own device goes on later: what NCCL has queued there ends only then.
-      std::thread release([&] {
-        std::this_thread::sleep_for(500ms);
-        hold(gpu.producer, false);
-      });
-      engine.abort("rank 1 gives up");
-      release.join();
-      return;
-    }
-    CHECK(ends_soon(engine, 10s));
-    CHECK(std::chrono::steady_clock::now() - begin < 3s);
-    CHECK_STATUS(engine.status(), StatusCode::kRankFailed);
-    CHECK(contains(engine.status(), "rank 1 gives up"));
-    CHECK(soon([&] { return stuck->completion->on_device->reached(); }));
-  });
 }
 
 // One entry of several tensors.

@@ -1,4 +1,8 @@
 // Whole engines on the doubles of GPUs: planes, disagreement, faults.
+#include <cmath>
+#include <latch>
+
+#include "cpp/host/plain_adasum.h"
 #include "gpu_engines.h"
 
 using namespace hvdlite;
@@ -12,6 +16,44 @@ void check_sum(Engine& engine, Framework& gpu, std::size_t count = 1000) {
   const OnDevice tensor = gpu.tensor(std::vector<float>(count, 2.0F));
   CHECK_OK(gpu.run(engine, gpu.entry("sum", tensor, count)));
   CHECK_EQ(gpu.read(tensor.data(), count).back(), 2.0F * static_cast<float>(engine.size()));
+}
+
+std::vector<float> uneven(int seed, std::size_t count) {
+  std::vector<float> values;
+  for (std::size_t i = 0; i < count; ++i) {
+    values.push_back(std::sin(static_cast<float>(i * static_cast<std::size_t>(seed + 1) % 997)));
+  }
+  return values;
+}
+
+// Two ranks have an allreduce on their devices that waits for rank 1's producer, and rank 1 gives
+// up: the other hears of it soon, and its allreduce ends, too.
+void check_that_a_lost_peer_ends_an_allreduce() {
+  std::latch on_devices(2);
+  GpuWorld{}.run([&](int rank, Engine& engine, Framework& gpu) {
+    const OnDevice tensor = gpu.tensor(std::vector<float>(5000, 1.0F));
+    CHECK_OK(gpu.run(engine, gpu.entry("first", tensor, 5000)));
+    if (rank == 1) hold(gpu.producer, true);
+    const EntryPtr stuck = gpu.entry("stuck", tensor, 5000);
+    CHECK_OK(run(engine, stuck));
+    on_devices.arrive_and_wait();
+    const auto begin = std::chrono::steady_clock::now();
+    if (rank == 1) {
+      // Its own device goes on later: what NCCL has queued there ends only then.
+      std::thread release([&] {
+        std::this_thread::sleep_for(500ms);
+        hold(gpu.producer, false);
+      });
+      engine.abort("rank 1 gives up");
+      release.join();
+      return;
+    }
+    CHECK(ends_soon(engine, 10s));
+    CHECK(std::chrono::steady_clock::now() - begin < 3s);
+    CHECK_STATUS(engine.status(), StatusCode::kRankFailed);
+    CHECK(contains(engine.status(), "rank 1 gives up"));
+    CHECK(soon([&] { return stuck->completion->on_device->reached(); }));
+  });
 }
 
 }  // namespace
@@ -112,6 +154,76 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
       check_usable(engine);
     }
     CHECK(gpu_counters().live_communicators <= 3);
+  });
+}
+
+TEST(engine_gpu_adasum_goes_through_the_host_and_has_its_bits) {
+  constexpr std::size_t kCount = 6000;
+  for (const char* nccl : {"libnccl.so.2", "nowhere"}) {
+    GpuWorld world{{0, 0, 1}};
+    world.libraries = {gpu_libraries(nccl)};
+    world.run([](int rank, Engine& engine, Framework& gpu) {
+      check_sum(engine, gpu);  // opens everything
+      std::vector<std::vector<float>> given, host;
+      std::vector<OnDevice> tensors;
+      for (int t = 0; t < 3; ++t) {
+        given.push_back(uneven(rank + t, kCount));
+        tensors.push_back(gpu.tensor(std::vector<float>(kCount)));
+      }
+      host = given;
+      const EntryPtr on_host = allreduce_entry("on the host", host[0], ReduceOp::kAdasum);
+      for (std::size_t t = 1; t < host.size(); ++t) {
+        on_host->request.tensors.push_back(on_host->request.tensors[0]);
+        on_host->inputs.push_back(host[t].data());
+        on_host->outputs.push_back(host[t].data());
+      }
+      CHECK_OK(run(engine, on_host));
+      const FakeCounters before = gpu_counters();
+      // The producer writes the values late.
+      hold(gpu.producer, true);
+      for (std::size_t t = 0; t < host.size(); ++t) {
+        tensors[t].write(given[t].data(), kCount * sizeof(float));
+      }
+      std::thread release([&] {
+        std::this_thread::sleep_for(50ms);
+        hold(gpu.producer, false);
+      });
+      const EntryPtr entry = grouped(gpu, tensors, kCount);
+      entry->request.op = ReduceOp::kAdasum;
+      CHECK_OK(gpu.run(engine, entry));
+      release.join();
+      CHECK_EQ(gpu_counters().collective_launches, before.collective_launches);
+      for (std::size_t t = 0; t < host.size(); ++t) {
+        CHECK(gpu.read(tensors[t].data(), kCount) == host[t]);
+      }
+      check_sum(engine, gpu);
+    });
+  }
+}
+
+TEST(engine_gpu_adasum_over_those_that_have_not_joined) {
+  GpuWorld world{{0, 0, 1}};
+  world.config.require_nccl = 1;
+  world.run([](int rank, Engine& engine, Framework& gpu) {
+    const auto check_adasum = [&](const std::vector<int>& ranks) {
+      const OnDevice tensor = gpu.tensor(uneven(rank, 700));
+      CHECK_OK(gpu.run(engine, gpu.entry("adasum", tensor, 700, ReduceOp::kAdasum)));
+      std::vector<Vector> vectors;
+      for (const int other : ranks) {
+        const std::vector<float> values = uneven(other, 700);
+        vectors.emplace_back(values.begin(), values.end());
+      }
+      const Vector wanted = plain_adasum(vectors);
+      const std::vector<float> got = gpu.read(tensor.data(), 700);
+      for (std::size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - wanted[i]) < 1e-5);
+    };
+    for (int round = 0; round < 2; ++round) {
+      if (rank != 1) check_adasum({0, 2});
+      if (rank == 2) check_adasum({2});
+      CHECK_OK(run(engine, change_entry(Kind::kJoin, std::string(kJoinName))));
+      check_adasum({0, 1, 2});
+      check_usable(engine);
+    }
   });
 }
 
@@ -246,7 +358,7 @@ TEST(engine_gpu_no_memory_for_a_result_ends_the_world_and_says_where) {
 TEST(engine_gpu_a_lost_peer_ends_work_that_is_stuck_on_the_device) {
   for (const char* silent : {"0", "1"}) {
     set_gpu_option("FAKE_NCCL_SILENT_PEERS", silent);
-    check_that_a_lost_peer_ends_an_allreduce(ReduceOp::kSum);
+    check_that_a_lost_peer_ends_an_allreduce();
     set_gpu_option("FAKE_NCCL_SILENT_PEERS", nullptr);
   }
 }

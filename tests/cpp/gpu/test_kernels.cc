@@ -13,6 +13,7 @@
 #include "check.h"
 #include "cuda/cuda_abi.h"
 #include "cuda/kernel_args.h"
+#include "cuda/pack_ptx.h"
 #include "gpu_double.h"
 #include "hooks.h"
 
@@ -20,15 +21,6 @@ using namespace hvdlite;
 using namespace hvdlite::testing;
 
 namespace {
-
-std::string the_ptx() {
-  constexpr const char* kPieces[] = {
-#include "cuda/kernels/pack_ptx.inc"
-  };
-  std::string text;
-  for (const char* piece : kPieces) text += piece;
-  return text;
-}
 
 // The element types by the names that kernels bear.
 struct Names {
@@ -102,9 +94,7 @@ struct Gpu {
     CHECK_EQ(cuda("cuDevicePrimaryCtxRetain", &context, 0), CUDA_SUCCESS);
     CHECK_EQ(cuda("cuCtxSetCurrent", context), CUDA_SUCCESS);
     CHECK_EQ(cuda("cuStreamCreate", &stream, 1u), CUDA_SUCCESS);
-    const std::string ptx = the_ptx();
-    CHECK_EQ(cuda("cuModuleLoadData", &module, static_cast<const void*>(ptx.c_str())),
-             CUDA_SUCCESS);
+    CHECK_EQ(cuda("cuModuleLoadData", &module, static_cast<const void*>(pack_ptx())), CUDA_SUCCESS);
   }
   ~Gpu() {
     CHECK_EQ(cuda("cuModuleUnload", module), CUDA_SUCCESS);
@@ -336,7 +326,7 @@ TEST(kernels_that_leave_their_memory_are_a_sticky_error) {
 }
 
 TEST(ptx_declares_the_kernels_of_the_header_and_their_parameter) {
-  const std::string ptx = the_ptx();
+  const std::string ptx = pack_ptx();
   constexpr std::string_view kEntry = ".visible .entry ";
   std::set<std::string> names;
   for (std::size_t at = ptx.find(kEntry); at != std::string::npos; at = ptx.find(kEntry, at)) {

@@ -52,7 +52,7 @@ TEST(adasum_is_what_the_formula_says_in_every_world) {
             std::memcpy(&got, at, sizeof(got));
           } else {
             float narrow = 0;
-            widen(dtype, at, &narrow, 1);
+            scale_copy({dtype, DataType::kFloat32}, at, &narrow, 1, 1.0);
             got = narrow;
           }
           CHECK(std::abs(got - 3 * wanted[i]) <= tolerance * (10 + std::abs(3 * wanted[i])));

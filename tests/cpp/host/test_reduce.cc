@@ -1,7 +1,13 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <csignal>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "base/half.h"
@@ -54,6 +60,55 @@ TEST(half_float16_limits) {
   CHECK_EQ(to_float(to_float16(0x1p-24f)), 0x1p-24f);
   CHECK_EQ(to_float(to_float16(0x1p-26f)), 0.0f);
   CHECK(std::signbit(to_float(to_float16(-0.0f))));
+}
+
+namespace {
+
+// Runs `body` in a child process; returns what that wrote to standard error, and how it ended.
+std::string last_words(const std::function<void()>& body, int& status) {
+  int ends[2] = {};
+  CHECK_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    (void)::dup2(ends[1], STDERR_FILENO);
+    ::close(ends[0]);
+    body();
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string words;
+  char text[256];
+  for (ssize_t got = 0; (got = ::read(ends[0], text, sizeof(text))) > 0;) words.append(text, got);
+  ::close(ends[0]);
+  (void)::waitpid(child, &status, 0);
+  return words;
+}
+
+}  // namespace
+
+TEST(reduce_of_what_does_not_exist_aborts_and_gives_no_number) {
+  const struct {
+    DataType dtype;
+    ReduceOp op;
+  } kNone[] = {{DataType::kFloat32, ReduceOp::kAdasum},
+               {DataType::kComplex64, ReduceOp::kMax},
+               {DataType::kComplex128, ReduceOp::kAdasum},
+               {DataType::kBool, ReduceOp::kSum}};
+  for (const auto& none : kNone) {
+    for (const ReduceFunction variant : {best_reduce(), &portable::reduce_any}) {
+      int status = 0;
+      const std::string words = last_words(
+          [&] {
+            std::byte values[32] = {};
+            const std::vector<const void*> sources{values, values};
+            variant(none.dtype, none.op, sources, values, 1, {});
+          },
+          status);
+      CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+      CHECK(testing::has(words, "reduce " + std::string(name_of(none.dtype)) + " by " +
+                                    std::string(name_of(none.op))));
+    }
+  }
 }
 
 TEST(reduce_variants_give_the_same_bits) {

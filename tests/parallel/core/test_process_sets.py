@@ -72,11 +72,11 @@ def scenario_set_has_members_positions_and_a_number() -> None:
         assert shared == {"from": last()}
     else:
         assert not ends.included()
-        with raises(ArgumentError, f"rank {basics.rank()} is no member"):
+        with raises(ArgumentError, f"rank {basics.rank()} is not a member"):
             ends.rank()
-        with raises(ArgumentError, f"rank {basics.rank()} is no member"):
+        with raises(ArgumentError, f"rank {basics.rank()} is not a member"):
             allgather_object(1, process_set=ends)
-    with raises(ArgumentError, "root_rank=1 is no member"):
+    with raises(ArgumentError, "root_rank=1 is not a member"):
         broadcast_object(1, root_rank=1, process_set=ends)
     assert copy.deepcopy(ends) is ends
     assert pickle.loads(pickle.dumps(ends)) is ends
@@ -118,7 +118,7 @@ def scenario_wrong_sets_are_the_same_error_everywhere() -> None:
         sets.ProcessSet([0, 0])
     with raises(ArgumentError, "numbers of its ranks"):
         sets.ProcessSet(["zero"])  # type: ignore[list-item]
-    with raises(ArgumentError, "no ProcessSet"):
+    with raises(ArgumentError, "not a ProcessSet"):
         allgather_object(1, process_set=1)  # type: ignore[arg-type]
     with raises(ArgumentError, "no process set 77"):
         sets.process_set_by_id(77)

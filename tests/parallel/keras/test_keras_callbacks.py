@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from harness import RankResult, run_world
+from parallel.keras.callback_fits import InTest, Probe, array, compiled, fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
     TIMEOUT,
@@ -18,9 +19,7 @@ from parallel.keras.keras_worlds import (
     environment,
     hvd,
     keras,
-    mine,
     on_every_rank,
-    on_tensorflow,
     run_scenarios,
     same_bits,
     weights_of,
@@ -28,53 +27,6 @@ from parallel.keras.keras_worlds import (
 from parallel.scenarios import check, names_in
 
 PRELOAD = ("keras",)
-
-
-def array(variable: Any) -> Any:
-    return keras.ops.convert_to_numpy(variable)
-
-
-def compiled(optimizer: Any, built: bool = True, **how: Any) -> Any:
-    """Make a model that has other weights on every rank."""
-    model = dense_model(built=built)
-    if built:
-        model.set_weights([weight + hvd.rank() for weight in weights_of(model)])
-    else:
-        keras.utils.set_random_seed(20 + hvd.rank())
-    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse", **how)
-    return model
-
-
-def fit(model: Any, callbacks: list[Any], samples: int = 12, **how: Any) -> Any:
-    how = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, **how}
-    inputs, targets = data(samples * hvd.size())
-    return model.fit(mine(inputs), mine(targets), callbacks=callbacks, **how).history
-
-
-class InTest(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls functions in `evaluate`, where `LambdaCallback` has no hooks."""
-
-    def __init__(self, batch: Any = None, end: Any = None) -> None:
-        super().__init__()
-        self._batch, self._end = batch, end
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._batch is not None:
-            self._batch()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        if self._end is not None:
-            self._end(logs)
-
-
-class Probe:
-    """Notes what a function says in each call of some hook."""
-
-    def __init__(self, hook: str, look: Any) -> None:
-        self.seen: list[Any] = []
-        self.callback = keras.callbacks.LambdaCallback(
-            **{hook: lambda *_, **__: self.seen.append(look())}
-        )
 
 
 def scenario_broadcast_before_the_first_batch() -> None:
@@ -141,8 +93,8 @@ def scenario_seeds_stay_each_ranks_own() -> None:
 def scenario_metrics_count_samples() -> None:
     """Ranks with a smaller last batch count less, in training and in validation."""
     rank, size = hvd.rank(), hvd.size()
-    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae", keras.metrics.AUC(name="auc")])
-    model.set_weights([weight - rank for weight in weights_of(model)])
+    metrics = ["mae", keras.metrics.AUC(name="auc")]
+    model = compiled(keras.optimizers.SGD(0.0), alike=True, metrics=metrics)
     inputs = np.random.default_rng(1).normal(size=(5 * size + size, 5)).astype("float32")
     targets = (inputs[:, :1] > 0).astype("float32")
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
@@ -169,8 +121,7 @@ def uneven_shares(samples: int) -> slice:
 
 
 def scenario_evaluate_averages_as_fit_does() -> None:
-    model = compiled(keras.optimizers.SGD(0.0), metrics=["mae"])
-    model.set_weights([weight - hvd.rank() for weight in weights_of(model)])
+    model = compiled(keras.optimizers.SGD(0.0), alike=True, metrics=["mae"])
     inputs, targets = data(20)
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
     share = uneven_shares(20)
@@ -243,48 +194,9 @@ def scenario_buffers_are_averaged_before_validation() -> None:
     assert check_moments_in_fit() == []
 
 
-def update_past_the_reduction(model: Any, gradients: Any) -> None:
-    """Call the method of the class that was wrapped."""
-    plain: Any = type(model.optimizer)._wrapped_class
-    plain.apply(model.optimizer, gradients, model.trainable_variables)
-
-
-def careless_step(model: Any, inputs: Any, targets: Any) -> None:
-    if on_tensorflow():
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
-        update_past_the_reduction(model, tape.gradient(loss, model.trainable_variables))
-        return
-    import torch
-
-    model.zero_grad()
-    keras.ops.mean((model(inputs) - targets) ** 2).backward()
-    with torch.no_grad():
-        update_past_the_reduction(model, [one.value.grad for one in model.trainable_variables])
-
-
-def scenario_an_update_past_the_reduction_is_an_error() -> None:
-    class Careless(keras.Sequential):  # type: ignore[misc]
-        def train_step(self, data: Any) -> Any:
-            inputs, targets = data
-            careless_step(self, inputs, targets)
-            return {"loss": keras.ops.zeros(())}
-
-    for callback in (
-        hvd.callbacks.MetricAverageCallback(),
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    ):
-        model = Careless([keras.Input((5,)), keras.layers.Dense(1)])
-        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-        with pytest.raises(hvd.HvdliteError, match="updated variables without a reduction"):
-            model.fit(*data(8), batch_size=4, verbose=0, callbacks=[callback])
-
-
 def scenario_metrics_that_one_rank_lacks() -> None:
     """Validation on rank 0 alone: everybody learns of it."""
-    model = compiled(keras.optimizers.SGD(0.0))
+    model = compiled(keras.optimizers.SGD(0.0), alike=True)
     inputs, targets = data(4)
     validation = (inputs, targets) if hvd.rank() == 0 else None
     stop = keras.callbacks.EarlyStopping("val_loss", patience=0)
@@ -403,27 +315,6 @@ def scenario_best_model_on_rank_0() -> None:
         if hvd.rank() == 0:
             saved = keras.models.load_model(path)
             assert len(saved.weights) == len(model.weights)
-
-
-def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
-    if hvd.size() == 1:
-        return
-    for callback in (
-        hvd.callbacks.MetricAverageCallback(),
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    ):
-        model = compiled(keras.optimizers.SGD(0.1))
-        inputs, targets = data(12 + 4 * hvd.rank())
-        with pytest.raises(hvd.ArgumentError) as error:
-            model.fit(inputs, targets, batch_size=4, callbacks=[callback], verbose=0)
-        assert "3 on rank 0, 4 on rank 1" in str(error.value)
-        assert "steps_per_epoch=3" in str(error.value)
-        with pytest.raises(hvd.ArgumentError, match="1 on rank 0, 2 on rank 1"):
-            model.fit(
-                inputs, targets, epochs=1 + hvd.rank(), steps_per_epoch=1, callbacks=[callback],
-                verbose=0,
-            )  # fmt: skip
-        model.fit(inputs, targets, steps_per_epoch=1, callbacks=[callback], verbose=0)
 
 
 def body() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -183,6 +184,36 @@ def scenario_evaluate_averages_as_fit_does() -> None:
     assert found == pytest.approx(expected, rel=1e-5)
     own = model.evaluate(mine(inputs), mine(targets), **how)
     assert len(set(on_every_rank(own["mae"]))) == hvd.size()
+
+
+def scenario_models_that_differ_are_warned_of() -> None:
+    inputs, targets = (mine(part) for part in data(12 * hvd.size()))
+
+    def said(optimizer: Any, callbacks: list[Any], built: bool = True) -> list[str]:
+        model = dense_model()
+        model.set_weights([weight + hvd.rank() for weight in weights_of(model)])
+        if not built:
+            k2.utils.set_random_seed(hvd.rank())
+            model = k2.Sequential([k2.layers.Dense(3), k2.layers.Dense(1)])
+        model.compile(optimizer=optimizer, loss="mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model.fit(inputs, targets, batch_size=4, callbacks=callbacks, verbose=0)
+        kind = hvd.ReplicasDifferWarning
+        return [str(one.message) for one in caught if one.category is kind]
+
+    metric = hvd.callbacks.MetricAverageCallback()
+    both = [metric, hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    expected = 2 * (hvd.rank() == 0 and hvd.size() > 1)  # once in each fit()
+    for make, built in itertools.product((adam, legacy_adam), (True, False)):
+        assert said(hvd.DistributedOptimizer(make()), both, built) == []
+        texts = said(hvd.DistributedOptimizer(make()), [metric], built)
+        assert len(texts) == expected, texts
+        assert all("between rank 0 and rank 1" in text for text in texts)
+        texts = said(make(), both, built)
+        assert len(texts) == expected, texts
+        assert all("its optimizer, Adam, is not distributed" in text for text in texts)
 
 
 def body() -> dict[str, str]:

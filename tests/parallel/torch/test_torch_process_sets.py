@@ -75,7 +75,7 @@ def scenario_every_collective_over_overlapping_sets() -> None:
                 lambda ps=ps: hvd.barrier(process_set=ps),
                 lambda ps=ps: hvd.broadcast_parameters({"x": mine(2)}, ps.ranks[0], ps),
             ):
-                with pytest.raises(hvd.ArgumentError, match=f"rank {hvd.rank()} is no member"):
+                with pytest.raises(hvd.ArgumentError, match=f"rank {hvd.rank()} is not a member"):
                     call()
             continue
         index = ps.rank()

@@ -111,6 +111,7 @@ def scenario_gradients_before_the_first_step() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
         if wraps:
             optimizer = hvd.DistributedOptimizer(optimizer)
+        hvd.broadcast_parameters(model.state_dict())
         hvd.broadcast_optimizer_state(optimizer)
         assert all(param.grad is None for param in model.parameters())
         with pytest.MonkeyPatch.context() as patch:

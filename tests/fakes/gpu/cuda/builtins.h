@@ -1,5 +1,5 @@
-// What CUDA has built in, as far as the sources of csrc/cuda/kernels use it, for compiling them as C++.
-// A launch runs on one thread of the host, which sets the indices.
+// What CUDA has built in, as far as the sources of csrc/cuda/kernels use it, for compiling them as
+// C++. A launch runs on one thread of the host, which sets the indices.
 #pragma once
 
 namespace fakegpu {
@@ -17,5 +17,4 @@ inline thread_local fakegpu::Index gridDim;
 #define __device__
 #define __global__
 #define __grid_constant__
-#define __shared__  // one call of the kernel runs a whole block, where blocks share memory
 inline void atomicOr(unsigned* word, unsigned bits) { *word |= bits; }

@@ -1,4 +1,4 @@
-"""Rows 12 to 14 and 22: ranks that disagree are told so, all of them, and can go on."""
+"""If ranks submit different things under one name, all get an error, and the world goes on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BOUND = 1.0
 TENSOR = "layer.bias"
 
 
-def disagree(shapes: list[int], dtypes: list[str], ops: list[str]) -> dict[str, Any]:
-    """Submit one tensor as this rank's part of the lists says; then use the world once more."""
+def submit_a_mismatch(shapes: list[int], dtypes: list[str], ops: list[str]) -> dict[str, Any]:
+    """Submit a tensor with this rank's entries of the lists; then use the world once more."""
     basics.init()
     assert works("before")
     rank = basics.rank()
@@ -27,7 +27,7 @@ def disagree(shapes: list[int], dtypes: list[str], ops: list[str]) -> dict[str, 
         reduce_array(np.ones(shapes[rank], dtype=dtypes[rank]), TENSOR, ops[rank])
     except MismatchError as error:
         return {**describe(error), "begun": begun, "works": works("after")}
-    raise AssertionError("the disagreement was not noticed")
+    raise AssertionError("the mismatch was not noticed")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def disagree(shapes: list[int], dtypes: list[str], ops: list[str]) -> dict[str, 
 def test_mismatch_is_an_error_on_every_rank_and_the_world_goes_on(
     shapes: list[int], dtypes: list[str], ops: list[str], values: list[str]
 ) -> None:
-    results = run_world(3, disagree, args=(shapes, dtypes, ops))
+    results = run_world(3, submit_a_mismatch, args=(shapes, dtypes, ops))
     last_begun = max(result.value["begun"] for result in results)
     for result in results:
         message = result.value["message"]

@@ -1,0 +1,176 @@
+#include "host/allreduce.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvdlite {
+
+Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patience patience) {
+  pieces_.assign(call.pieces, call.types.memory);
+  if (pieces_.elements() == 0) return Status();
+  const Batch batch{
+      layout, pieces_, call.types, {layout, call.group, call.types.wire, call.op}, patience};
+  const std::uint64_t bytes = pieces_.elements() * batch.element_bytes();
+  const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
+  const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
+                        bytes <= plane_.staging().slot_bytes() && !layout.spans_hosts();
+  return one_step ? reduce_small(batch) : reduce_chunks(batch);
+}
+
+Status HostAllreduce::reduce_small(const Batch& batch) {
+  Staging& staging = plane_.staging();
+  const Range all{0, batch.pieces.elements()};
+  const Staging::Step step = staging.begin(batch.layout.locals, batch.patience, kAllreduce);
+  HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
+  copy_in(batch, all, staging.own_slot(step));
+  staging.publish(step);
+  HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
+  finish(batch, all, staging.slots(step, 0), nullptr);
+  staging.done(step);
+  return Status();
+}
+
+Status HostAllreduce::reduce_chunks(const Batch& batch) {
+  const std::uint64_t elements = batch.pieces.elements();
+  const std::uint64_t per_chunk = plane_.chunk_bytes(batch.layout) / batch.element_bytes();
+  const auto chunk = [&](const Staging::Step& step, std::uint64_t k) {
+    return Chunk{batch, step, chunk_at(elements, per_chunk, k)};
+  };
+  return plane_.pipeline(
+      batch.layout, batch.patience, kAllreduce, chunk_count(elements, per_chunk),
+      [&](const Staging::Step& step, std::uint64_t k) { return publish(chunk(step, k)); },
+      [&](const Staging::Step& step, std::uint64_t k) -> Status {
+        const Chunk taken = chunk(step, k);
+        HVDLITE_RETURN_IF_ERROR(reduce_slice(taken));
+        return take_results(taken);
+      });
+}
+
+Status HostAllreduce::publish(const Chunk& chunk) {
+  const Batch& batch = chunk.batch;
+  Staging& staging = plane_.staging();
+  HVDLITE_RETURN_IF_ERROR(staging.reuse(chunk.step));
+  std::byte* slot = staging.own_slot(chunk.step);
+  if (!batch.reads_own_slice_in_place()) {
+    copy_in(batch, chunk.elements, slot);
+  } else {
+    const Range own = chunk.slice(batch.layout.locals.index);
+    const Range after{own.end, chunk.elements.end};
+    copy_in(batch, {chunk.elements.begin, own.begin}, slot);
+    copy_in(batch, after, slot + chunk.offset(after));
+  }
+  staging.publish(chunk.step);
+  return Status();
+}
+
+Status HostAllreduce::reduce_slice(const Chunk& chunk) {
+  const Batch& batch = chunk.batch;
+  const HostLayout& layout = batch.layout;
+  if (!layout.driver()) return Status();
+  Staging& staging = plane_.staging();
+  const Range slice = chunk.slice(layout.locals.index);
+  HVDLITE_RETURN_IF_ERROR(staging.await_published(chunk.step));
+  std::vector<const void*> sources = staging.slots(chunk.step, chunk.offset(slice));
+  // Nobody else reads this part of this rank's slot before the result lies in it.
+  std::byte* own = staging.own_slot(chunk.step) + chunk.offset(slice);
+  if (batch.reads_own_slice_in_place()) sources[layout.locals.index] = nullptr;
+  if (layout.spans_hosts()) {
+    batch.reduction.within_host(sources, own, slice.count());
+    HVDLITE_RETURN_IF_ERROR(reduce_across_hosts(chunk, slice));
+  } else {
+    finish(batch, slice, sources, own);
+  }
+  staging.reduced(chunk.step);
+  return Status();
+}
+
+Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
+  const Batch& batch = chunk.batch;
+  const HostLayout& layout = batch.layout;
+  const std::size_t hosts = layout.hosts.size();
+  std::byte* slot = plane_.staging().own_slot(chunk.step);
+  const auto part = [&](std::size_t h) -> std::span<std::byte> {
+    const Range range = part_of(slice, batch.element_bytes(), hosts, h);
+    return {slot + chunk.offset(range), range.count() * batch.element_bytes()};
+  };
+  const std::span<std::byte> own_part = part(layout.host);
+  if (received_.size() < hosts * own_part.size()) received_.resize(hosts * own_part.size());
+
+  std::vector<Transfer> scatter;  // part h to host h
+  std::vector<Transfer> gather;   // the finished parts to all
+  std::vector<const void*> sources;
+  for (std::size_t h = 0; h < hosts; ++h) {
+    std::byte* incoming = received_.data() + h * own_part.size();
+    sources.push_back(h == layout.host ? own_part.data() : incoming);
+    if (h == layout.host) continue;
+    scatter.push_back({layout.peers[h], part(h), {incoming, own_part.size()}});
+    gather.push_back({layout.peers[h], own_part, part(h)});
+  }
+  HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(scatter, batch.patience, kAllreduce));
+  finish(batch, part_of(slice, batch.element_bytes(), hosts, layout.host), sources,
+         own_part.data());
+  HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(gather, batch.patience, kAllreduce));
+  copy_out(batch, slice, slot + chunk.offset(slice));
+  return Status();
+}
+
+void HostAllreduce::finish(const Batch& batch, Range range, Sources sources, std::byte* to) {
+  if (batch.types.cast()) return finish_cast(batch, range, sources, to);
+  const TraceSpan traced = plane_.part("reduce");
+  std::vector<const void*> at_piece(sources.size());
+  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
+                                   std::uint64_t at, std::uint64_t count) {
+    const std::uint64_t offset = at * batch.element_bytes();
+    std::transform(sources.begin(), sources.end(), at_piece.begin(), [&](const void* source) {
+      return source == nullptr ? input : static_cast<const std::byte*>(source) + offset;
+    });
+    batch.reduction.finish(at_piece, output, count, piece.postscale);
+    if (to != nullptr) std::memcpy(to + offset, output, count * batch.element_bytes());
+  });
+}
+
+void HostAllreduce::finish_cast(const Batch& batch, Range range, Sources sources, std::byte* to) {
+  const std::size_t bytes = range.count() * batch.element_bytes();
+  if (to == nullptr && narrow_.size() < bytes) narrow_.resize(bytes);
+  std::byte* result = to == nullptr ? narrow_.data() : to;
+  {
+    const TraceSpan traced = plane_.part("reduce");
+    batch.reduction.finish(sources, result, range.count(), 1.0);
+  }
+  // Between hosts the slice is taken as a whole, once all of its parts are there.
+  if (!batch.layout.spans_hosts()) copy_out(batch, range, result);
+}
+
+Status HostAllreduce::take_results(const Chunk& chunk) {
+  const HostLayout& layout = chunk.batch.layout;
+  Staging& staging = plane_.staging();
+  HVDLITE_RETURN_IF_ERROR(staging.await_reduced(chunk.step, layout.drivers));
+  for (int driver = 0; driver < layout.drivers; ++driver) {
+    if (driver == layout.locals.index) continue;  // taken when it was reduced
+    const Range slice = chunk.slice(driver);
+    copy_out(chunk.batch, slice, staging.slot_of(chunk.step, driver) + chunk.offset(slice));
+  }
+  staging.done(chunk.step);
+  return Status();
+}
+
+void HostAllreduce::copy_in(const Batch& batch, Range range, std::byte* to) const {
+  if (range.count() == 0) return;
+  const TraceSpan traced = plane_.part("pack");
+  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
+                                   std::uint64_t at, std::uint64_t count) {
+    scale_copy(batch.types, input, to + at * batch.element_bytes(), count, piece.prescale);
+  });
+}
+
+void HostAllreduce::copy_out(const Batch& batch, Range range, const std::byte* from) const {
+  const TraceSpan traced = plane_.part("unpack");
+  const ElementTypes back{batch.types.wire, batch.types.memory};
+  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte*, std::byte* output,
+                                   std::uint64_t at, std::uint64_t count) {
+    const double factor = back.cast() ? piece.postscale : 1.0;  // otherwise finish() has scaled
+    scale_copy(back, from + at * batch.element_bytes(), output, count, factor);
+  });
+}
+
+}  // namespace hvdlite

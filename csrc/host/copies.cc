@@ -1,0 +1,232 @@
+#include "host/copies.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/chunks.h"
+
+namespace hvdlite {
+namespace {
+
+using Step = Staging::Step;
+
+constexpr const char* kAllgather = "an allgather";
+constexpr const char* kBroadcast = "a broadcast";
+constexpr const char* kAlltoall = "an alltoall";
+constexpr const char* kBarrier = "a barrier";
+
+void copy(std::span<const std::byte> from, std::byte* to) {
+  if (!from.empty() && from.data() != to) std::memmove(to, from.data(), from.size());
+}
+
+// The part of `bytes` that starts at `at`, at most `longest` long; empty behind its end.
+template <typename Byte>
+std::span<Byte> window(std::span<Byte> bytes, std::size_t at, std::size_t longest) {
+  if (at >= bytes.size()) return {};
+  return bytes.subspan(at, std::min(longest, bytes.size() - at));
+}
+
+// What an alltoall sends, or receives, by member.
+template <typename Byte>
+struct Parts {
+  const Group& group;
+  std::span<Byte> data;
+  std::span<const std::size_t> bytes;  // by position in the group
+  std::vector<std::size_t> begins;
+
+  Parts(const Group& members, std::span<Byte> all, std::span<const std::size_t> lengths)
+      : group(members), data(all), bytes(lengths), begins(lengths.size()) {
+    std::exclusive_scan(lengths.begin(), lengths.end(), begins.begin(), std::size_t{0});
+  }
+  std::span<Byte> of(int rank) const {
+    const auto i = static_cast<std::size_t>(group.index_of(rank));
+    return data.subspan(begins[i], bytes[i]);
+  }
+};
+using Outgoing = Parts<const std::byte>;
+using Incoming = Parts<std::byte>;
+
+// The local that publishes a broadcast's bytes on this host: the root, elsewhere the first member.
+int publisher_of(const HostLayout& layout, int root) {
+  return std::max(layout.locals.group.index_of(root), 0);
+}
+
+// Brings the root's chunk to this host and into the publisher's slot.
+Status publish_chunk(HostPlane& plane, const HostLayout& layout, const Step& step,
+                     const Broadcast& chunk) {
+  Staging& staging = plane.staging();
+  const bool is_root = chunk.root == plane.rank();
+  HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
+  const std::span<std::byte> slot(staging.own_slot(step), chunk.output.size());
+  std::vector<Transfer> transfers;
+  if (is_root) {
+    copy(chunk.input, slot.data());
+    for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
+      if (h != layout.host) transfers.push_back({layout.hosts[h][0], slot, {}});
+    }
+    staging.publish(step);
+  } else {
+    transfers.push_back({chunk.root, {}, slot});
+  }
+  HVDLITE_RETURN_IF_ERROR(plane.exchange_between_hosts(transfers, step.patience, kBroadcast));
+  if (!is_root) staging.publish(step);
+  return Status();
+}
+
+Status broadcast_chunk(HostPlane& plane, const HostLayout& layout, const Broadcast& chunk,
+                       Patience patience) {
+  Staging& staging = plane.staging();
+  const int publisher = publisher_of(layout, chunk.root);
+  const Step step = staging.begin(layout.locals, patience, kBroadcast);
+  if (layout.locals.index == publisher) {
+    HVDLITE_RETURN_IF_ERROR(publish_chunk(plane, layout, step, chunk));
+  } else {
+    staging.publish(step);
+    HVDLITE_RETURN_IF_ERROR(staging.await_published(step, publisher));
+  }
+  copy({staging.slot_of(step, publisher), chunk.output.size()}, chunk.output.data());
+  staging.done(step);
+  return Status();
+}
+
+Status gather_within_host(HostPlane& plane, const HostLayout& layout, const Allgather& call,
+                          Patience patience) {
+  Staging& staging = plane.staging();
+  const std::size_t longest = *std::max_element(call.bytes.begin(), call.bytes.end());
+  const std::size_t stride = plane.chunk_bytes(layout);
+  for (std::size_t begin = 0; begin < longest; begin += stride) {
+    const Step step = staging.begin(layout.locals, patience, kAllgather);
+    HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
+    copy(window(call.input, begin, stride), staging.own_slot(step));
+    staging.publish(step);
+    HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < call.bytes.size(); ++i) {
+      const std::span<std::byte> block =
+          window(call.output.subspan(at, call.bytes[i]), begin, stride);
+      copy({staging.slot_of(step, static_cast<int>(i)), block.size()}, block.data());
+      at += call.bytes[i];
+    }
+    staging.done(step);
+  }
+  return Status();
+}
+
+Status swap_within_host(HostPlane& plane, const HostLayout& layout, const Outgoing& outgoing,
+                        const Incoming& incoming, Patience patience) {
+  Staging& staging = plane.staging();
+  const std::vector<int>& ranks = layout.locals.group.ranks;
+  // A slot holds a part for each local, and before them how many steps its owner needs: no rank
+  // knows what the others send to each other.
+  const Result<std::uint64_t> share = plane.share_bytes(layout, ranks.size() + 1);
+  if (!share.ok()) return share.status();
+  const std::size_t stride = share.value();
+  const auto offset = [&](int local_index) {
+    return (static_cast<std::size_t>(local_index) + 1) * stride;
+  };
+  std::uint64_t steps = 1;
+  for (const int rank : ranks) {
+    if (rank == plane.rank()) continue;
+    steps = std::max(steps, chunk_count(outgoing.of(rank).size(), stride));
+  }
+  for (std::uint64_t k = 0; k < steps; ++k) {
+    const Step step = staging.begin(layout.locals, patience, kAlltoall);
+    HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
+    std::byte* slot = staging.own_slot(step);
+    if (k == 0) std::memcpy(slot, &steps, sizeof(steps));
+    for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
+      if (i == layout.locals.index) continue;
+      copy(window(outgoing.of(ranks[i]), k * stride, stride), slot + offset(i));
+    }
+    staging.publish(step);
+    HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
+    for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
+      if (i == layout.locals.index) continue;
+      const std::byte* theirs = staging.slot_of(step, i);
+      std::uint64_t wanted = 0;
+      if (k == 0) std::memcpy(&wanted, theirs, sizeof(wanted));
+      steps = std::max(steps, wanted);
+      const std::span<std::byte> part = window(incoming.of(ranks[i]), k * stride, stride);
+      copy({theirs + offset(layout.locals.index), part.size()}, part.data());
+    }
+    staging.done(step);
+  }
+  return Status();
+}
+
+Status swap_between_hosts(HostPlane& plane, const HostLayout& layout, const Outgoing& outgoing,
+                          const Incoming& incoming, Patience patience) {
+  std::vector<Transfer> transfers;
+  for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
+    if (h == layout.host) continue;
+    for (const int rank : layout.hosts[h]) {
+      transfers.push_back({rank, outgoing.of(rank), incoming.of(rank)});
+    }
+  }
+  return plane.exchange_between_hosts(transfers, patience, kAlltoall);
+}
+
+}  // namespace
+
+Status host_allgather(HostPlane& plane, const HostLayout& layout, const Allgather& call,
+                      Patience patience) {
+  if (!layout.spans_hosts()) return gather_within_host(plane, layout, call, patience);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < call.group.ranks.size(); ++i) {
+    const Broadcast block{call.group, call.group.ranks[i], call.input,
+                          call.output.subspan(at, call.bytes[i])};
+    HVDLITE_RETURN_IF_ERROR(host_broadcast(plane, layout, block, patience));
+    at += call.bytes[i];
+  }
+  return Status();
+}
+
+Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
+                      Patience patience) {
+  const bool is_root = call.root == plane.rank();
+  const std::size_t stride = plane.chunk_bytes(layout);
+  for (std::size_t begin = 0; begin < call.output.size(); begin += stride) {
+    const Broadcast chunk{
+        call.group, call.root,
+        is_root ? window(call.input, begin, stride) : std::span<const std::byte>(),
+        window(call.output, begin, stride)};
+    HVDLITE_RETURN_IF_ERROR(broadcast_chunk(plane, layout, chunk, patience));
+  }
+  return Status();
+}
+
+Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall& call,
+                     Patience patience) {
+  const Outgoing outgoing(call.group, call.input, call.send_bytes);
+  const Incoming incoming(call.group, call.output, call.receive_bytes);
+  copy(outgoing.of(plane.rank()), incoming.of(plane.rank()).data());
+  if (layout.locals.group.ranks.size() > 1) {
+    HVDLITE_RETURN_IF_ERROR(swap_within_host(plane, layout, outgoing, incoming, patience));
+  }
+  return layout.spans_hosts() ? swap_between_hosts(plane, layout, outgoing, incoming, patience)
+                              : Status();
+}
+
+Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patience) {
+  Staging& staging = plane.staging();
+  const Step step = staging.begin(layout.locals, patience, kBarrier);
+  staging.publish(step);
+  HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
+  if (layout.spans_hosts() && layout.locals.index == 0) {
+    std::byte sent{};
+    std::vector<std::byte> received(layout.hosts.size());
+    std::vector<Transfer> transfers;
+    for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
+      if (h == layout.host) continue;
+      transfers.push_back({layout.hosts[h][0], {&sent, 1}, {&received[h], 1}});
+    }
+    HVDLITE_RETURN_IF_ERROR(plane.exchange_between_hosts(transfers, patience, kBarrier));
+  }
+  staging.reduced(step);
+  HVDLITE_RETURN_IF_ERROR(staging.await_reduced(step, 1));
+  staging.done(step);
+  return Status();
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,23 @@
+// The collectives of the host data plane that only copy. Of each, `layout` is that of the call's
+// group. Thread: the engine's runner.
+#pragma once
+
+#include "backend/backend.h"
+#include "host/layout.h"
+#include "host/plane.h"
+
+namespace hvdlite {
+
+// Through the slots within a host; between hosts a sequence of broadcasts, one per member.
+Status host_allgather(HostPlane& plane, const HostLayout& layout, const Allgather& call,
+                      Patience patience);
+// The root sends each chunk to one member of every other host; these members publish it there.
+Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
+                      Patience patience);
+// Through the slots within a host; between hosts one exchange of all members with all.
+Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall& call,
+                     Patience patience);
+// The locals meet, then the first ones of the hosts, then the locals again.
+Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patience);
+
+}  // namespace hvdlite

@@ -1,0 +1,43 @@
+#include "host/plane.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/chunks.h"
+
+namespace hvdlite {
+
+HostPlane::HostPlane(Fabric& fabric, const Config& config)
+    : fabric_(fabric), tunables_(tunables_of(config)), staging_(fabric) {}
+
+void HostPlane::trace_to(Trace& trace, const char* row) {
+  trace_ = &trace;
+  trace_row_ = row;
+  staging_.trace_to(trace_, row);
+}
+
+std::uint64_t HostPlane::chunk_bytes(const HostLayout& layout) const {
+  const std::int64_t wanted = layout.spans_hosts() ? tunables_.tcp_chunk : tunables_.shm_chunk;
+  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(std::max<std::int64_t>(wanted, 0)),
+                                   kCutBytes, staging_.slot_bytes());
+}
+
+Result<std::uint64_t> HostPlane::share_bytes(const HostLayout& layout, std::size_t parts) const {
+  const std::uint64_t room = std::max(chunk_bytes(layout), parts * kCutBytes);
+  if (room > staging_.slot_bytes()) {
+    return Status(StatusCode::kInternal,
+                  "staging slots of " + std::to_string(staging_.slot_bytes()) +
+                      " bytes are too small for " + std::to_string(parts) +
+                      " parts; raise HVDLITE_SHM_CHUNK or HVDLITE_TCP_CHUNK");
+  }
+  return room / parts / kCutBytes * kCutBytes;
+}
+
+Status HostPlane::exchange_between_hosts(std::vector<Transfer>& transfers, Patience patience,
+                                         const char* operation) {
+  if (transfers.empty()) return Status();
+  const TraceSpan traced = part("exchange");
+  return exchange(fabric_.data, *fabric_.waiter, transfers, patience, operation);
+}
+
+}  // namespace hvdlite

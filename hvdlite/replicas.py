@@ -1,0 +1,121 @@
+"""A check that all ranks train the same model: they compare one number for each parameter.
+
+Averaged gradients keep equal models equal; they do not make different models equal. If nothing was
+broadcast, ranks begin with different parameters, and each trains a model of its own without an
+error. An adapter computes the numbers from its parameters' bits, and this module compares them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from hvdlite import _core, basics
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+
+_INT64 = _core.DTYPES["int64"]
+_SHOWN = 8  # how many ranks a message lists
+
+SILENCE = (
+    "where that is meant, silence this with "
+    "warnings.filterwarnings('ignore', category=hvd.ReplicasDifferWarning)"
+)
+
+
+class Exchange:
+    """A running exchange: every member of a process set sends one number for each parameter."""
+
+    def __init__(
+        self, name: str, numbers: Sequence[int], process_set: ProcessSet, blocking: bool
+    ) -> None:
+        """Send this rank's numbers.
+
+        Args:
+            name: identifies the operation on all ranks.
+            numbers: this rank's numbers, each a signed integer of 64 bits.
+            process_set: the ranks that compare their numbers.
+            blocking: whether the caller calls `finish` at once.
+        """
+        self.name = name
+        self._process_set = process_set
+        self._count = len(numbers)
+        data = array("q", numbers)
+        tensor = _core.Tensor(name, _INT64, [len(data)], data.buffer_info()[0], 0)
+        self._handle = basics.engine().allgather(
+            name, [tensor], member_id(process_set), keep=data, blocking=blocking
+        )
+
+    def finish(self) -> dict[int, list[int]]:
+        """Wait, and return the numbers by rank, in the order of the ranks.
+
+        Ranks that sent fewer or more numbers than this rank are left out.
+
+        Raises:
+            HvdliteError: the exchange failed.
+        """
+        self._handle.wait()
+        received = array("q")
+        received.frombytes(self._handle.take_output())
+        numbers, begin = {}, 0
+        lengths = self._handle.first_dimensions
+        for rank, length in zip(self._process_set.ranks, lengths, strict=True):
+            if length == self._count:  # A rank that has joined sends no numbers.
+                numbers[rank] = received[begin : begin + length].tolist()
+            begin += length
+        return numbers
+
+
+def difference(
+    owner: str, names: Sequence[str], numbers: dict[int, list[int]], advice: str
+) -> str | None:
+    """Describe which parameters differ between ranks; None if all are equal.
+
+    Args:
+        owner: what the message calls the optimizer or model that has the parameters.
+        names: the names of the parameters.
+        numbers: for each rank, one number for each parameter.
+        advice: what the user can do.
+
+    Example:
+        >>> difference("it", ["a", "b"], {0: [1, 2], 2: [1, 3]}, "do this")[:65]
+        "it: 1 of 2 parameters differ between rank 0 and rank 2, first 'b'"
+    """
+    (first, own), *others = numbers.items()
+    differing = [i for i in range(len(names)) if any(theirs[i] != own[i] for _, theirs in others)]
+    if not differing:
+        return None
+    ranks = ranks_text([rank for rank, theirs in others if theirs != own])
+    return (
+        f"{owner}: {len(differing)} of {len(names)} parameters differ between rank {first} and "
+        f"{ranks}, first '{names[differing[0]]}', so that ranks train models of their own; "
+        f"{advice}; {SILENCE}"
+    )
+
+
+def speaks(numbers: dict[int, list[int]]) -> bool:
+    """Return whether this rank prints the warning: it is the first of those that compared."""
+    return next(iter(numbers)) == basics.rank()
+
+
+def set_text(process_set: ProcessSet) -> str:
+    """Write the arguments of a broadcast within a process set, for a message.
+
+    Example:
+        >>> set_text(global_process_set)
+        'root_rank=0'
+    """
+    if process_set is global_process_set:
+        return "root_rank=0"
+    return f"root_rank={process_set.ranks[0]}, process_set=..."
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Write a list of ranks, for a message.
+
+    Example:
+        >>> ranks_text([1]), ranks_text([0, 2])
+        ('rank 1', 'ranks 0, 2')
+    """
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    rest = "" if len(ranks) <= _SHOWN else f" and {len(ranks) - _SHOWN} more"
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"

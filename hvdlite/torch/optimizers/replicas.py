@@ -1,0 +1,155 @@
+"""Whether ranks train copies of one model: compared with the first gradients that are sent.
+
+Every rank makes a number of each parameter that it trains, where the parameter lies, and all ranks
+compare them: in the first step, and in the first one after ranks have joined (those that waited
+took no updates meanwhile). Later steps cost nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hvdlite import operation_names
+from hvdlite.errors import ReplicasDifferWarning
+from hvdlite.process_sets import ProcessSet
+from hvdlite.replicas import Exchange, difference, set_text, speaks
+
+_ROW = 1 << 16  # elements that are summed at once on a CPU: they fit a cache
+_ROWS_ON_GPU = 64  # that many rows at once, so that kernels are few
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReplicaCheck:
+    """Compares the parameters of one owner; `start` with each step, then `finish`.
+
+    After a step in which what ranks train did not match, `begin_anew`, on all of them. Not
+    thread-safe. Only members of the process set call it, all in the same steps.
+    """
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        """Make it.
+
+        Args:
+            name: of the owner, unique on this rank.
+            process_set: whose members compare among themselves.
+        """
+        self._name = name
+        self._process_set = process_set
+        self._compared_after = -1  # restarts of the numbering; -1: not yet
+        self._exchange: Exchange | None = None
+        self._names: list[str] = []
+
+    def start(self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:
+        """Send what this rank has, in the first step; do nothing in others.
+
+        Args:
+            params: in the order in which messages look for the first one.
+            names: of the parameters.
+
+        Raises:
+            HvdliteError: nothing can be sent any more.
+        """
+        if self._compared_after == operation_names.restarts():
+            return
+        self._compared_after = operation_names.restarts()
+        if self._process_set.size() == 1:
+            return
+        self._names = [names[param] for param in params]
+        numbers = checksums(params)
+        name = f"#{self._name}.parameters"
+        self._exchange = Exchange(name, numbers, self._process_set, blocking=False)
+
+    @property
+    def operations(self) -> list[str]:
+        """The name of what is under way."""
+        return [] if self._exchange is None else [self._exchange.name]
+
+    def finish(self) -> str | None:
+        """Wait for what `start` sent; return what to warn of on this rank.
+
+        Raises:
+            HvdliteError: the comparison failed.
+        """
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return None
+        numbers = exchange.finish()
+        where = set_text(self._process_set)
+        advice = f"call hvd.broadcast_parameters(model.state_dict(), {where}) before training"
+        text = difference(f"'{self._name}'", self._names, numbers, advice)
+        return text if speaks(numbers) else None
+
+    def begin_anew(self) -> None:
+        """Compare in the next step, on all ranks: some may have had nothing to compare in this one.
+
+        Whoever reduces calls it where layouts do not match, which is an error on every rank.
+        """
+        self._compared_after = -1
+
+    def forget(self) -> None:
+        """Forget what is under way: the world is over."""
+        self._exchange = None
+
+
+def warn(text: str | None) -> None:
+    """Show what `ReplicaCheck.finish` said, if anything."""
+    if text is not None:
+        warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
+
+
+def checksums(params: Sequence[torch.Tensor]) -> list[int]:
+    """Make a number of each tensor's bits, the same on every kind of device.
+
+    What is not laid out as bits, of a class of its own for example, has the number 0.
+
+    Example:
+        >>> a, b = checksums([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])])
+        >>> a == b
+        False
+    """
+    factors: dict[torch.device, torch.Tensor] = {}
+    with torch.no_grad():
+        for device in {param.device for param in params}:
+            factors[device] = _factors(device)
+        sums = [_checksum(_bits(param), factors[param.device]) for param in params]
+        return [int(one.item()) for one in sums]
+
+
+def _factors(device: torch.device) -> torch.Tensor:
+    """Make odd numbers without a pattern, one for each place of a row."""
+    places = torch.arange(1, _ROW + 1, dtype=torch.int64, device=device)
+    scattered = places * 0x1E3779B97F4A7C15  # It wraps around.
+    return (scattered ^ (scattered >> 29)) | 1
+
+
+def _bits(param: torch.Tensor) -> torch.Tensor:
+    value = param.detach()
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
+        return torch.empty(0, dtype=torch.uint8, device=param.device)
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    value = value.contiguous().reshape(-1)
+    return value.view(_INTEGERS[value.element_size()])
+
+
+def _checksum(bits: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Sum products, row by row, then the same of the rows' sums, until one number is left.
+
+    Sums wrap around, so that what numbers have in high bits alone would get lost: it goes down.
+    """
+    wide = bits.dtype == torch.int64
+    at_once = _ROW * (1 if bits.device.type == "cpu" else _ROWS_ON_GPU)
+    sums = []
+    for part in bits.split(at_once):
+        part = part ^ (part >> 32) if wide else part
+        whole = part.numel() // _ROW * _ROW
+        if whole > 0:
+            sums.append((part[:whole].view(-1, _ROW) * factors).sum(1))
+        if whole < part.numel():
+            rest = part[whole:]
+            sums.append((rest * factors[: rest.numel()]).sum(0, keepdim=True))
+    total = torch.cat(sums) if sums else factors.new_zeros(1)
+    return total if total.numel() == 1 else _checksum(total, factors)

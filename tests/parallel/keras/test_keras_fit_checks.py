@@ -1,0 +1,176 @@
+"""What the callbacks check about a call of fit(), and what they warn of."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from harness import RankResult, run_world
+from parallel.keras.callback_fits import array, compiled, fit
+from parallel.keras.keras_worlds import (
+    BACKENDS,
+    TIMEOUT,
+    data,
+    dense_model,
+    environment,
+    hvd,
+    keras,
+    on_tensorflow,
+    run_scenarios,
+)
+from parallel.scenarios import check, names_in
+
+PRELOAD = ("keras",)
+
+
+def update_past_the_reduction(model: Any, gradients: Any) -> None:
+    """Call the method of the class that was wrapped."""
+    plain: Any = type(model.optimizer)._wrapped_class
+    plain.apply(model.optimizer, gradients, model.trainable_variables)
+
+
+def careless_step(model: Any, inputs: Any, targets: Any) -> None:
+    if on_tensorflow():
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+        update_past_the_reduction(model, tape.gradient(loss, model.trainable_variables))
+        return
+    import torch
+
+    model.zero_grad()
+    keras.ops.mean((model(inputs) - targets) ** 2).backward()
+    with torch.no_grad():
+        update_past_the_reduction(model, [one.value.grad for one in model.trainable_variables])
+
+
+def scenario_an_update_past_the_reduction_is_an_error() -> None:
+    class Careless(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            inputs, targets = data
+            careless_step(self, inputs, targets)
+            return {"loss": keras.ops.zeros(())}
+
+    for callback in (
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ):
+        model = Careless([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        with pytest.raises(hvd.HvdliteError, match="updated variables without a reduction"):
+            model.fit(*data(8), batch_size=4, verbose=0, callbacks=[callback])
+
+
+def scenario_uneven_batches_are_an_error_on_every_rank() -> None:
+    if hvd.size() == 1:
+        return
+    for callback in (
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ):
+        model = compiled(keras.optimizers.SGD(0.1), alike=True)
+        inputs, targets = data(12 + 4 * hvd.rank())
+        with pytest.raises(hvd.ArgumentError) as error:
+            model.fit(inputs, targets, batch_size=4, callbacks=[callback], verbose=0)
+        assert "3 on rank 0, 4 on rank 1" in str(error.value)
+        assert "steps_per_epoch=3" in str(error.value)
+        with pytest.raises(hvd.ArgumentError, match="1 on rank 0, 2 on rank 1"):
+            model.fit(
+                inputs, targets, epochs=1 + hvd.rank(), steps_per_epoch=1, callbacks=[callback],
+                verbose=0,
+            )  # fmt: skip
+        model.fit(inputs, targets, steps_per_epoch=1, callbacks=[callback], verbose=0)
+
+
+def said_by(call: Any) -> list[str]:
+    """Collect what a call warns of on this rank: models that differ."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    kind = hvd.ReplicasDifferWarning
+    return [str(one.message) for one in caught if one.category is kind]
+
+
+def expect_once(texts: list[str], *parts: str) -> None:
+    """Check that rank 0 has warned, once, where there are others."""
+    assert len(texts) == (hvd.rank() == 0 and hvd.size() > 1), texts
+    assert all(part in text for text in texts for part in parts), texts
+
+
+def both_callbacks() -> list[Any]:
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    return [hvd.callbacks.MetricAverageCallback(), broadcast]
+
+
+def scenario_forgotten_broadcast_is_warned_of_in_each_fit() -> None:
+    model = compiled(keras.optimizers.SGD(0.01))
+    name = model.trainable_variables[0].path
+    for _ in range(2):
+        callbacks = [hvd.callbacks.MetricAverageCallback()]
+        expect_once(
+            said_by(lambda c=callbacks: fit(model, c)),  # type: ignore[misc]
+            f"fit(): 4 of 4 parameters differ between rank 0 and rank 1, first '{name}'",
+            "add hvd.callbacks.BroadcastGlobalVariablesCallback(0)",
+        )
+    assert said_by(lambda: fit(model, both_callbacks()[::-1])) == []
+    assert said_by(lambda: fit(model, [hvd.callbacks.MetricAverageCallback()])) == []
+
+
+def scenario_forgotten_broadcast_to_a_model_that_the_first_batch_builds() -> None:
+    metric = hvd.callbacks.MetricAverageCallback
+    for callbacks in ([metric()], [metric(), metric()], both_callbacks()):
+        model = compiled(keras.optimizers.SGD(0.01), built=False, run_eagerly=True)
+        texts = said_by(lambda m=model, c=callbacks: fit(m, c))  # type: ignore[misc]
+        if isinstance(callbacks[-1], metric):
+            expect_once(texts, "2 of 4 parameters differ")  # Biases begin at zero.
+        else:
+            assert texts == []
+
+
+def scenario_forgotten_optimizer_is_warned_of() -> None:
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback
+    for callbacks in ([hvd.callbacks.MetricAverageCallback()], [broadcast(0)], both_callbacks()):
+        model = dense_model()
+        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+        expect_once(
+            said_by(lambda m=model, c=callbacks: fit(m, c)),  # type: ignore[misc]
+            "its optimizer, SGD, is not distributed",
+            "optimizer=hvd.DistributedOptimizer(SGD(...))",
+        )
+
+
+def scenario_a_train_step_of_ones_own_may_reduce_by_itself() -> None:
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, *args: Any, **how: Any) -> Any:
+            return super().train_step(*args, **how)
+
+    model = Own([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+    assert said_by(lambda: fit(model, both_callbacks())) == []
+
+
+def scenario_local_variables_may_differ() -> None:
+    model = compiled(keras.optimizers.SGD(0.01), alike=True)
+    expert = model.layers[-1]
+    for variable in expert.trainable_variables:
+        variable.assign(array(variable) + hvd.rank())
+        model.optimizer.register_local_var(variable)
+    assert said_by(lambda: fit(model, [hvd.callbacks.MetricAverageCallback()])) == []
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+@pytest.fixture(scope="module", params=[(1, "tensorflow"), *((2, b) for b in BACKENDS)])
+def results(request: pytest.FixtureRequest) -> list[RankResult]:
+    ranks, backend = request.param
+    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_fit_checks(results: list[RankResult], name: str) -> None:
+    check(results, name)

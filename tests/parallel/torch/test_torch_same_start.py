@@ -1,0 +1,306 @@
+"""Ranks that begin with different parameters are warned, once, with the parameter and the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import RankResult, run_world
+from hvdlite.torch.optimizers.replicas import checksums
+from parallel.scenarios import check, names_in, run_all
+from parallel.torch.small_models import backward, counters, inputs, make, make_model, raises
+
+TINY = 1e-6  # MiB: every parameter is a bucket
+WAYS: dict[str, dict[str, Any]] = {
+    "in backward": {},
+    "in step": {"reduce_in": "step"},
+    "many buckets": {"bucket_cap_mb": TINY},
+    "two passes": {"backward_passes_per_step": 2},
+    "views": {"gradient_as_bucket_view": True},
+    "sums": {"op": hvd.Sum},
+    "Adasum": {"op": hvd.Adasum},
+}
+
+
+def other_parameters(model: nn.Module, *names: str, ranks: tuple[int, ...] = (1,)) -> nn.Module:
+    """Add something to parameters of some ranks."""
+    with torch.no_grad():
+        for name in names:
+            model.get_parameter(name).add_(0.5 if hvd.rank() in ranks else 0.0)
+    return model
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[str]]:
+    """Collect the warnings of this rank, each as often as it comes."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    assert all(one.category is hvd.ReplicasDifferWarning for one in caught), caught
+    texts.extend(str(one.message) for one in caught)
+
+
+def step(model: nn.Module, optimizer: Any, has_backward: bool = True) -> None:
+    optimizer.zero_grad()
+    passes = optimizer._reducer.settings.passes if hasattr(optimizer, "_reducer") else 1
+    for _ in range(passes if has_backward else 0):
+        backward(model)
+    optimizer.step()
+
+
+def said_by(model: nn.Module, optimizer: Any, steps: int = 3) -> list[str]:
+    with warned() as texts:
+        for _ in range(steps):
+            step(model, optimizer)
+    return texts
+
+
+def expect(texts: list[str], *parts: str, speaker: int = 0) -> None:
+    """Check that one rank has warned, once."""
+    assert len(texts) == (hvd.rank() == speaker), texts
+    for text in texts:
+        for part in parts:
+            assert part in text, (part, text)
+
+
+def scenario_nothing_is_said_of_the_same_parameters(way: dict[str, Any]) -> None:
+    model = make_model()
+    assert said_by(model, make(model, **way)) == []
+
+
+def scenario_forgotten_broadcast(way: dict[str, Any]) -> None:
+    model = other_parameters(make_model(), "0.bias", "2.weight")
+    expect(
+        said_by(model, make(model, **way)),
+        "2 of 4 parameters differ between rank 0 and rank 1, first '0.bias'",
+        "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
+        "category=hvd.ReplicasDifferWarning",
+    )
+
+
+def scenario_broadcast_after_the_optimizer_is_made(way: dict[str, Any]) -> None:
+    model = other_parameters(make_model(), "0.bias", "2.weight")
+    optimizer = make(model, **way)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    assert said_by(model, optimizer) == []
+
+
+def scenario_every_rank_has_another_seed() -> None:
+    torch.manual_seed(hvd.rank())
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    others = "rank 1" if hvd.size() == 2 else "ranks 1, 2"
+    text = f"4 of 4 parameters differ between rank 0 and {others}, first '0.weight'"
+    expect(said_by(model, make(model)), text)
+
+
+def scenario_the_first_ones_are_frozen() -> None:
+    """What is not trained is not compared."""
+    model = other_parameters(make_model(), "0.weight", "0.bias", "2.bias")
+    for name in ("0.weight", "0.bias"):
+        model.get_parameter(name).requires_grad_(False)
+    expect(said_by(model, make(model)), "1 of 2 parameters differ", "first '2.bias'")
+
+
+def scenario_nameless_parameters() -> None:
+    model = other_parameters(make_model(), "2.weight")
+    groups = [{"params": list(part.parameters())} for part in (model[0], model[2])]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+    expect(said_by(model, optimizer), "first 'parameter.1.0'")
+
+
+def scenario_a_warning_may_be_an_error() -> None:
+    """The step can be made all the same, and the next one is well."""
+    model = other_parameters(make_model(), "0.bias")
+    optimizer = make(model)
+    optimizer.zero_grad()
+    expectation = pytest.raises(hvd.ReplicasDifferWarning, match="first '0.bias'")
+    with expectation if hvd.rank() == 0 else contextlib.nullcontext():
+        backward(model)
+    optimizer.step()
+    assert said_by(model, optimizer) == []
+
+
+def scenario_silenced() -> None:
+    model = other_parameters(make_model(), "0.bias")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=hvd.ReplicasDifferWarning)
+        step(model, make(model))
+
+
+def scenario_a_rank_without_backward(way: dict[str, Any]) -> None:
+    model = other_parameters(make_model(), "0.bias")
+    optimizer = make(model, **way)
+    with warned() as texts:
+        for _ in range(2):
+            step(model, optimizer, has_backward=hvd.rank() != 1)
+    expect(texts, "between rank 0 and rank 1, first '0.bias'")
+
+
+def scenario_a_backward_before_the_broadcast() -> None:
+    """Nothing is sent under no_sync(), so nothing is compared yet."""
+    model = other_parameters(make_model(), "0.bias")
+    optimizer = make(model)
+    with optimizer.no_sync():
+        backward(model)
+    optimizer.zero_grad()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    assert said_by(model, optimizer) == []
+
+
+def scenario_two_optimizers_in_another_order_on_each_rank() -> None:
+    models = [other_parameters(make_model(), "0.bias") for _ in range(2)]
+    optimizers = [make(model) for model in models]
+    order = [0, 1] if hvd.rank() == 0 else [1, 0]
+    with warned() as texts:
+        # One backward through both, which ends them in some order.
+        losses = [models[i](inputs()).square().sum() for i in order]
+        sum(losses).backward()  # type: ignore[union-attr]
+        for i in order:
+            optimizers[i].step()
+    assert len(texts) == (2 if hvd.rank() == 0 else 0), texts
+    assert len(set(texts)) == len(texts)  # each names its optimizer
+
+
+def scenario_members_of_a_process_set_compare_among_themselves() -> None:
+    if hvd.size() < 3:
+        return
+    last = hvd.size() - 1
+    pair = hvd.add_process_set([last - 1, last])
+    for way in (WAYS["in backward"], WAYS["in step"], WAYS["Adasum"]):
+        # What rank 0 has does not matter: it is not a member.
+        model = other_parameters(make_model(), "0.bias", ranks=(last - 1, last))
+        assert said_by(model, make(model, process_set=pair, **way)) == []
+        model = other_parameters(make_model(), "0.weight", ranks=(last,))
+        expect(
+            said_by(model, make(model, process_set=pair, **way)),
+            f"1 of 4 parameters differ between rank {last - 1} and rank {last}, first '0.weight'",
+            f"root_rank={last - 1}, process_set=...",
+            speaker=last - 1,
+        )
+    hvd.remove_process_set(pair)
+
+
+def scenario_layouts_that_differ_are_an_error_still(way: dict[str, Any]) -> None:
+    model = other_parameters(make_model(), "0.bias")
+    model.get_parameter("0.weight").requires_grad_(hvd.rank() != 1)
+    with warned() as texts, raises("'0.weight' is trained on rank.* and not on rank 1"):
+        step(model, make(model, **way))
+    assert texts == []
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def scenario_a_rank_that_trains_nothing(way: dict[str, Any]) -> None:
+    model = make_model().requires_grad_(hvd.rank() != 1)
+    with raises("' is trained on rank.* and not on rank 1"):
+        step(model, make(model, **way), has_backward=hvd.rank() != 1)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == hvd.size()
+
+
+def scenario_ranks_go_on_after_one_trained_nothing(way: dict[str, Any]) -> None:
+    """Those that had compared already do so again, with the one that had not."""
+    for first in (0, 2):
+        model = make_model()
+        optimizer = make(model, **way)
+        assert said_by(model, optimizer, first) == []
+        model.requires_grad_(hvd.rank() != 1)
+        with raises("' is trained on rank.* and not on rank 1"):
+            step(model, optimizer, has_backward=hvd.rank() != 1)
+        model.requires_grad_(True)
+        hvd.broadcast_parameters(model.state_dict())
+        hvd.broadcast_optimizer_state(optimizer)
+        assert said_by(model, optimizer) == []
+
+
+def scenario_joined_before_its_first_step(way: dict[str, Any]) -> None:
+    """Those that go on compare; afterwards all do, since some took no update."""
+    last = hvd.size() - 1
+    model = make_model()
+    optimizer = make(model, **way)
+    with warned() as texts:
+        if hvd.rank() != last:
+            for _ in range(2):
+                step(model, optimizer)
+        hvd.join()
+    assert texts == []
+    expect(said_by(model, optimizer), f"4 of 4 parameters differ between rank 0 and rank {last}")
+    with warned() as texts:
+        if hvd.rank() != 0:
+            step(model, optimizer)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+        for _ in range(2):
+            step(model, optimizer)
+    assert texts == []
+
+
+def scenario_a_model_that_was_made_to_differ_later() -> None:
+    """DistributedDataParallel begins alike; what a rank loads afterwards is noticed."""
+    inner = other_parameters(make_model(), "0.bias")
+    model = hvd.DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert said_by(model, optimizer) == []
+    model = hvd.DistributedDataParallel(make_model())
+    other_parameters(model, "module.2.bias")
+    expect(said_by(model, torch.optim.SGD(model.parameters(), lr=0.1)), "first '2.bias'")
+
+
+def scenario_later_steps_send_nothing_more() -> None:
+    model = make_model()
+    optimizer = make(model)
+    step(model, optimizer)
+
+    def sent() -> int:
+        hvd.barrier()
+        return counters()["tensors"]
+
+    begin = sent()
+    step(model, optimizer)
+    first = sent() - begin
+    begin = sent()
+    step(model, optimizer)
+    assert sent() - begin == first
+
+
+def body() -> dict[str, str]:
+    return run_all(globals(), hvd.init, forms=list(WAYS.values()))
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def results(request: pytest.FixtureRequest) -> Iterator[list[RankResult]]:
+    yield run_world(request.param, body, timeout=100)
+
+
+@pytest.mark.parametrize("name", names_in(globals()))
+def test_same_start(results: list[RankResult], name: str) -> None:
+    check(results, name)
+
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e5m2")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_checksums_tell_tensors_apart(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    # Rows of sums have 65536 elements.
+    tensors = [torch.zeros(0), torch.zeros(()), torch.ones(()), torch.ones(65535)]
+    tensors += [torch.full((1 << 21,), value) for value in (0.0, 1.0, 2.0, 4.0)]
+    tensors += [torch.ones(1 << 21).index_fill_(0, torch.tensor([i]), 2) for i in (0, 1 << 17)]
+    numbers = checksums([tensor.to(kind) for tensor in tensors])
+    assert len(set(numbers[1:])) == len(numbers) - 2, numbers  # one zero is as many zeros
+
+
+def test_checksums_do_not_depend_on_how_a_tensor_lies() -> None:
+    tensor = torch.randn(3, 4, 5, 6)
+    wide = torch.zeros(3, 4, 5, 12)[..., ::2].copy_(tensor)
+    lying = [tensor, tensor.to(memory_format=torch.channels_last), wide, nn.Parameter(tensor)]
+    assert len(set(checksums(lying))) == 1
+    assert checksums([tensor.to_sparse()]) == [0]
+    conjugate = torch.randn(5, dtype=torch.complex64).conj()
+    assert checksums([conjugate]) == checksums([conjugate.resolve_conj()])
