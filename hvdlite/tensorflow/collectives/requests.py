@@ -126,7 +126,7 @@ def allreduce(
         reduction: how they are reduced.
     """
     if reduction.weight is not None and reduction.op != ops.Average:
-        raise ArgumentError("weight works with op=hvd.Average only")
+        raise ArgumentError("weight goes with op=hvd.Average")
     if not tensors:
         return []
     if xla.in_xla_context():

@@ -83,7 +83,7 @@ def source_gradients(
     """
     ops.check_gradient_op(op, predivide_factor)
     if weight is not None and op != ops.Average:
-        raise ArgumentError("weight works with op=hvd.Average only")
+        raise ArgumentError("weight goes with op=hvd.Average")
     if process_set is not global_process_set:
         registered_id(process_set)
     return SourceGradients(

@@ -140,7 +140,7 @@ def scenario_refusals() -> None:
         hvd.DistributedDataParallel(sgd)
     with raises("device_ids must name one device"):
         hvd.DistributedDataParallel(make_model(), device_ids=[0, 1])
-    with raises("give process_set="):
+    with raises("use process_set="):
         hvd.DistributedDataParallel(make_model(), process_group=dist.group.WORLD)
     other = make_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1))
