@@ -11,7 +11,7 @@
 #include "bindings/gradient_memory.h"
 #include "bindings/handle.h"
 #include "bindings/unlocked.h"
-#include "engine/entry_builder.h"
+#include "entry/entry_builder.h"
 #include "host/host_backend.h"
 #include "os/fd.h"
 #include "transport/fabric.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "engine/engine.h"
-#include "engine/entry_builder.h"
+#include "entry/entry_builder.h"
 #include "os/fd.h"
 
 namespace hvdlite {

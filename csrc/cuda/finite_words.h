@@ -20,7 +20,7 @@ class FiniteWords {
       : stock_(std::make_shared<Stock>(std::move(device))) {}
 
   // Gives a word that is 0. The caller holds it until the device has ended the work that writes to
-  // it, and reads it then (engine/finite_check.h).
+  // it, and reads it then (execution/finite_check.h).
   Result<FiniteWord> take();
 
  private:

@@ -184,9 +184,9 @@ bool TuningSearch::step(Tunables& candidate) const {
   return value >= axis.least;
 }
 
-Autotune::Autotune(const Config& config, bool spans_hosts, std::uint64_t slot_bytes)
+Autotune::Autotune(const Config& config, bool spans_hosts, std::uint64_t buffer_bytes)
     : spans_hosts_(spans_hosts),
-      slot_bytes_(slot_bytes),
+      buffer_bytes_(buffer_bytes),
       most_trials_(static_cast<int>(config.autotune_trials)),
       start_(tunables_of(config)),
       sampler_(
@@ -236,10 +236,10 @@ std::optional<Tunables> Autotune::take(const Sample& sample) {
 }
 
 std::vector<TuningAxis> Autotune::axes_for(const Sample& sample) const {
-  // No batch is larger than a step, no chunk larger than a slot.
+  // No batch is larger than a step, no chunk larger than a buffer.
   const std::uint64_t step = std::bit_ceil(sample.largest_step);
   const auto most = static_cast<std::int64_t>(step);
-  const auto most_staged = static_cast<std::int64_t>(std::min(step, slot_bytes_));
+  const auto most_staged = static_cast<std::int64_t>(std::min(step, buffer_bytes_));
   std::vector<TuningAxis> axes = {{&Tunables::fusion_threshold, kLeastThreshold, most}};
   if (!sample.host) return axes;
   if (spans_hosts_) {

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/config.h"
-#include "engine/entry.h"
+#include "entry/entry.h"
 
 namespace hvdlite {
 
@@ -151,9 +151,9 @@ class Autotune {
  public:
   using TimePoint = StepSampler::TimePoint;
 
-  // `spans_hosts`: whether the world does. `slot_bytes`: of a staging slot, which bounds a chunk.
-  // A log that cannot be written is warned of; what was in the file is overwritten.
-  Autotune(const Config& config, bool spans_hosts, std::uint64_t slot_bytes);
+  // `spans_hosts`: whether the world does. `buffer_bytes`: of a staging buffer, which bounds a
+  // chunk. A log that cannot be written is warned of; what was in the file is overwritten.
+  Autotune(const Config& config, bool spans_hosts, std::uint64_t buffer_bytes);
   ~Autotune();  // says what was found so far, where the search is not over
 
   // A round is about to run. Returns the settings that all ranks shall change to, if they are to.
@@ -172,7 +172,7 @@ class Autotune {
   std::string summary() const;
 
   const bool spans_hosts_;
-  const std::uint64_t slot_bytes_;
+  const std::uint64_t buffer_bytes_;
   const int most_trials_;
   const Tunables start_;
   StepSampler sampler_;

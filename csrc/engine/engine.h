@@ -11,9 +11,9 @@
 #include <memory>
 #include <string>
 
-#include "engine/entry.h"
-#include "engine/parts.h"
 #include "engine/world.h"
+#include "entry/entry.h"
+#include "execution/parts.h"
 
 namespace hvdlite {
 

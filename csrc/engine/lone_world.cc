@@ -1,6 +1,6 @@
 #include "engine/lone_world.h"
 
-#include "engine/entry_check.h"
+#include "entry/entry_check.h"
 
 namespace hvdlite {
 namespace {

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/config.h"
-#include "engine/counters.h"
-#include "engine/entry.h"
-#include "engine/tensor_queue.h"
-#include "engine/timeline.h"
+#include "entry/entry.h"
+#include "execution/counters.h"
+#include "execution/tensor_queue.h"
+#include "execution/timeline.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/process_set.h"

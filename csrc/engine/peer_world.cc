@@ -23,7 +23,7 @@ PeerWorld::PeerWorld(EngineParts& parts)
       tunables_(tunables_of(parts.config)) {
   if (parts.config.autotune != 0 && parts.rank == 0) {
     autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
-                                           parts.fabric->own_segment->layout().slot_bytes);
+                                           parts.fabric->own_segment->layout().buffer_bytes);
   }
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }

@@ -10,7 +10,7 @@
 #include "base/deadline.h"
 #include "base/status.h"
 #include "base/tunables.h"
-#include "engine/entry.h"
+#include "entry/entry.h"
 
 namespace hvdlite {
 

@@ -16,7 +16,7 @@ Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patie
   const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
   const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
-                        bytes <= plane_.staging().slot_bytes() && !layout.spans_hosts();
+                        bytes <= plane_.staging().buffer_bytes() && !layout.spans_hosts();
   return one_step ? reduce_small(batch) : reduce_chunks(batch);
 }
 
@@ -25,10 +25,10 @@ Status HostAllreduce::reduce_small(const Batch& batch) {
   const Range all{0, batch.pieces.elements()};
   const Staging::Step step = staging.begin(batch.layout.locals, batch.patience, kAllreduce);
   HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
-  copy_in(batch, all, staging.own_slot(step));
+  copy_in(batch, all, staging.own_buffer(step));
   staging.publish(step);
   HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
-  finish(batch, all, staging.slots(step, 0), nullptr);
+  finish(batch, all, staging.buffers(step, 0), nullptr);
   staging.done(step);
   return Status();
 }
@@ -53,14 +53,14 @@ Status HostAllreduce::publish(const Chunk& chunk) {
   const Batch& batch = chunk.batch;
   Staging& staging = plane_.staging();
   HVDLITE_RETURN_IF_ERROR(staging.reuse(chunk.step));
-  std::byte* slot = staging.own_slot(chunk.step);
+  std::byte* buffer = staging.own_buffer(chunk.step);
   if (!batch.own_slice_in_place) {
-    copy_in(batch, chunk.elements, slot);
+    copy_in(batch, chunk.elements, buffer);
   } else {
     const Range own = chunk.slice(batch.layout.locals.index);
     const Range after{own.end, chunk.elements.end};
-    copy_in(batch, {chunk.elements.begin, own.begin}, slot);
-    copy_in(batch, after, slot + chunk.offset(after));
+    copy_in(batch, {chunk.elements.begin, own.begin}, buffer);
+    copy_in(batch, after, buffer + chunk.offset(after));
   }
   staging.publish(chunk.step);
   return Status();
@@ -73,9 +73,9 @@ Status HostAllreduce::reduce_slice(const Chunk& chunk) {
   Staging& staging = plane_.staging();
   const Range slice = chunk.slice(layout.locals.index);
   HVDLITE_RETURN_IF_ERROR(staging.await_published(chunk.step));
-  std::vector<const void*> sources = staging.slots(chunk.step, chunk.offset(slice));
-  // Nobody else reads this part of this rank's slot before the result lies in it.
-  std::byte* own = staging.own_slot(chunk.step) + chunk.offset(slice);
+  std::vector<const void*> sources = staging.buffers(chunk.step, chunk.offset(slice));
+  // Nobody else reads this part of this rank's buffer before the result lies in it.
+  std::byte* own = staging.own_buffer(chunk.step) + chunk.offset(slice);
   if (batch.own_slice_in_place) sources[layout.locals.index] = nullptr;
   if (layout.spans_hosts()) {
     batch.reduction.within_host(sources, own, slice.count());
@@ -91,10 +91,10 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
   const Batch& batch = chunk.batch;
   const HostLayout& layout = batch.layout;
   const std::size_t hosts = layout.hosts.size();
-  std::byte* slot = plane_.staging().own_slot(chunk.step);
+  std::byte* buffer = plane_.staging().own_buffer(chunk.step);
   const auto part = [&](std::size_t h) -> std::span<std::byte> {
     const Range range = part_of(slice, batch.element_bytes, hosts, h);
-    return {slot + chunk.offset(range), range.count() * batch.element_bytes};
+    return {buffer + chunk.offset(range), range.count() * batch.element_bytes};
   };
   const std::span<std::byte> own_part = part(layout.host);
   if (received_.size() < hosts * own_part.size()) received_.resize(hosts * own_part.size());
@@ -112,7 +112,7 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
   HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(scatter, batch.patience, kAllreduce));
   finish(batch, part_of(slice, batch.element_bytes, hosts, layout.host), sources, own_part.data());
   HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(gather, batch.patience, kAllreduce));
-  copy_out(batch, slice, slot + chunk.offset(slice));
+  copy_out(batch, slice, buffer + chunk.offset(slice));
   return Status();
 }
 
@@ -150,7 +150,7 @@ Status HostAllreduce::take_results(const Chunk& chunk) {
   for (int driver = 0; driver < layout.drivers; ++driver) {
     if (driver == layout.locals.index) continue;  // taken when it was reduced
     const Range slice = chunk.slice(driver);
-    copy_out(chunk.batch, slice, staging.slot_of(chunk.step, driver) + chunk.offset(slice));
+    copy_out(chunk.batch, slice, staging.buffer_of(chunk.step, driver) + chunk.offset(slice));
   }
   staging.done(chunk.step);
   return Status();

@@ -2,13 +2,13 @@
 //
 // A batch is cut into chunks, and a chunk into as many slices as a host has drivers (layout.h):
 // driver l of every host owns slice l. Per chunk, a rank
-//   (1) publishes its input in its slot;
+//   (1) publishes its input in its staging buffer;
 //   (2) if it is a driver, reduces its slice over the locals, in ascending rank order;
 //   (3) exchanges the slice with its peers: part h of the slice goes to host h, which reduces the
 //       parts in ascending host order and sends the result back to all (of an average of 16-bit
 //       floats a host gives its mean, which counts as often as it has members);
-//   (4) finishes the result, takes it, and leaves it in its slot;
-//   (5) copies the other drivers' slices out of their slots.
+//   (4) finishes the result, takes it, and leaves it in its staging buffer;
+//   (5) copies the other drivers' slices out of their buffers.
 // While others work on chunk k, a rank already publishes chunk k + 1. A small batch within one host
 // takes one synchronisation: each member publishes everything and reduces everything for itself, in
 // the same order and so to the same bits. Thread: the engine's runner.
@@ -51,7 +51,7 @@ class HostAllreduce {
     Range slice(int driver) const {
       return part_of(elements, batch.element_bytes, batch.layout.drivers, driver);
     }
-    // Where the elements lie in a slot.
+    // Where the elements lie in a buffer.
     std::uint64_t offset(Range range) const {
       return (range.begin - elements.begin) * batch.element_bytes;
     }
@@ -64,7 +64,7 @@ class HostAllreduce {
   Status publish(const Chunk& chunk);
   // (2) As a driver, reduces its slice over the locals; then (3) and (4), or (4) alone on one host.
   Status reduce_slice(const Chunk& chunk);
-  // (3) Exchanges the slice, which lies in the own slot, with the peers.
+  // (3) Exchanges the slice, which lies in the own buffer, with the peers.
   Status reduce_across_hosts(const Chunk& chunk, Range slice);
   // (4) Ends the reduction of `range` from `sources`, each at range.begin, where null is this
   // rank's input as it lies in memory. The result goes to `to`, unless that is null, and to the

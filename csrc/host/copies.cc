@@ -52,22 +52,22 @@ int publisher_of(const HostLayout& layout, int root) {
   return std::max(layout.locals.group.index_of(root), 0);
 }
 
-// Brings the root's chunk to this host and into the publisher's slot.
+// Brings the root's chunk to this host and into the publisher's buffer.
 Status publish_chunk(HostPlane& plane, const HostLayout& layout, const Step& step,
                      const Broadcast& chunk) {
   Staging& staging = plane.staging();
   const bool is_root = chunk.root == plane.rank();
   HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
-  const std::span<std::byte> slot(staging.own_slot(step), chunk.output.size());
+  const std::span<std::byte> buffer(staging.own_buffer(step), chunk.output.size());
   std::vector<Transfer> transfers;
   if (is_root) {
-    copy(chunk.input, slot.data());
+    copy(chunk.input, buffer.data());
     for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
-      if (h != layout.host) transfers.push_back({layout.hosts[h][0], slot, {}});
+      if (h != layout.host) transfers.push_back({layout.hosts[h][0], buffer, {}});
     }
     staging.publish(step);
   } else {
-    transfers.push_back({chunk.root, {}, slot});
+    transfers.push_back({chunk.root, {}, buffer});
   }
   HVDLITE_RETURN_IF_ERROR(plane.exchange_between_hosts(transfers, step.patience, kBroadcast));
   if (!is_root) staging.publish(step);
@@ -85,7 +85,7 @@ Status broadcast_chunk(HostPlane& plane, const HostLayout& layout, const Broadca
     staging.publish(step);
     HVDLITE_RETURN_IF_ERROR(staging.await_published(step, publisher));
   }
-  copy({staging.slot_of(step, publisher), chunk.output.size()}, chunk.output.data());
+  copy({staging.buffer_of(step, publisher), chunk.output.size()}, chunk.output.data());
   staging.done(step);
   return Status();
 }
@@ -98,14 +98,14 @@ Status gather_within_host(HostPlane& plane, const HostLayout& layout, const Allg
   for (std::size_t begin = 0; begin < longest; begin += stride) {
     const Step step = staging.begin(layout.locals, patience, kAllgather);
     HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
-    copy(window(call.input, begin, stride), staging.own_slot(step));
+    copy(window(call.input, begin, stride), staging.own_buffer(step));
     staging.publish(step);
     HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
     std::size_t at = 0;
     for (std::size_t i = 0; i < call.bytes.size(); ++i) {
       const std::span<std::byte> block =
           window(call.output.subspan(at, call.bytes[i]), begin, stride);
-      copy({staging.slot_of(step, static_cast<int>(i)), block.size()}, block.data());
+      copy({staging.buffer_of(step, static_cast<int>(i)), block.size()}, block.data());
       at += call.bytes[i];
     }
     staging.done(step);
@@ -117,7 +117,7 @@ Status swap_within_host(HostPlane& plane, const HostLayout& layout, const Outgoi
                         const Incoming& incoming, Patience patience) {
   Staging& staging = plane.staging();
   const std::vector<int>& ranks = layout.locals.group.ranks;
-  // A slot holds a part for each local, and before them how many steps its owner needs: no rank
+  // A buffer holds a part for each local, and before them how many steps its owner needs: no rank
   // knows what the others send to each other.
   const Result<std::uint64_t> share = plane.share_bytes(layout, ranks.size() + 1);
   if (!share.ok()) return share.status();
@@ -133,17 +133,17 @@ Status swap_within_host(HostPlane& plane, const HostLayout& layout, const Outgoi
   for (std::uint64_t k = 0; k < steps; ++k) {
     const Step step = staging.begin(layout.locals, patience, kAlltoall);
     HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
-    std::byte* slot = staging.own_slot(step);
-    if (k == 0) std::memcpy(slot, &steps, sizeof(steps));
+    std::byte* buffer = staging.own_buffer(step);
+    if (k == 0) std::memcpy(buffer, &steps, sizeof(steps));
     for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
       if (i == layout.locals.index) continue;
-      copy(window(outgoing.of(ranks[i]), k * stride, stride), slot + offset(i));
+      copy(window(outgoing.of(ranks[i]), k * stride, stride), buffer + offset(i));
     }
     staging.publish(step);
     HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
     for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
       if (i == layout.locals.index) continue;
-      const std::byte* theirs = staging.slot_of(step, i);
+      const std::byte* theirs = staging.buffer_of(step, i);
       std::uint64_t wanted = 0;
       if (k == 0) std::memcpy(&wanted, theirs, sizeof(wanted));
       steps = std::max(steps, wanted);

@@ -8,13 +8,14 @@
 
 namespace hvdlite {
 
-// Through the slots within a host; between hosts a sequence of broadcasts, one per member.
+// Through the staging buffers within a host; between hosts a sequence of broadcasts, one per
+// member.
 Status host_allgather(HostPlane& plane, const HostLayout& layout, const Allgather& call,
                       Patience patience);
 // The root sends each chunk to one member of every other host; these members publish it there.
 Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
                       Patience patience);
-// Through the slots within a host; between hosts one exchange of all members with all.
+// Through the staging buffers within a host; between hosts one exchange of all members with all.
 Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall& call,
                      Patience patience);
 // The locals meet, then the first ones of the hosts, then the locals again.

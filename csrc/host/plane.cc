@@ -19,14 +19,14 @@ void HostPlane::trace_to(Trace& trace, const char* row) {
 std::uint64_t HostPlane::chunk_bytes(const HostLayout& layout) const {
   const std::int64_t wanted = layout.spans_hosts() ? tunables_.tcp_chunk : tunables_.shm_chunk;
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(std::max<std::int64_t>(wanted, 0)),
-                                   kCutBytes, staging_.slot_bytes());
+                                   kCutBytes, staging_.buffer_bytes());
 }
 
 Result<std::uint64_t> HostPlane::share_bytes(const HostLayout& layout, std::size_t parts) const {
   const std::uint64_t room = std::max(chunk_bytes(layout), parts * kCutBytes);
-  if (room > staging_.slot_bytes()) {
+  if (room > staging_.buffer_bytes()) {
     return Status(StatusCode::kInternal,
-                  "staging slots of " + std::to_string(staging_.slot_bytes()) +
+                  "staging buffers of " + std::to_string(staging_.buffer_bytes()) +
                       " bytes are too small for " + std::to_string(parts) +
                       " parts; raise HVDLITE_SHM_CHUNK or HVDLITE_TCP_CHUNK");
   }

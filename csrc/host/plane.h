@@ -1,4 +1,4 @@
-// What the collectives of the host data plane share: the staging slots, the channels to other
+// What the collectives of the host data plane share: the staging buffers, the channels to other
 // hosts, the sizes of chunks, the timeline. HostBackend owns it. Thread: the engine's runner.
 #pragma once
 
@@ -36,7 +36,7 @@ class HostPlane {
   // The bytes that one step of the group stages.
   std::uint64_t chunk_bytes(const HostLayout& layout) const;
   // The bytes of a step that each of `parts` equal parts of it gets, cut at cache lines. kInternal,
-  // on every rank alike, where the slots are too small for so many.
+  // on every rank alike, where the buffers are too small for so many.
   Result<std::uint64_t> share_bytes(const HostLayout& layout, std::size_t parts) const;
 
   // Runs steps 0 to `steps` - 1, each published (publish(step, k)) before the one before it is

@@ -82,9 +82,9 @@ Status HostReducescatter::publish(const Scatter& scatter, const Staging::Step& s
   for (std::size_t member = 0; member < scatter.call.counts.size(); ++member) {
     const Range part = scatter.part(member, k);
     if (part.count() == 0) continue;
-    scale_copy(scatter.call.dtype,
-               input + (scatter.begins[member] + part.begin) * scatter.element_bytes(),
-               staging.own_slot(step) + scatter.slot_offset(member), part.count(), piece.prescale);
+    scale_copy(
+        scatter.call.dtype, input + (scatter.begins[member] + part.begin) * scatter.element_bytes(),
+        staging.own_buffer(step) + scatter.buffer_offset(member), part.count(), piece.prescale);
   }
   staging.publish(step);
   return Status();
@@ -97,7 +97,7 @@ Status HostReducescatter::reduce_own_part(const Scatter& scatter, const Staging:
   const TraceSpan traced = plane_.part("reduce");
   const Range part = scatter.part(scatter.self, k);
   if (part.count() > 0) {
-    scatter.reduction.finish(staging.slots(step, scatter.slot_offset(scatter.self)),
+    scatter.reduction.finish(staging.buffers(step, scatter.buffer_offset(scatter.self)),
                              scatter.output(part), part.count(), scatter.call.piece.postscale);
   }
   staging.done(step);
@@ -113,7 +113,7 @@ Result<std::vector<Transfer>> HostReducescatter::sum_within_host(const Scatter& 
   const auto sum = [&](std::size_t member, std::byte* to) -> std::span<std::byte> {
     const Range part = scatter.part(member, k);
     if (part.count() == 0) return {};
-    scatter.reduction.within_host(staging.slots(step, scatter.slot_offset(member)), to,
+    scatter.reduction.within_host(staging.buffers(step, scatter.buffer_offset(member)), to,
                                   part.count());
     return {to, part.count() * scatter.element_bytes()};
   };

@@ -54,7 +54,7 @@ class HostReducescatter {
       return chunk_at(call.counts[member], share, k);
     }
     std::size_t share_bytes() const { return share * element_bytes(); }
-    std::size_t slot_offset(std::size_t member) const { return member * share_bytes(); }
+    std::size_t buffer_offset(std::size_t member) const { return member * share_bytes(); }
     // Where the result of this rank's part goes.
     std::byte* output(Range own) const {
       return static_cast<std::byte*>(call.piece.output) + own.begin * element_bytes();

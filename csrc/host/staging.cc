@@ -17,11 +17,11 @@ Staging::Step Staging::begin(const Locals& locals, Patience patience, const char
   std::uint64_t& last = numbers_[locals.group.lane];
   last = std::max(last, std::uint64_t{locals.group.epoch()} << kStepBits);
   const std::uint64_t number = ++last;
-  return {&locals, number, static_cast<int>(number % kSlotCount), patience, operation};
+  return {&locals, number, static_cast<int>(number % kStagingBuffers), patience, operation};
 }
 
 Status Staging::reuse(const Step& step) {
-  LastUse& last = last_use_[step.slot];
+  LastUse& last = last_use_[step.buffer];
   if (last.number > 0) {
     HVDLITE_RETURN_IF_ERROR(await(last.locals, &Lane::done, last.number, 0,
                                   static_cast<int>(last.locals.group.ranks.size()), step.patience,
@@ -35,11 +35,11 @@ Status Staging::reuse(const Step& step) {
   return Status();
 }
 
-std::vector<const void*> Staging::slots(const Step& step, std::size_t offset) const {
+std::vector<const void*> Staging::buffers(const Step& step, std::size_t offset) const {
   const int locals = static_cast<int>(step.locals->group.ranks.size());
   std::vector<const void*> addresses;
   addresses.reserve(static_cast<std::size_t>(locals));
-  for (int i = 0; i < locals; ++i) addresses.push_back(slot_of(step, i) + offset);
+  for (int i = 0; i < locals; ++i) addresses.push_back(buffer_of(step, i) + offset);
   return addresses;
 }
 

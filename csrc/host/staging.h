@@ -1,17 +1,17 @@
-// The local half of the host data plane: staging slots and progress counters of the ranks of one
+// The local half of the host data plane: staging buffers and progress counters of the ranks of one
 // host, and the waits between them.
 //
 // Words: the *locals* of a group are its members on this host, in ascending rank order. A *step* is
-// one use of a slot by all locals, numbered per lane: upwards from where the epoch of the group
+// one use of a buffer by all locals, numbered per lane: upwards from where the epoch of the group
 // says (transport/topology.h), so that a set that takes over a lane counts on from higher numbers,
 // whatever its members did there before. In a step every local *publishes* (its input lies in its
-// slot), drivers *reduce* (their result lies in their slot), and every local is *done* (it needs no
-// other local's slot of this step any more). Steps alternate between the two slots.
+// buffer), drivers *reduce* (their result lies in their buffer), and every local is *done* (it
+// needs no other local's buffer of this step any more). Steps alternate between the two buffers.
 //
-// Why slots can be reused: a rank writes to a slot only after every local of the group that used
-// the slot last is done with that step (reuse()). A local's being done depends on nothing that this
-// rank still has to do, so the wait always ends; and it holds across process sets, because each
-// slot remembers the group of its last use. Thread: the engine's runner.
+// Why buffers can be reused: a rank writes to a buffer only after every local of the group that
+// used the buffer last is done with that step (reuse()). A local's being done depends on nothing
+// that this rank still has to do, so the wait always ends; and it holds across process sets,
+// because each buffer remembers the group of its last use. Thread: the engine's runner.
 //
 // Members that have joined (hvd.join) miss steps. A generation of the group begins with a number
 // above all those of the ones before it, so that no member has to know how many steps it missed.
@@ -38,7 +38,7 @@ class Staging {
   struct Step {
     const Locals* locals = nullptr;
     std::uint64_t number = 0;
-    int slot = 0;
+    int buffer = 0;
     Patience patience{0};
     const char* operation = "";  // for messages
   };
@@ -50,20 +50,22 @@ class Staging {
     trace_row_ = row;
   }
 
-  std::uint64_t slot_bytes() const { return fabric_.own_segment->layout().slot_bytes; }
+  std::uint64_t buffer_bytes() const { return fabric_.own_segment->layout().buffer_bytes; }
   // Returns the next step of the group, which done() must end, unless an error ends everything. It
   // refers to `locals`.
   Step begin(const Locals& locals, Patience patience, const char* operation);
-  // Waits until this rank may write to its slot of the step.
+  // Waits until this rank may write to its buffer of the step.
   Status reuse(const Step& step);
 
   // Addresses in shared memory; valid as long as the fabric.
-  std::byte* own_slot(const Step& step) const { return fabric_.own_segment->slot(step.slot); }
-  const std::byte* slot_of(const Step& step, int local_index) const {
-    return segment_of(*step.locals, local_index).slot(step.slot);
+  std::byte* own_buffer(const Step& step) const {
+    return fabric_.own_segment->staging_buffer(step.buffer);
   }
-  // The addresses `offset` bytes after the begin of every local's slot, in their order.
-  std::vector<const void*> slots(const Step& step, std::size_t offset) const;
+  const std::byte* buffer_of(const Step& step, int local_index) const {
+    return segment_of(*step.locals, local_index).staging_buffer(step.buffer);
+  }
+  // The addresses `offset` bytes after the begin of every local's buffer, in their order.
+  std::vector<const void*> buffers(const Step& step, std::size_t offset) const;
 
   // What this rank has done in the step.
   void publish(const Step& step);
@@ -92,7 +94,7 @@ class Staging {
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
   std::array<std::uint64_t, kLaneCount> numbers_{};  // of the last step of each lane
-  std::array<LastUse, kSlotCount> last_use_;         // of each slot
+  std::array<LastUse, kStagingBuffers> last_use_;    // of each buffer
 };
 
 }  // namespace hvdlite

@@ -17,7 +17,7 @@ struct Header {
   std::uint64_t magic;
   std::uint64_t local_size;
   std::uint64_t ring_bytes;
-  std::uint64_t slot_bytes;
+  std::uint64_t buffer_bytes;
   alignas(64) std::atomic<std::uint32_t> sleeping;
 };
 
@@ -30,7 +30,7 @@ std::uint64_t lanes_at(const SegmentLayout& layout) {
   return kRingsAt + layout.local_size * ByteRing::footprint(layout.ring_bytes);
 }
 
-std::uint64_t slots_at(const SegmentLayout& layout) {
+std::uint64_t buffers_at(const SegmentLayout& layout) {
   return round_up(lanes_at(layout) + kLaneCount * sizeof(Lane));
 }
 
@@ -38,14 +38,14 @@ void write_header(const Mapping& mapping, const SegmentLayout& layout) {
   Header* header = new (mapping.data()) Header{};
   header->local_size = layout.local_size;
   header->ring_bytes = layout.ring_bytes;
-  header->slot_bytes = layout.slot_bytes;
+  header->buffer_bytes = layout.buffer_bytes;
   header->magic = kMagic;
 }
 
 }  // namespace
 
 std::uint64_t SegmentLayout::total_bytes() const {
-  return slots_at(*this) + kSlotCount * slot_bytes;
+  return buffers_at(*this) + kStagingBuffers * buffer_bytes;
 }
 
 SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
@@ -53,7 +53,7 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   layout.local_size = static_cast<std::uint64_t>(local_size);
   layout.ring_bytes = kRingBytes;
   // At least one page, even when all chunks are smaller.
-  layout.slot_bytes = round_up(static_cast<std::uint64_t>(
+  layout.buffer_bytes = round_up(static_cast<std::uint64_t>(
       std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})));
   return layout;
 }
@@ -75,9 +75,9 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   Result<Mapping> mapping = Mapping::shared(memfd, bytes.value());
   if (!mapping.ok()) return mapping.status();
   const auto* header = reinterpret_cast<const Header*>(mapping.value().data());
-  const SegmentLayout layout{header->local_size, header->ring_bytes, header->slot_bytes};
+  const SegmentLayout layout{header->local_size, header->ring_bytes, header->buffer_bytes};
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
-      layout.ring_bytes != kRingBytes || layout.slot_bytes > bytes.value() ||
+      layout.ring_bytes != kRingBytes || layout.buffer_bytes > bytes.value() ||
       layout.total_bytes() != bytes.value()) {
     return Status(
         StatusCode::kInternal,
@@ -106,9 +106,9 @@ Lane& Segment::lane(int index) const {
   return reinterpret_cast<Lane*>(mapping_.data() + lanes_at(layout_))[index];
 }
 
-std::byte* Segment::slot(int index) const {
-  return mapping_.data() + slots_at(layout_) +
-         static_cast<std::uint64_t>(index) * layout_.slot_bytes;
+std::byte* Segment::staging_buffer(int index) const {
+  return mapping_.data() + buffers_at(layout_) +
+         static_cast<std::uint64_t>(index) * layout_.buffer_bytes;
 }
 
 }  // namespace hvdlite

@@ -3,7 +3,7 @@
 //   header     magic, version, layout numbers, the sleeping flag of the owner's Waiter
 //   rings      one inbound byte ring per rank of the host (control channels; own index unused)
 //   lanes      one cache line of counters per process set: written by the owner, read by peers
-//   slots      two staging buffers for collectives, each `slot_bytes` long, page-aligned
+//   buffers      two staging buffers for collectives, each `buffer_bytes` long, page-aligned
 //
 // The owner creates the memfd (Segment::create), touches it first, and passes it to its peers,
 // which map it. The memfd is sealed against shrinking, so that no peer can make another one fault.
@@ -24,9 +24,9 @@
 
 namespace hvdlite {
 
-inline constexpr int kLaneCount = 1024;  // process sets that can exist at once
-inline constexpr int kSlotCount = 2;     // staging buffers; a peer may still read one of them while
-                                         // the owner writes the other
+inline constexpr int kLaneCount = 1024;    // process sets that can exist at once
+inline constexpr int kStagingBuffers = 2;  // staging buffers; a peer may still read one of them
+                                           // while the owner writes the other
 
 // The owner's progress in the collectives of one process set. Each counter only grows, even when a
 // later process set takes over the lane.
@@ -38,8 +38,8 @@ struct alignas(64) Lane {
 
 struct SegmentLayout {
   std::uint64_t local_size = 1;
-  std::uint64_t ring_bytes = 0;  // capacity of one inbound ring
-  std::uint64_t slot_bytes = 0;  // capacity of one staging buffer
+  std::uint64_t ring_bytes = 0;    // capacity of one inbound ring
+  std::uint64_t buffer_bytes = 0;  // capacity of one staging buffer
   std::uint64_t total_bytes() const;
   static SegmentLayout make(int local_size, const Config& config);
 };
@@ -58,7 +58,7 @@ class Segment {
   std::atomic<std::uint32_t>* sleeping() const;
   std::byte* inbound_ring(int local_index) const;  // memory of a ByteRing of layout().ring_bytes
   Lane& lane(int index) const;
-  std::byte* slot(int index) const;  // a staging buffer
+  std::byte* staging_buffer(int index) const;
 
  private:
   Segment(Mapping mapping, SegmentLayout layout) : mapping_(std::move(mapping)), layout_(layout) {}

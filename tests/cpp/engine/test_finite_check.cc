@@ -7,7 +7,7 @@
 #include "check.h"
 #include "cpp/gpu/gpu_engines.h"
 #include "cpp/host/backend_worlds.h"
-#include "engine/finite_check.h"
+#include "execution/finite_check.h"
 #include "kernels/finite.h"
 
 using namespace hvdlite;

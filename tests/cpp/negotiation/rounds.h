@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/entry.h"
+#include "entry/entry.h"
 
 namespace hvdlite::testing {
 

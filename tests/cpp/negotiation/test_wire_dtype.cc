@@ -6,7 +6,7 @@
 #include "check.h"
 #include "cpp/engine/engine_worlds.h"
 #include "cpp/host/backend_worlds.h"
-#include "engine/entry_check.h"
+#include "entry/entry_check.h"
 #include "kernels/reduce.h"
 #include "kernels/reduce_variants.h"
 #include "rounds.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "engine/entry.h"
+#include "entry/entry.h"
 
 namespace hvdlite {
 

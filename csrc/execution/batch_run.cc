@@ -1,4 +1,4 @@
-#include "engine/batch_run.h"
+#include "execution/batch_run.h"
 
 #include <utility>
 

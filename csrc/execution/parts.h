@@ -8,9 +8,9 @@
 
 #include "backend/backend.h"
 #include "base/config.h"
-#include "engine/counters.h"
-#include "engine/tensor_queue.h"
-#include "engine/timeline.h"
+#include "execution/counters.h"
+#include "execution/tensor_queue.h"
+#include "execution/timeline.h"
 #include "gpu/gpu_plane.h"
 #include "negotiation/process_set.h"
 #include "transport/fabric.h"

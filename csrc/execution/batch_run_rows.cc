@@ -2,7 +2,7 @@
 #include <new>
 #include <numeric>
 
-#include "engine/batch_run.h"
+#include "execution/batch_run.h"
 
 namespace hvdlite {
 namespace {

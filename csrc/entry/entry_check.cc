@@ -1,4 +1,4 @@
-#include "engine/entry_check.h"
+#include "entry/entry_check.h"
 
 #include <algorithm>
 #include <cmath>

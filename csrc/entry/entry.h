@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/cuda_device.h"
-#include "engine/completion.h"
+#include "entry/completion.h"
 #include "wire/message.h"
 
 namespace hvdlite {

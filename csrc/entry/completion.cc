@@ -1,4 +1,4 @@
-#include "engine/completion.h"
+#include "entry/completion.h"
 
 #include <cstring>
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/entry.h"
+#include "entry/entry.h"
 
 namespace hvdlite {
 

@@ -1,4 +1,4 @@
-#include "engine/finite_check.h"
+#include "execution/finite_check.h"
 
 #include <utility>
 

@@ -13,8 +13,8 @@
 
 #include "backend/backend.h"
 #include "cuda/device_trace.h"
-#include "engine/entry.h"
-#include "engine/fusion_plan.h"
+#include "entry/entry.h"
+#include "execution/fusion_plan.h"
 #include "negotiation/observer.h"
 #include "trace/trace.h"
 

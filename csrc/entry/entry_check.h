@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "engine/entry.h"
+#include "entry/entry.h"
 #include "negotiation/process_set.h"
 
 namespace hvdlite {

@@ -9,10 +9,10 @@
 #include <map>
 #include <vector>
 
-#include "engine/batch_run.h"
-#include "engine/entry.h"
-#include "engine/fusion_plan.h"
-#include "engine/parts.h"
+#include "entry/entry.h"
+#include "execution/batch_run.h"
+#include "execution/fusion_plan.h"
+#include "execution/parts.h"
 
 namespace hvdlite {
 

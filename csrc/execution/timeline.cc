@@ -1,4 +1,4 @@
-#include "engine/timeline.h"
+#include "execution/timeline.h"
 
 #include <algorithm>
 #include <cstdio>

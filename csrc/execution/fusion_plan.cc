@@ -1,4 +1,4 @@
-#include "engine/fusion_plan.h"
+#include "execution/fusion_plan.h"
 
 #include <algorithm>
 #include <iterator>

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "engine/entry.h"
-#include "engine/timeline.h"
+#include "entry/entry.h"
+#include "execution/timeline.h"
 
 namespace hvdlite {
 

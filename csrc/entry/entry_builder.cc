@@ -1,6 +1,6 @@
-#include "engine/entry_builder.h"
+#include "entry/entry_builder.h"
 
-#include "engine/entry_check.h"
+#include "entry/entry_check.h"
 
 namespace hvdlite {
 

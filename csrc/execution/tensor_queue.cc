@@ -1,4 +1,4 @@
-#include "engine/tensor_queue.h"
+#include "execution/tensor_queue.h"
 
 #include <utility>
 

@@ -15,10 +15,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "engine/entry.h"
-#include "engine/finite_check.h"
-#include "engine/fusion_plan.h"
-#include "engine/parts.h"
+#include "entry/entry.h"
+#include "execution/finite_check.h"
+#include "execution/fusion_plan.h"
+#include "execution/parts.h"
 
 namespace hvdlite {
 

@@ -1,8 +1,8 @@
-#include "engine/executor.h"
+#include "execution/executor.h"
 
 #include <algorithm>
 
-#include "engine/entry_check.h"
+#include "entry/entry_check.h"
 
 namespace hvdlite {
 
