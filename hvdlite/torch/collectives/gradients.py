@@ -1,10 +1,8 @@
-"""The gradients of the collectives.
+"""How the collectives enter autograd's graph.
 
-Each collective ties its output to its input here, with a function that makes the input's gradient
-of the output's: by a collective itself, so that it is differentiable again. The formulas are
-Horovod's, and docs/collectives.md has them: an allreduce and an alltoall give what the ranks'
-outputs say about the input in sum, a gather and a broadcast give the mean over the ranks, and a
-reducescatter followed by a gather gives what an allreduce does.
+`tie` makes the output of a completed collective depend on its input. Autograd then calls the
+gradient function that the collective gave, which is a collective itself and can be differentiated
+again. The formulas are Horovod's; docs/collectives.md has them.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ def tie(
 ) -> torch.Tensor:
     """Make `output` depend on `tensor` if autograd needs it; return `output`.
 
-    A leaf that was overwritten in place is left alone: scripts treat parameters so, outside of any
-    graph.
+    A leaf that was overwritten in place is not tied, because scripts overwrite parameters outside
+    of any graph.
 
     Args:
         tensor: what went into the collective.
@@ -39,7 +37,7 @@ def tie(
     """
     in_place = output is tensor
     if tensor.requires_grad and torch.is_grad_enabled() and not (in_place and tensor.is_leaf):
-        # In a list, or autograd would see a second input.
+        # `output` is in a list, because autograd would otherwise see a second input.
         tied: torch.Tensor = Collective.apply(tensor, [output], backward, arguments)
         return tied
     if in_place:
