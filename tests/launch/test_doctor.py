@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from harness import base_environment
 from hvdlite.launch.command import doctor
 from hvdlite.launch.command.doctor import Finding, judge, table
@@ -52,3 +54,16 @@ def test_all_reduce_that_fails_says_why() -> None:
     finding = doctor._check("all-reduce", lambda: doctor._probe_ranks(environment, ["-np", "2"]))
     assert not finding.works
     assert "HVDLITE_FUSION_THRESHOLD=a lot cannot be used" in finding.text
+
+
+def test_core_that_does_not_load_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> float:
+        raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.30' not found")
+
+    monkeypatch.setattr(doctor, "_copy_speed", load)
+    findings = doctor.speeds(base_environment())
+    assert [(row.subject, row.works) for row in findings] == [
+        ("memcpy", False),
+        ("all-reduce", False),
+    ]
+    assert all("GLIBCXX_3.4.30" in row.text for row in findings)

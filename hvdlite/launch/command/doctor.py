@@ -169,7 +169,11 @@ def _probe_ranks(environment: Mapping[str, str], arguments: Sequence[str]) -> di
 
 def speeds(environment: Mapping[str, str]) -> list[Finding]:
     """Measure a plain copy and an all-reduce between two ranks, and judge the latter."""
-    copy = _copy_speed()
+    try:
+        copy = _copy_speed()
+    except ImportError as error:
+        text = f"the native core does not load: {error}"
+        return [Finding("memcpy", False, text), Finding("all-reduce", False, text)]
 
     def all_reduce() -> str:
         row = _probe_ranks(environment, ["-np", "2"])
