@@ -13,6 +13,7 @@ registrar then decides who goes on.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -189,35 +190,36 @@ class Mesh:
 
         Raises:
             UnreachableError: the peer cannot be reached, or does not answer in time.
+            BootstrapError: the peer is not what its offer says.
             GivenUpError: the deadline was given up.
         """
-        refused_at: float | None = None
+        gone_at = math.inf
+        behind: OtherEpochError | None = None
         while True:
             try:
                 connection, _ = introduce(address, self._job, self._rank, role, self._deadline)
                 return connection
             except GivenUpError:
                 raise
-            except OSError as error:
-                now = time.monotonic()
-                if refused_at is None:
-                    refused_at = now
-                gone = not isinstance(error, ConnectionRefusedError)
-                if gone or not self._offer.elastic or now - refused_at > _GONE_SECONDS:
-                    raise UnreachableError(
-                        f"rank {self._rank} cannot reach rank {peer}: {error}", peer
-                    ) from error
-            except BootstrapError as error:
-                behind = self._offer.elastic and isinstance(error, OtherEpochError)
-                if not behind or self._deadline.passed:
+            except OtherEpochError as error:
+                if not self._offer.elastic:
                     raise self._blame(peer, error) from error
-                refused_at = None
+                gone_at, behind = math.inf, error
+            except ConnectionRefusedError as error:
+                gone_at = min(gone_at, time.monotonic() + _GONE_SECONDS)
+                if not self._offer.elastic or time.monotonic() >= gone_at:
+                    raise self._blame(peer, error) from error
+            except (OSError, BootstrapError) as error:
+                # At the deadline, that the peer is in another epoch says more than that it is late.
+                cause = behind if behind is not None and self._deadline.passed else error
+                raise self._blame(peer, cause) from error
             with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
                 self._deadline.sleep(_AGAIN_SECONDS)
 
-    @staticmethod
-    def _blame(peer: int, error: BootstrapError) -> BootstrapError:
-        """Name the peer in an error of the handshake with it."""
+    def _blame(self, peer: int, error: Exception) -> BootstrapError:
+        """Name the peer in an error of the way to it."""
+        if isinstance(error, OSError):
+            return UnreachableError(f"rank {self._rank} cannot reach rank {peer}: {error}", peer)
         text = f"rank {peer}: {error}"
         stranger = isinstance(error, RefusedError) and not isinstance(error, OtherEpochError)
         return BootstrapError(text) if stranger else UnreachableError(text, peer)
