@@ -1,33 +1,27 @@
-"""Samples are dealt so that each is seen once, whatever workers die, join or are interrupted.
-
-`Job` is a model of an elastic job: its workers run one script in lockstep, each with a sampler, and
-with step and epoch records of its own. Deaths, joins, boundaries and errors come at random places.
-"""
+"""Samples are dealt so that each is seen once, whatever workers die, join or are interrupted."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import pickle
 import random
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hvdlite.torch as hvd
+from hvdlite import basics
 from hvdlite.elastic import epochs, sampling, steps
 from hvdlite.elastic.epochs import Epoch
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedError
 from hvdlite.torch.elastic.sampler import ElasticSampler
+from unit.elastic_job import STYLES, Job, Process
 
-STYLES = ("top", "pass", "pass, late commit", "step", "step, late commit")
 FREQUENT = settings(
     max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
@@ -157,226 +151,7 @@ def test_an_unknown_epoch_is_an_error() -> None:
     assert epochs.history() == [epochs.current()]
 
 
-# The model of a job.
-
-
-class Process:
-    """One worker: within `with` the modules' records are this worker's."""
-
-    def __init__(self, worker: int) -> None:
-        self.worker = worker
-        self.progress = steps.Progress(announced=True)
-        self.step_epochs: list[tuple[int, int]] = []
-        self.history: list[Epoch] = []
-        self.sampler: Any = None
-        self.saved: Any = None
-        self.batches: list[list[tuple[int, bool]]] = []
-
-    def __enter__(self) -> Process:
-        steps._progress = self.progress
-        steps._epochs[:] = self.step_epochs
-        epochs._history[:] = self.history
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None
-    ) -> None:
-        self.progress = steps._progress
-        self.step_epochs = list(steps._epochs)
-        self.history = list(epochs._history)
-
-
-class Boundary(Exception):
-    """All workers leave the function that trains."""
-
-
-class Job:
-    """An elastic job that trains one pass over `samples` samples."""
-
-    def __init__(self, chance: random.Random, style: str, samples: int) -> None:
-        self.chance = chance
-        self.style = style
-        self.samples = samples
-        self.batch = chance.randint(1, 4)
-        self.passes = chance.choice([1, 1, 2, 3])
-        self.prefetch = chance.randint(0, 2)
-        self.epoch = -1
-        self.born = 0
-        self.calm = False
-        self.dealt_anew = False  # whether data is to be dealt anew
-        self.restored = False
-        self.trained: Counter[int] = Counter()
-        self.repeated = 0
-        self.declared = 0
-        self.skipped: set[int] = set()
-        self.at_save: Any = None
-        self.alive: list[Process] = []
-        self.alive = [self.start() for _ in range(chance.randint(1, 5))]
-        self.form("start")
-        for one in self.alive:
-            with one:
-                one.sampler = self.make_sampler()
-        self.save()
-
-    def start(self) -> Process:
-        self.born += 1
-        return Process(self.born - 1)
-
-    def make_sampler(self) -> ElasticSampler:
-        return ElasticSampler(range(self.samples), seed=7)
-
-    def form(self, reason: str) -> None:
-        self.epoch += 1
-        workers = tuple(one.worker for one in self.alive)
-        for one in self.alive:
-            one.history.append(Epoch(self.epoch, workers, one.worker, reason))
-
-    def happens(self, probability: float) -> bool:
-        return not self.calm and self.chance.random() < probability
-
-    def deaths(self) -> None:
-        """Perhaps let workers die here; the others go on in place."""
-        gone = [one for one in self.alive if self.happens(0.02)]
-        if gone and len(gone) < len(self.alive):
-            self.alive = [one for one in self.alive if one not in gone]
-            self.form(f"workers {[one.worker for one in gone]} died")
-            self.dealt_anew = True
-
-    def save(self) -> None:
-        self.at_save = (self.trained.copy(), self.repeated, set(self.skipped))
-        for one in self.alive:
-            with one:
-                one.saved = pickle.loads(pickle.dumps(one.sampler.state_dict()))
-
-    def commit(self) -> None:
-        self.save()
-        if self.dealt_anew or self.happens(0.1):
-            raise Boundary
-
-    def fail(self) -> None:
-        """Raise HorovodInternalError in all workers, which restore what they saved."""
-        self.trained, self.repeated, self.skipped = (
-            self.at_save[0].copy(),
-            self.at_save[1],
-            set(self.at_save[2]),
-        )
-        for one in self.alive:
-            with one:
-                one.sampler.load_state_dict(one.saved)
-        self.restored = True
-        raise Boundary
-
-    def cross_boundary(self) -> None:
-        """Let workers leave and join, and deal anew, with a sync or without."""
-        while len(self.alive) > 1 and self.happens(0.2):
-            self.alive.remove(self.chance.choice(self.alive))
-        joiners = [self.start() for _ in range(self.chance.randint(0, 2)) if self.happens(0.5)]
-        self.alive += joiners
-        self.form("a boundary")
-        for one in self.alive:
-            with one:
-                steps.dropped()
-                if one in joiners:
-                    one.sampler = self.make_sampler()
-                else:
-                    one.sampler.reset()
-        if joiners or self.restored or self.happens(0.3):
-            with self.alive[0] as root:
-                state = pickle.dumps(root.sampler.state_dict())
-            for one in self.alive:
-                with one:
-                    one.sampler.load_state_dict(pickle.loads(state))
-            self.save()
-        self.dealt_anew = self.restored = False
-
-    def enter(self) -> None:
-        """Begin the loops; all workers must deal in the same way."""
-        self.declared += self.alive[0].sampler.padded
-        states = []
-        others = self.chance.choice([0, 0, 2])  # steps of another optimizer
-        for one in self.alive:
-            with one:
-                for _ in range(others):
-                    steps.begun()
-                    steps.committed(self.epoch)
-                states.append(one.sampler.state_dict())
-                own = list(one.sampler)
-                assert own == list(one.sampler)
-                assert len(own) == len(one.sampler)
-                seats, seat = one.sampler.num_replicas, one.sampler.rank
-                assert (seats, seat) == (len(self.alive), self.alive.index(one))
-            left = len(one.sampler.remaining_indices)
-            marked = [(x, seat + i * seats >= left) for i, x in enumerate(own)]
-            one.batches = [
-                marked[i : i + self.batch] for i in range(0, len(marked), self.batch)
-            ]
-        assert all(state == states[0] for state in states)
-
-    def record(self, size: int | None = None) -> None:
-        for one in self.alive:
-            with one:
-                one.sampler.record_batch(0, self.batch if size is None else size)
-
-    def step(self, numbers: range) -> None:
-        """Do the passes and the step of these batches, and records, and what goes wrong."""
-        top, by_pass = self.style == "top", self.style.startswith("pass")
-        late = self.style.endswith("late commit")
-        for number in numbers:
-            last = number == numbers[-1]
-            if top:
-                self.record()
-            self.deaths()
-            if self.happens(0.1):
-                self.commit()
-            if self.happens(0.02):
-                self.fail()
-            for one in self.alive:
-                with one:
-                    steps.begun()
-            self.deaths()
-            if last and not late:
-                self.end_step(numbers)
-            self.deaths()
-            if by_pass:
-                self.record()
-            if last and late and by_pass:
-                self.end_step(numbers)
-        if self.style == "step, late commit":
-            self.record(self.batch * len(numbers))
-            self.end_step(numbers)
-        elif self.style == "step":
-            self.record(self.batch * len(numbers))
-        self.deaths()
-
-    def end_step(self, numbers: range) -> None:
-        dropped = self.happens(0.04)
-        for one in self.alive:
-            samples = [x for number in numbers for x in one.batches[number]]
-            with one:
-                if dropped:
-                    steps.dropped()
-                    self.skipped.update(x for x, _ in samples)
-                    continue
-                steps.committed(self.epoch)
-            self.trained.update(x for x, is_padding in samples if not is_padding)
-            self.repeated += sum(is_padding for _, is_padding in samples)
-
-    def train(self) -> None:
-        """Run the function that trains until one pass over the data is over."""
-        for entry in itertools.count():
-            self.calm = entry > 12
-            try:
-                self.enter()
-                batches = len(self.alive[0].batches)
-                for first in range(0, batches, self.passes):
-                    self.step(range(first, min(first + self.passes, batches)))
-                    if self.happens(0.1):
-                        self.commit()
-                self.commit()
-            except Boundary:
-                self.cross_boundary()
-            else:
-                return
+# Random histories.
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -400,3 +175,297 @@ def test_every_sample_is_seen_once_in_any_history(style: str, samples: int, seed
                 warnings.simplefilter("error")
                 one.sampler.set_epoch(1)
             assert one.sampler.processed_num == 0
+
+
+# Jobs whose history is written down.
+
+
+class Workers:
+    """Workers in lockstep, which record a batch after each step."""
+
+    def __init__(self, count: int, samples: int) -> None:
+        self.alive = [Process(worker) for worker in range(count)]
+        self.epoch = -1
+        self.form("start")
+        for one in self.alive:
+            with one:
+                one.sampler = ElasticSampler(range(samples), shuffle=False)
+        self.loops = self.begin()
+
+    def form(self, reason: str) -> None:
+        self.epoch += 1
+        workers = tuple(one.worker for one in self.alive)
+        for one in self.alive:
+            one.history.append(Epoch(self.epoch, workers, one.worker, reason))
+
+    def begin(self) -> list[Iterator[int]]:
+        loops = []
+        for one in self.alive:
+            with one:
+                loops.append(iter(one.sampler))
+        return loops
+
+    def step(self, size: int) -> list[list[int]]:
+        """Do one step; return what each rank has trained on."""
+        trained = []
+        for one, loop in zip(self.alive, self.loops, strict=True):
+            with one:
+                steps.begun()
+                steps.committed(self.epoch)
+                one.sampler.record_batch(0, size)
+            trained.append(list(itertools.islice(loop, size)))
+        return trained
+
+    def lose(self, rank: int, reason: str) -> None:
+        del self.alive[rank], self.loops[rank]
+        self.form(reason)
+
+    def enter_again(self) -> None:
+        for one in self.alive:
+            with one:
+                one.sampler.reset()
+        self.loops = self.begin()
+
+
+def test_what_a_dead_worker_trained_on_is_not_forgotten() -> None:
+    """Horovod forgets it: only the survivors' records are merged."""
+    job = Workers(2, 12)
+    assert job.step(2) == [[0, 2], [1, 3]]
+    job.lose(1, "worker 1 died of SIGKILL")
+    assert job.step(2) == [[4, 6]]
+    job.enter_again()
+    assert [job.step(6)] == [[[5, 7, 8, 9, 10, 11]]]
+
+
+def test_a_worker_that_leaves_makes_the_others_deal_anew() -> None:
+    """In Horovod no sync follows, and the survivors go on with the samplers that they have."""
+    job = Workers(3, 12)
+    assert job.step(1) == [[0], [1], [2]]
+    job.lose(0, "worker 0 left")
+    job.enter_again()
+    assert job.step(5) == [[3, 5, 7, 9, 11], [4, 6, 8, 10, 3]]
+    with job.alive[0] as one:
+        assert one.sampler.padded == 1
+        assert one.sampler.processed_num == 12
+        assert one.sampler.processed_indices == set(range(12))
+
+
+def test_set_epoch_tells_of_samples_that_nobody_has_seen() -> None:
+    job = Workers(3, 30)
+    job.step(2)
+    job.lose(1, "worker 1 died of SIGKILL")
+    job.step(4)
+    with job.alive[1] as other, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.sampler.set_epoch(1)  # Rank 0 alone speaks.
+    with (
+        job.alive[0] as one,
+        pytest.warns(ElasticSamplerWarning, match=r"set_epoch\(1\): 4 samples of epoch 0") as seen,
+    ):
+        one.sampler.set_epoch(1)
+    assert "workers [1] (worker 1 died of SIGKILL)" in str(seen[0].message)
+    assert seen[0].filename == __file__
+    with one, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.sampler.set_epoch(2)  # Nothing of epoch 1 was begun.
+
+
+def test_set_epoch_tells_of_a_dead_worker_if_nothing_was_recorded() -> None:
+    job = Workers(2, 9)
+    job.lose(1, "worker 1 died of SIGKILL")
+    with job.alive[0] as one, pytest.warns(ElasticSamplerWarning, match="up to 4 samples"):
+        one.sampler.set_epoch(1)
+
+
+def test_samples_that_the_script_leaves_out_are_not_missed() -> None:
+    job = Workers(2, 9)
+    job.step(4)  # drop_last: the fifth sample is not in a batch.
+    job.lose(1, "worker 1 died of SIGKILL")
+    with job.alive[0] as one, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.sampler.set_epoch(1)
+
+
+def test_set_epoch_tells_that_it_begins_a_partly_done_epoch_anew() -> None:
+    job = Workers(1, 10)
+    job.step(3)
+    job.enter_again()
+    with job.alive[0] as one:
+        with pytest.warns(ElasticSamplerWarning, match="3 samples of epoch 0 were done"):
+            one.sampler.set_epoch(0)
+        assert len(one.sampler) == 10
+
+
+def test_a_sampler_that_was_not_dealt_anew_tells_of_joiners() -> None:
+    job = Workers(1, 10)
+    joiner = Process(1)
+    job.alive.append(joiner)
+    job.form("worker 1 joined")
+    with job.alive[0] as one:
+        steps.committed(1)
+        with pytest.warns(ElasticSamplerWarning, match=r"workers \[1\] have joined"):
+            one.sampler.record_batch(0, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            one.sampler.record_batch(1, 2)
+
+
+def test_a_joiner_deals_as_the_others_with_the_state_of_one_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Workers(2, 11)
+    job.step(2)
+    job.lose(0, "worker 0 died of SIGKILL")
+    job.step(1)
+    joiner = Process(2)
+    with joiner:  # Its planned rank and size, before its first epoch.
+        monkeypatch.setattr(basics, "rank", lambda: 1)
+        monkeypatch.setattr(basics, "size", lambda: 2)
+        joiner.sampler = ElasticSampler(range(11), shuffle=False)
+    job.alive.append(joiner)
+    job.form("worker 2 joined")
+    with job.alive[0] as root:
+        state = root.sampler.state_dict()
+        assert state["segments"] == [[2, 3]]
+    for one in job.alive:
+        with one:
+            one.sampler.load_state_dict(state)
+    job.loops = job.begin()
+    assert job.step(3) == [[4, 7, 9], [6, 8, 10]]
+
+
+def test_a_script_whose_steps_nobody_reports_counts_at_once() -> None:
+    epochs.record(Epoch(0, (0, 1), 0, "start"))
+    sampler = ElasticSampler(range(10), shuffle=False)
+    sampler.record_batch(0, 2)
+    assert sampler.processed_num == 4
+    epochs.record(Epoch(1, (0,), 0, "worker 1 died"))
+    sampler.record_batch(1, 2)
+    assert sampler.processed_num == 6
+    sampler.reset()
+    assert list(sampler) == [5, 7, 8, 9]
+
+
+# Without an elastic job.
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the world's size 2, and this process its rank 1."""
+    monkeypatch.setattr(basics, "rank", lambda: 1)
+    monkeypatch.setattr(basics, "size", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_in_a_world_of_fixed_size_a_record_counts_at_once() -> None:
+    sampler = ElasticSampler(range(9), shuffle=False)
+    assert list(sampler) == [1, 3, 5, 7, 0]
+    assert (sampler.num_samples, sampler.total_size, sampler.padded) == (5, 10, 1)
+    sampler.record_batch(0, 2)
+    assert sampler.processed_num == 4
+    assert sampler.state_dict()["segments"] == [[4]]
+    assert list(sampler) == [1, 3, 5, 7, 0]
+    sampler.reset()
+    assert list(sampler) == [5, 7, 4]
+    sampler.record_batch(0, 100)
+    assert sampler.processed_num == 9
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_each_epoch_has_the_order_that_horovod_has() -> None:
+    sampler = ElasticSampler(range(6), seed=3)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        order = list(range(6))
+        random.Random(3 + epoch).shuffle(order)
+        assert list(sampler) == order[1::2]
+        assert sampler.remaining_indices == order
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("samples", [0, 1, 2])
+def test_tiny_data_sets(samples: int) -> None:
+    sampler = ElasticSampler(range(samples))
+    assert len(list(sampler)) == len(sampler) == (samples + 1) // 2
+    sampler.record_batch(0, 1)
+    sampler.reset()
+    assert list(sampler) == []
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_states_of_horovod_are_accepted() -> None:
+    order = list(range(10))
+    random.Random(2).shuffle(order)
+    sampler = ElasticSampler(range(10))
+    sampler.load_state_dict({"epoch": 2, "processed_num": 4})
+    assert list(sampler) == order[5::2]
+    assert sampler.state_dict()["processed_num"] == sampler.processed_num == 4
+    sampler.load_state_dict({"epoch": 2, "processed_indices": {0, 3, 7}})
+    left = [x for x in order if x not in {0, 3, 7}]
+    assert sampler.remaining_indices == left
+    sampler.record_batch(0, 2)
+    again = ElasticSampler(range(10))
+    again.load_state_dict(sampler.state_dict())
+    assert again.remaining_indices == left[4:]
+    assert again.processed_num == 7
+    assert again.processed_indices == {0, 3, 7, *left[:4]}
+    again.set_epoch(3)
+    assert again.processed_num == 0
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_checkpoint_holds_the_state() -> None:
+    sampler = ElasticSampler(range(100), seed=5)
+    sampler.set_epoch(4)
+    sampler.record_batch(0, 7)
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    file.seek(0)
+    again = pickle.loads(pickle.dumps(ElasticSampler(range(100), seed=5)))
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.epoch == 4
+    assert again.remaining_indices == sampler.remaining_indices[14:]
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_states_that_do_not_fit_are_refused() -> None:
+    sampler = ElasticSampler(range(10), seed=1)
+    with pytest.raises(ArgumentError, match=r"the keys \['batch'\] are not those of"):
+        sampler.load_state_dict({"batch": 1})
+    with pytest.raises(ArgumentError, match="cannot be negative"):
+        sampler.record_batch(0, -1)
+    sampler.record_batch(0, 1)
+    state = sampler.state_dict()
+    with pytest.raises(ArgumentError, match=r"made with samples=10, .* has samples=11"):
+        ElasticSampler(range(11), seed=1).load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"made with seed=1, .* has seed=0"):
+        ElasticSampler(range(10)).load_state_dict(state)
+    sampler.set_epoch(1)
+    ElasticSampler(range(10)).load_state_dict(sampler.state_dict())  # Nothing was done.
+
+
+def test_a_sampler_needs_a_world() -> None:
+    with pytest.raises(NotInitializedError):
+        ElasticSampler(range(3))
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_data_loader_takes_its_indices_twice_and_ahead(loader_workers: int) -> None:
+    data = torch.arange(20)
+    sampler = ElasticSampler(data, shuffle=False)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=2, sampler=sampler, num_workers=loader_workers
+    )
+    trained = []
+    for number, batch in enumerate(loader):
+        trained += batch.tolist()
+        sampler.record_batch(number, 2)
+        if number == 2:
+            break  # Some batches were loaded ahead.
+    assert trained == [1, 3, 5, 7, 9, 11]
+    assert len(loader) == 5
+    sampler.reset()
+    assert len(loader) == 2
+    assert [batch.tolist() for batch in loader] == [[13, 15], [17, 19]]
+    assert [batch.tolist() for batch in loader] == [[13, 15], [17, 19]]
