@@ -51,6 +51,10 @@ class ReplicasDifferWarning(UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 
 
+class ElasticSamplerWarning(UserWarning):
+    """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
+
+
 class OutOfMemoryError(HvdliteError, MemoryError):
     """There is not enough memory for the operation."""
 
