@@ -42,6 +42,7 @@ class Acceptor:
         size: how many ranks the job has.
         selector: borrowed; its owner calls the key's data for each event, and `expire` regularly.
         welcome: takes the blocking socket, and the handshake with the peer's rank and role.
+        room: how many handshakes at once, if `size` only bounds the ranks; by default twice `size`.
     """
 
     def __init__(
@@ -51,13 +52,14 @@ class Acceptor:
         size: int,
         selector: selectors.BaseSelector,
         welcome: Callable[[socket.socket, ServerHandshake], None],
+        room: int | None = None,
     ) -> None:
         self._listener = listener
         self._job = job
         self._size = size
         self._selector = selector
         self._welcome = welcome
-        self._room = max(_LEAST_ROOM, 2 * size)
+        self._room = max(_LEAST_ROOM, 2 * size if room is None else room)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._told = False
         listener.setblocking(False)

@@ -42,6 +42,7 @@ class Role(enum.IntEnum):
     STORE = 1
     CONTROL = 2
     DATA = 3
+    STEWARD = 4
 
 
 class Refusal(enum.IntEnum):
