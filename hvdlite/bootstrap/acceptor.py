@@ -54,6 +54,7 @@ class Acceptor:
         welcome: takes the blocking socket, and the handshake with the peer's rank and role.
         peers_return: peers may give up and come again in another epoch, as in elastic jobs; so it
             is not worth a message when a peer hangs up or belongs to another epoch.
+        room: how many handshakes at once, if `size` only bounds the ranks; by default twice `size`.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class Acceptor:
         selector: selectors.BaseSelector,
         welcome: Callable[[socket.socket, ServerHandshake], None],
         peers_return: bool = False,
+        room: int | None = None,
     ) -> None:
         self._listener = listener
         self._job = job
         self._size = size
         self._selector = selector
         self._welcome = welcome
-        self._room = max(_LEAST_ROOM, 2 * size)
+        self._room = max(_LEAST_ROOM, 2 * size if room is None else room)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
         self._untold = (OtherEpochError, _HungUpError) if peers_return else ()
         self._told = False
