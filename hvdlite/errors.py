@@ -88,3 +88,24 @@ class ShutdownError(CollectiveError):
 
 
 HorovodInternalError = CollectiveError
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Leads an elastic job to its next boundary: ranks are to join or to leave.
+
+    `State.commit()` and `State.check_host_updates()` raise it on all ranks alike, and
+    `hvd.elastic.run` catches it. It is an interrupt and not an error, so that it is not an
+    HvdliteError, and code that handles errors does not swallow it.
+
+    Attributes:
+        skip_sync: True if ranks only leave, so that the other ranks need not receive the state.
+
+    Example:
+        >>> HostsUpdatedInterrupt().skip_sync
+        False
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        """Say whether the state need not be sent."""
+        super().__init__("ranks join or leave at the next boundary of this elastic job")
+        self.skip_sync = skip_sync

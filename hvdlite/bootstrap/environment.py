@@ -97,6 +97,11 @@ def allow_pickle() -> bool:
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
 
 
+def elastic_snapshot() -> bool:
+    """Return whether elastic states copy tensors: HVDLITE_ELASTIC_SNAPSHOT is not 0."""
+    return os.environ.get("HVDLITE_ELASTIC_SNAPSHOT", "1") != "0"
+
+
 def timeline_parts() -> Path | None:
     """Return the folder whose parts of timelines hvdlite-run merges; None without hvdlite-run."""
     folder = os.environ.get("HVDLITE_TIMELINE_PARTS")
