@@ -49,6 +49,9 @@ LAUNCH = (
     "hvdlite.launch.process",
     "hvdlite.launch.output",
     "hvdlite.launch.remote",
+    *("hvdlite.launch.hosts", "hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
+    *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
+    "hvdlite.launch.elastic",
     "hvdlite.launch",
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
