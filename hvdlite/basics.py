@@ -21,11 +21,11 @@ import atexit
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdlite import _core, gpu, operation_names, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
@@ -35,6 +35,9 @@ from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotIniti
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import StaticSets
 from hvdlite.timeline.recorder import Recorder
+
+if TYPE_CHECKING:
+    from hvdlite.elastic.steward import Steward
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,13 @@ class _World:
     host_of: tuple[int, ...]
     recorder: Recorder
     start: Deadline
+    job_id: bytes
+    steward: Steward | None = None  # of an elastic job
 
 
 _world: _World | None = None
+_succession = threading.Lock()  # held while a world takes the place of another one, or of none
+_left_elastic = False  # whether this process has left an elastic job, which takes nobody back
 _watchers: list[Callable[[_core.Engine | None], None]] = []
 _lock = threading.RLock()
 _busy: str | None = None  # name of the running function that begins or ends a world; under _lock
@@ -108,26 +115,22 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     global _world
     sets = process_sets.static_sets(static)
     agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
-    connection = connect(worker, _core.create_segment, agreed, deadline)
-    recorder = Recorder(
-        connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
-    )
-    engine = _make_engine(connection, recorder)
-    _world = _World(
-        engine=engine,
-        rank=connection.rank,
-        size=connection.size,
-        local_rank=connection.local_rank,
-        local_size=connection.local_size,
-        cross_rank=connection.cross_rank,
-        cross_size=connection.cross_size,
-        host_of=tuple(connection.host_of),
-        recorder=recorder,
-        start=deadline,
-    )
+    steward = _make_steward(worker, agreed) if worker.elastic else None
+    if steward is not None:
+        connection = steward.begin(deadline)
+    else:
+        connection = connect(worker, _core.create_segment, agreed, deadline)
+    recorder = _make_recorder(connection, worker.job_id)
+    engine = _make_engine(connection, recorder, None if steward is None else steward.lobby)
+    world = _make_world(engine, connection, recorder, deadline, worker.job_id)
+    _world = world = replace(world, steward=steward)
+    if worker.joiner:
+        _world = world = _planned(world, worker)
     try:
         operation_names.restart()
-        process_sets.begin(engine, connection.rank, connection.size)
+        process_sets.begin(engine, world.rank, world.size)
+        if steward is not None:
+            steward.attach(engine)
         process_sets.register_static(sets)
         _install_hooks()
         for watcher in _watchers:
@@ -141,7 +144,102 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         raise
 
 
-def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
+def _make_steward(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Steward:
+    from hvdlite.elastic.steward import Steward  # ordinary jobs do not need it
+
+    if _left_elastic:
+        raise ArgumentError(
+            "init() was called after shutdown() in an elastic job, which this process has left for "
+            "good; hvd.elastic.run forms new worlds by itself"
+        )
+    return Steward(worker, agreed, follow)
+
+
+def _make_recorder(connection: Connection, job_id: bytes) -> Recorder:
+    return Recorder(
+        connection.rank, connection.host_of, connection.clock, job_id, timeline_parts()
+    )
+
+
+def _make_world(
+    engine: _core.Engine,
+    connection: Connection,
+    recorder: Recorder,
+    start: Deadline,
+    job_id: bytes,
+) -> _World:
+    return _World(
+        engine=engine,
+        rank=connection.rank,
+        size=connection.size,
+        local_rank=connection.local_rank,
+        local_size=connection.local_size,
+        cross_rank=connection.cross_rank,
+        cross_size=connection.cross_size,
+        host_of=tuple(connection.host_of),
+        recorder=recorder,
+        start=start,
+        job_id=job_id,
+    )
+
+
+def _planned(world: _World, worker: WorkerEnvironment) -> _World:
+    """Give a joiner, whose engine has a world of one, the numbers that its launcher has planned."""
+    return replace(
+        world,
+        rank=worker.rank,
+        size=worker.size,
+        local_rank=worker.local_rank or 0,
+        local_size=worker.local_size or 1,
+        host_of=(0,) * worker.size,
+    )
+
+
+def follow(
+    connection: Connection, epoch: int, lobby: _core.Lobby, rank_of: Sequence[int]
+) -> _core.Engine | None:
+    """Replace the world of an elastic job by the next one; for the steward thread.
+
+    Args:
+        connection: of the next world; this function takes it over.
+        epoch: its number.
+        lobby: has the operations that go on in it.
+        rank_of: by rank of the present world, the next rank of that worker, or -1.
+
+    Returns:
+        The next engine; None if this process has left the job meanwhile.
+    """
+    global _world
+    with _succession:
+        if _world is None:
+            connection.close()
+            return None
+        sets = lobby.process_sets(rank_of)
+        recorder = _make_recorder(connection, _world.job_id)
+        engine = _make_engine(connection, recorder, lobby, epoch, sets)
+        world = _make_world(engine, connection, recorder, _world.start, _world.job_id)
+        # Before an addition that goes on can end.
+        process_sets.follow(engine, world.rank, world.size, dict(sets))
+        lobby.resume(engine, rank_of)
+        # A GPU was chosen by the local rank, so it stays as long as the process lives.
+        _world = replace(world, local_rank=_world.local_rank, steward=_world.steward)
+        for watcher in list(_watchers):
+            watcher(engine)
+        return engine
+
+
+def in_elastic_job() -> bool:
+    """Return whether the world of this process belongs to an elastic job."""
+    return _world is not None and _world.steward is not None
+
+
+def _make_engine(
+    connection: Connection,
+    recorder: Recorder,
+    lobby: _core.Lobby | None = None,
+    epoch: int = 0,
+    sets: Sequence[tuple[int, Sequence[int]]] = (),
+) -> _core.Engine:
     """Start the engine, and the timeline if the knob `timeline` names a file."""
     try:
         knobs = _core.knob_values()
@@ -159,6 +257,9 @@ def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
         gpu.nccl_folders(),
         trace_file,
         bool(knobs["timeline_mark_cycles"]),
+        lobby,
+        epoch,
+        sets,
     )
 
 
@@ -216,13 +317,18 @@ def _give_up_starting() -> None:
 
 def _leave_world(world: _World) -> None:
     """End a world completely, even if a signal handler raises meanwhile."""
-    global _world
-    _world = None
+    global _world, _left_elastic
+    with _succession:
+        world = _world or world  # Another world may have followed.
+        _world = None
     try:
         _stop_timeline(world)
     finally:
         try:
             world.engine.shutdown()
+            if world.steward is not None:
+                _left_elastic = True
+                world.steward.leave(world.engine.commit_counts())
         finally:
             process_sets.end()
             for watcher in _watchers:

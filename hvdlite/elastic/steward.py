@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hvdlite import _core
 from hvdlite.bootstrap.clock import SAME_CLOCK
@@ -25,7 +25,7 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.registrar_client import RegistrarClient
 from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.epochs import Epoch
-from hvdlite.elastic.inbox import LOST, Inbox, Message
+from hvdlite.elastic.inbox import Inbox, Message
 from hvdlite.elastic.membership import Decision, install_membership
 from hvdlite.elastic.run import notify
 from hvdlite.errors import BootstrapError
@@ -35,12 +35,9 @@ _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
 
 
-class Worlds(Protocol):
-    """What the steward needs of `hvdlite.basics`, which holds the world of this process."""
-
-    def follow(self, connection: Connection, epoch: int, lobby: _core.Lobby,
-               rank_of: Sequence[int]) -> _core.Engine | None:  # fmt: skip
-        """Make the next world of this process; None if the process has left the job meanwhile."""
+# Makes the next world of this process: takes its connection, its epoch, the lobby, and by rank of
+# the former world the next rank; returns None if the process has left the job meanwhile.
+Follow = Callable[[Connection, int, _core.Lobby, Sequence[int]], "_core.Engine | None"]
 
 
 class Steward:
@@ -51,19 +48,19 @@ class Steward:
     """
 
     def __init__(
-        self, worker: WorkerEnvironment, agreed: Mapping[str, str], worlds: Worlds
+        self, worker: WorkerEnvironment, agreed: Mapping[str, str], follow: Follow
     ) -> None:
         """Prepare; `begin` starts the thread.
 
         Args:
             worker: the launcher's description of this worker.
             agreed: by variable, the settings that must be equal on every rank.
-            worlds: makes the worlds.
+            follow: see `hvdlite.basics.follow`.
         """
         self.lobby = _core.Lobby()
         self._worker = worker
         self._agreed = dict(agreed)
-        self._worlds = worlds
+        self._follow = follow
         self._inbox = Inbox(self.lobby.lost_fd)
         self._thread = threading.Thread(target=self._run, name="hvdlite-steward", daemon=True)
         self._offer: Offer | None = None
@@ -213,13 +210,14 @@ class Steward:
     def _on_gather(self, message: Message) -> None:
         self._heard = message["epoch"]
         if self._boundary is not None:
-            return self._ready_at_boundary()
-        if self._engine is None:
-            return self._ready("start")
-        if not self._parked:
-            self._parked = True
-            self._engine.suspend(message["reason"])
-        self._ready("lost", [worker for worker, _ in message["gone"]])
+            self._ready_at_boundary()
+        elif self._engine is None:
+            self._ready("start")
+        else:
+            if not self._parked:
+                self._parked = True
+                self._engine.suspend(message["reason"])
+            self._ready("lost", [worker for worker, _ in message["gone"]])
 
     def _ready_at_boundary(self) -> None:
         self._ready("join" if self._epoch == _NO_EPOCH else "boundary")
@@ -229,7 +227,6 @@ class Steward:
         assert self._offer is not None
         ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
         report = self.lobby.report(ranks) if self._parked else None
-        accused = report["accused"] if report else None
         commits = report["commits"] if report else self._commits()
         self._send(
             {
@@ -242,15 +239,18 @@ class Steward:
                 "offer": self._offer.description,
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
-                "accused": self._members[accused] if self._accuses(accused) else None,
+                "accused": self._accused(report["accused"]) if report else None,
                 "reason": report["reason"] if report else "",
                 "restored": bool(self._boundary),
             }
         )
 
-    def _accuses(self, rank: int | None) -> bool:
-        own = self._worker.elastic_worker
-        return rank is not None and rank < len(self._members) and self._members[rank] != own
+    def _accused(self, rank: int | None) -> int | None:
+        """Return the worker of the rank that failed, unless it is this one."""
+        if rank is None or rank >= len(self._members):
+            return None
+        worker = self._members[rank]
+        return None if worker == self._worker.elastic_worker else worker
 
     def _commits(self) -> Mapping[int, int]:
         return self._engine.commit_counts() if self._engine is not None else {}
@@ -262,17 +262,14 @@ class Steward:
         elif self._engine is not None:
             self._engine.shutdown()
         try:
-            connection = self._connect(message, members)
+            self._adopt(message, members, self._connect(message, members))
         except GivenUpError:
-            return  # A GATHER, or the end, is in the inbox.
+            pass  # A GATHER, or the end, is in the inbox.
         except UnreachableError as error:
-            accused = members[error.rank]
+            report = {"worker": members[error.rank], "reason": str(error)}
+            self._send({"kind": "unreachable", "epoch": message["epoch"], **report})
         except BootstrapError as error:
-            return self._fail(str(error))
-        else:
-            return self._adopt(message, members, connection)
-        self._send({"kind": "unreachable", "epoch": message["epoch"], "worker": accused,
-                    "reason": f"cannot reach worker {accused}"})  # fmt: skip
+            self._fail(str(error))
 
     def _connect(self, message: Message, members: Sequence[int]) -> Connection:
         assert self._offer is not None
@@ -320,7 +317,7 @@ class Steward:
                 while self._engine is None and self._over is None:
                     self._changed.wait()
         else:
-            self._engine = self._worlds.follow(connection, epoch.number, self.lobby, rank_of)
+            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of)
         _tell_environment(connection)
         if self._boundary is not None and message["mode"] != "resume":
             self._synced = self._synced or message["sync"]
