@@ -192,9 +192,11 @@ class Segment:
         A last batch is often recorded with the size of a full one, so a seat has done its share
         at most.
         """
+        share = self.share
+        chosen = None if workers is None or workers == self.workers else set(workers)
         for seat, worker in enumerate(self.workers):
-            if workers is None or worker in workers:
-                self.done[seat] = min(self.share, self.done[seat] + size)
+            if chosen is None or worker in chosen:
+                self.done[seat] = min(share, self.done[seat] + size)
 
     def record(self, size: int, progress: Progress, epoch: int) -> None:
         """Note samples that this rank has done, or is about to do; `settle` counts them.

@@ -79,7 +79,6 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self._order: list[int] | None = None  # of this epoch; made when it is needed
         self._dealt: list[int] | None = None  # what this segment deals; made when it is needed
         self._loop_began = False
-        self._told_of_joiners = False
         self._deal()
 
     def _deal(self) -> None:
@@ -90,7 +89,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self._segment = Segment(samples, workers, steps.progress().ended)
         self._dealt = None
         self._loop_began = False
-        self._told_of_joiners = False
+        self._checked = now  # the epoch that was checked for joiners
 
     # What a loop calls.
 
@@ -316,7 +315,9 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
     def _warn_of_repeated(self, epoch: int) -> None:
         done = len(self.dataset) - self._segment.samples
         fresh = not any(self._segment.done) and self._segment.samples > 0
-        if epoch == self.epoch and done > 0 and fresh and self._seat == 0:
+        now = epochs.current()
+        speaks = (self._seat if now is None else now.rank) == 0
+        if epoch == self.epoch and done > 0 and fresh and speaks:
             warnings.warn(
                 f"ElasticSampler.set_epoch({epoch}): {done} samples of epoch {epoch} were done "
                 "before training went on, and they will be seen again, because set_epoch() begins "
@@ -327,9 +328,11 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
             )
 
     def _warn_of_joiners(self, now: epochs.Epoch) -> None:
+        if now == self._checked:
+            return
+        self._checked = now
         joined = sorted(set(now.workers).difference(self._segment.workers))
-        if joined and not self._told_of_joiners and now.rank == 0:
-            self._told_of_joiners = True
+        if joined and now.rank == 0:
             warnings.warn(
                 f"ElasticSampler: workers {joined} have joined since the samples of epoch "
                 f"{self.epoch} were dealt, so ranks see the same samples twice. Give the sampler "
