@@ -22,7 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,35 +30,17 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _core, gpu, operation_names, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment, detect, timeline_parts
+from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import StaticSets
-from hvdlite.timeline.recorder import Recorder
+from hvdlite.world import World, as_planned, make_world
 
 if TYPE_CHECKING:
     from hvdlite.elastic.steward import Steward
 
 
-@dataclass(frozen=True)
-class _World:
-    """One initialised world: its engine and the numbers of this rank in it."""
-
-    engine: _core.Engine
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    host_of: tuple[int, ...]
-    recorder: Recorder
-    start: Deadline
-    job_id: bytes
-    steward: Steward | None = None  # of an elastic job
-
-
-_world: _World | None = None
+_world: World | None = None
 _succession = threading.Lock()  # held while a world takes the place of another one, or of none
 _left_elastic = False  # whether this process has left an elastic job, which takes nobody back
 _watchers: list[Callable[[_core.Engine | None], None]] = []
@@ -120,12 +102,12 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         connection = steward.begin(deadline)
     else:
         connection = connect(worker, _core.create_segment, agreed, deadline)
-    recorder = _make_recorder(connection, worker.job_id)
-    engine = _make_engine(connection, recorder, None if steward is None else steward.lobby)
-    world = _make_world(engine, connection, recorder, deadline, worker.job_id)
+    lobby = None if steward is None else steward.lobby
+    world = make_world(connection, deadline, worker.job_id, lobby)
+    engine = world.engine
     _world = world = replace(world, steward=steward)
     if worker.joiner:
-        _world = world = _planned(world, worker)
+        _world = world = as_planned(world, worker)
     try:
         operation_names.restart()
         process_sets.begin(engine, world.rank, world.size)
@@ -155,46 +137,6 @@ def _make_steward(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Stewa
     return Steward(worker, agreed, follow)
 
 
-def _make_recorder(connection: Connection, job_id: bytes) -> Recorder:
-    return Recorder(
-        connection.rank, connection.host_of, connection.clock, job_id, timeline_parts()
-    )
-
-
-def _make_world(
-    engine: _core.Engine,
-    connection: Connection,
-    recorder: Recorder,
-    start: Deadline,
-    job_id: bytes,
-) -> _World:
-    return _World(
-        engine=engine,
-        rank=connection.rank,
-        size=connection.size,
-        local_rank=connection.local_rank,
-        local_size=connection.local_size,
-        cross_rank=connection.cross_rank,
-        cross_size=connection.cross_size,
-        host_of=tuple(connection.host_of),
-        recorder=recorder,
-        start=start,
-        job_id=job_id,
-    )
-
-
-def _planned(world: _World, worker: WorkerEnvironment) -> _World:
-    """Give a joiner, whose engine has a world of one, the numbers that its launcher has planned."""
-    return replace(
-        world,
-        rank=worker.rank,
-        size=worker.size,
-        local_rank=worker.local_rank or 0,
-        local_size=worker.local_size or 1,
-        host_of=(0,) * worker.size,
-    )
-
-
 def follow(
     connection: Connection, epoch: int, lobby: _core.Lobby, rank_of: Sequence[int]
 ) -> _core.Engine | None:
@@ -215,9 +157,8 @@ def follow(
             connection.close()
             return None
         sets = lobby.process_sets(rank_of)
-        recorder = _make_recorder(connection, _world.job_id)
-        engine = _make_engine(connection, recorder, lobby, epoch, sets)
-        world = _make_world(engine, connection, recorder, _world.start, _world.job_id)
+        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets)
+        engine = world.engine
         # Before an addition that goes on can end.
         process_sets.follow(engine, world.rank, world.size, dict(sets))
         lobby.resume(engine, rank_of)
@@ -231,36 +172,6 @@ def follow(
 def in_elastic_job() -> bool:
     """Return whether the world of this process belongs to an elastic job."""
     return _world is not None and _world.steward is not None
-
-
-def _make_engine(
-    connection: Connection,
-    recorder: Recorder,
-    lobby: _core.Lobby | None = None,
-    epoch: int = 0,
-    sets: Sequence[tuple[int, Sequence[int]]] = (),
-) -> _core.Engine:
-    """Start the engine, and the timeline if the knob `timeline` names a file."""
-    try:
-        knobs = _core.knob_values()
-        trace_file = recorder.begin_by_knob(str(knobs["timeline"]))
-    except BaseException:
-        connection.close()
-        raise
-    return _core.Engine(
-        connection.rank,
-        connection.size,
-        connection.host_of,
-        connection.links,
-        connection.segment_fd,
-        connection.bell_fd,
-        gpu.nccl_folders(),
-        trace_file,
-        bool(knobs["timeline_mark_cycles"]),
-        lobby,
-        epoch,
-        sets,
-    )
 
 
 def shutdown() -> None:
@@ -294,7 +205,7 @@ def _leave_at_exit() -> None:
         _lock.release()
 
 
-def _leave_unless_busy(world: _World) -> None:
+def _leave_unless_busy(world: World) -> None:
     global _busy
     if _busy is not None:
         return  # This is a signal handler; the function that it interrupted ends the world.
@@ -315,7 +226,7 @@ def _give_up_starting() -> None:
             world.engine.shutdown()
 
 
-def _leave_world(world: _World) -> None:
+def _leave_world(world: World) -> None:
     """End a world completely, even if a signal handler raises meanwhile."""
     global _world, _left_elastic
     with _succession:
@@ -363,7 +274,7 @@ def engine() -> _core.Engine:
     return _current().engine
 
 
-def _current() -> _World:
+def _current() -> World:
     if _world is None:
         raise NotInitializedError("hvdlite has not been initialized; call hvd.init() first")
     return _world
@@ -456,7 +367,7 @@ def stop_timeline() -> None:
         _stop_timeline(_current())
 
 
-def _stop_timeline(world: _World) -> None:
+def _stop_timeline(world: World) -> None:
     world.engine.stop_trace()
     try:
         world.recorder.end(

@@ -89,11 +89,18 @@ class Steward:
             BootstrapError: the job cannot start, or the registrar refuses this worker.
             GivenUpError: the deadline was given up.
         """
-        job = Job(self._worker.token, self._worker.job_id, 0)
+        try:
+            self._register(deadline)
+            return Connection() if self._worker.joiner else self._await_first(deadline)
+        except BaseException:
+            self.leave({})
+            raise
+
+    def _register(self, deadline: Deadline) -> None:
         assert self._worker.rendezvous is not None
         self._client = RegistrarClient(
             self._worker.rendezvous,
-            job,
+            Job(self._worker.token, self._worker.job_id, 0),
             self._worker.elastic_worker,
             deadline,
             self._hear,
@@ -101,8 +108,8 @@ class Steward:
             self._worker.heartbeat,
         )
         self._offer = Offer(self._worker, self._client.local_host, self._agreed)
-        if self._worker.joiner:
-            return Connection()
+
+    def _await_first(self, deadline: Deadline) -> Connection:
         self._thread.start()
         with self._changed:
             while self._first is None and self._over is None:
@@ -344,8 +351,8 @@ class Steward:
         self._fail(f"worker {self._worker.elastic_worker} is out of the job: {message['reason']}")
 
     def _send(self, message: Message) -> None:
-        assert self._client is not None
-        self._client.send(message)
+        if self._client is not None:
+            self._client.send(message)
 
 
 def _as_text(counts: Mapping[int, int]) -> dict[str, int]:
