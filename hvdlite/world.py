@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hvdlite import _core, gpu
 from hvdlite.bootstrap.connect import Connection
@@ -12,8 +12,20 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, timeline_parts
 from hvdlite.timeline.recorder import Recorder
 
-if TYPE_CHECKING:
-    from hvdlite.elastic.steward import Steward
+
+class Member(Protocol):
+    """This process's membership in an elastic job; see `hvdlite.elastic.steward`."""
+
+    lobby: _core.Lobby
+
+    def begin(self, deadline: Deadline) -> Connection:
+        """Register this worker, and wait for its first world."""
+
+    def attach(self, engine: _core.Engine) -> None:
+        """Take note of the engine of the first world."""
+
+    def leave(self, commits: Mapping[int, int]) -> None:
+        """Say goodbye; the engine has been shut down."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class World:
     recorder: Recorder
     start: Deadline
     job_id: bytes
-    steward: Steward | None = None  # of an elastic job
+    member: Member | None = None  # of an elastic job
 
 
 def make_world(
