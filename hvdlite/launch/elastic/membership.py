@@ -160,7 +160,7 @@ class Membership:
         one = self._workers.get(worker)
         if one is not None and one.draining is None:
             one.draining = why
-            if one.joiner and one.place is Place.WAITING:
+            if one in self._waiting():
                 self._leave(one)
         return self._settle(now)
 
@@ -534,6 +534,8 @@ class Membership:
         }
         for rank, one in enumerate(members):
             one.clock = None
+            if mode == "boundary":
+                one.place = Place.BOUNDARY  # A joiner waits there, too.
             self._send(one, {**common, "rank": rank})
         self.phase = Phase.FORMING
 
