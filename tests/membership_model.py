@@ -29,7 +29,8 @@ from hvdlite.launch.elastic.actions import (
     Refused,
     Send,
 )
-from hvdlite.launch.elastic.membership import Membership, Phase
+from hvdlite.launch.elastic.membership import Membership
+from hvdlite.launch.elastic.roster import Phase
 
 LAST_STATE = 6  # operations until a script ends
 UNREDOABLE = 5  # every so many operations, one cannot be redone

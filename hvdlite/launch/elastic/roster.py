@@ -15,6 +15,17 @@ from typing import Any
 _MOST_NAMED = 4  # a sentence names at most so many workers
 
 
+class Phase(enum.Enum):
+    """What the job does; `membership` says more."""
+
+    STARTING = "starting"
+    FORMED = "formed"
+    GATHERING = "gathering"
+    FORMING = "forming"
+    DONE = "done"
+    OVER = "over"
+
+
 class Place(enum.Enum):
     """Where a worker is, as far as its messages tell."""
 
@@ -71,30 +82,6 @@ class Worker:
     def answered(self) -> bool:
         """Whether a new epoch can be decided without waiting for this member."""
         return self.place in (Place.PARKED, Place.BOUNDARY)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Why an epoch follows another one.
-
-    Attributes:
-        name: what changed: a worker, by its name.
-        why: the rest of the clause: "died of SIGKILL", "finished".
-        worker: the number of the worker that went; None if nobody did.
-        trouble: whether something went wrong.
-        counts: whether the next epoch counts as a reset; that a worker has finished does not.
-    """
-
-    name: str
-    why: str
-    worker: int | None = None
-    trouble: bool = True
-    counts: bool = True
-
-    @property
-    def text(self) -> str:
-        """The clause for the line of the epoch."""
-        return f"{self.name} {self.why}"
 
 
 def named(workers: Sequence[Worker]) -> str:
