@@ -36,7 +36,7 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # Python: for each part of the package, the parts that it may import, lowest first. A part is a
 # folder or a single module; "hvdlite" stands for the modules directly in it. Modules of an adapter
 # that scripts for Horovod import by name stand beside its folders, although these import them.
-NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.errors")
+NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.elastic", "hvdlite.errors")
 TORCH = ("hvdlite.torch.compression", "hvdlite.torch.collectives", "hvdlite.torch.optimizers")
 TENSORFLOW = (
     "hvdlite.tensorflow.errors",
@@ -49,6 +49,9 @@ LAUNCH = (
     "hvdlite.launch.process",
     "hvdlite.launch.output",
     "hvdlite.launch.remote",
+    *("hvdlite.launch.hosts", "hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
+    *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
+    "hvdlite.launch.elastic",
     "hvdlite.launch",
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
@@ -56,6 +59,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.bootstrap": ("hvdlite.errors",),
     "hvdlite.timeline": ("hvdlite.errors", "hvdlite.bootstrap"),
     "hvdlite": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite.timeline"),
+    "hvdlite.elastic": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
     "hvdlite.torch": (*NEUTRAL, *TORCH),

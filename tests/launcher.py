@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,26 @@ class LauncherResult:
     seconds: float
 
 
-def launcher_command(*arguments: str) -> list[str]:
-    """Build the command of hvdlite-run in this Python."""
-    return [sys.executable, "-m", "hvdlite.launch", *arguments]
+PROGRAM = ("-m", "hvdlite.launch")
+
+
+def launcher_command(*arguments: str, program: Sequence[str] = PROGRAM) -> list[str]:
+    """Build the command of hvdlite-run, or of another program, in this Python."""
+    return [sys.executable, *program, *arguments]
 
 
 def start_launcher(
     *arguments: str,
     cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
+    program: Sequence[str] = PROGRAM,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start hvdlite-run in a process group of its own; the caller ends it (see `end_launcher`)."""
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     return subprocess.Popen(
-        launcher_command(*arguments),
+        launcher_command(*arguments, program=program),
         cwd=tempfile.gettempdir() if cwd is None else cwd,
         env={**base_environment(), **(env or {})},
         start_new_session=True,

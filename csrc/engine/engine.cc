@@ -9,24 +9,37 @@
 namespace hvdlite {
 namespace {
 
-std::unique_ptr<World> make_world(EngineParts& parts) {
-  if (parts.fabric == nullptr) return std::make_unique<LoneWorld>(parts);
-  return std::make_unique<PeerWorld>(parts);
+std::unique_ptr<World> make_world(EngineParts& parts, Park park) {
+  if (parts.fabric == nullptr) return std::make_unique<LoneWorld>(parts, std::move(park));
+  return std::make_unique<PeerWorld>(parts, std::move(park));
 }
 
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
-               GpuLibraries gpu_libraries, std::unique_ptr<Trace> trace)
+               GpuLibraries gpu_libraries, std::unique_ptr<Trace> trace,
+               const std::optional<Elastic>& elastic)
     : parts_(std::move(fabric), std::move(backend), std::move(config), std::move(gpu_libraries),
-             std::move(trace)),
-      world_(make_world(parts_)) {}
+             std::move(trace), elastic ? &elastic->world : nullptr),
+      lobby_(elastic ? elastic->lobby : nullptr),
+      world_(make_world(parts_, lobby_ == nullptr ? Park() : [this](Parked parked) {
+        lobby_->park(*this, std::move(parked));
+      })) {}
 
-Engine::~Engine() { shutdown(); }
+Engine::~Engine() {
+  shutdown();
+  if (lobby_ != nullptr) lobby_->forget(*this);
+}
+
+Status Engine::enqueue(const EntryPtr& entry, bool blocking) {
+  Status status = take(entry, blocking);
+  const bool ended = status.sticky() && status.code() != StatusCode::kShutdown;
+  return ended && lobby_ != nullptr ? lobby_->admit(*this, entry) : status;
+}
 
 // Only local checks. The world rejects ranks that differ or are unknown, so every rank gets the
 // same error.
-Status Engine::enqueue(EntryPtr entry, bool blocking) {
+Status Engine::take(const EntryPtr& entry, bool blocking) {
   const GroupPtr group = process_set(entry->request.process_set);
   HVDLITE_RETURN_IF_ERROR(check_entry(*entry, group, rank()));
   if (entry->request.kind == Kind::kRemoveProcessSet) {
@@ -35,7 +48,7 @@ Status Engine::enqueue(EntryPtr entry, bool blocking) {
   entry->key = entry->request.key();
   if (entry->gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(*entry));
   parts_.timeline.submitted(*entry);
-  return world_->submit(std::move(entry), blocking);
+  return world_->submit(entry, blocking);
 }
 
 Status Engine::name_removed_ranks(Entry& entry) const {

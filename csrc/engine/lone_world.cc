@@ -1,5 +1,7 @@
 #include "engine/lone_world.h"
 
+#include <utility>
+
 #include "entry/entry_check.h"
 
 namespace hvdlite {
@@ -27,7 +29,8 @@ Agreed agreed_alone(const EntryPtr& entry) {
 
 }  // namespace
 
-LoneWorld::LoneWorld(EngineParts& parts) : parts_(parts), executor_(parts) {}
+LoneWorld::LoneWorld(EngineParts& parts, Park park)
+    : parts_(parts), park_(std::move(park)), executor_(parts) {}
 
 Status LoneWorld::submit(EntryPtr entry, bool /*blocking*/) {
   HVDLITE_RETURN_IF_ERROR(check_alone(entry->request));
@@ -55,6 +58,11 @@ bool LoneWorld::wait(const Entry& entry, bool /*blocking*/, Deadline deadline) {
 
 void LoneWorld::shutdown() {
   (void)parts_.queue.close(Status(StatusCode::kShutdown, "hvdlite was shut down"));
+}
+
+void LoneWorld::suspend(const std::string& reason) {
+  const Status cause(StatusCode::kRankFailed, reason);
+  park_({cause, parts_.queue.close(cause), nullptr, parts_.sets.others()});
 }
 
 Tunables LoneWorld::tunables() const { return tunables_of(parts_.config); }

@@ -12,12 +12,13 @@ namespace hvdlite {
 
 class LoneWorld : public World {
  public:
-  explicit LoneWorld(EngineParts& parts);  // borrowed
+  LoneWorld(EngineParts& parts, Park park);  // the parts are borrowed
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
   void abort(const std::string& /*reason*/) override {}
   void shutdown() override;
+  void suspend(const std::string& reason) override;
   Status status() const override { return Status(); }
   Tunables tunables() const override;
 
@@ -25,6 +26,7 @@ class LoneWorld : public World {
   Status execute(const EntryPtr& entry);
 
   EngineParts& parts_;
+  const Park park_;
   Mutex mutex_;  // its holder is the runner
   Executor executor_ HVDLITE_GUARDED_BY(mutex_);
 };

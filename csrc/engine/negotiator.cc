@@ -14,6 +14,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kCoordinatorRank = 0;
 constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
 constexpr auto kLastWordsTime = std::chrono::milliseconds(200);
+// Both of these in an elastic job.
+constexpr auto kElasticTime = std::chrono::milliseconds(5);
 
 Status garbage(const Frame& frame) {
   return Status(StatusCode::kInternal,
@@ -62,7 +64,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
                                    const Coordinator& coordinator) {
   std::vector<Response> own;
   for (const Response& response : all) {
-    if (response.form == Response::Form::kTune) {
+    if (response.form == Response::Form::kTune || response.form == Response::Form::kCut) {
       own.push_back(response);
       continue;
     }
@@ -76,9 +78,11 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 }  // namespace
 
 Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
-                       TensorQueue& queue, Counters& counters, const Timeline& timeline)
+                       TensorQueue& queue, Counters& counters, const Timeline& timeline,
+                       bool elastic)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
+      elastic_(elastic),
       sets_(sets),
       queue_(queue),
       counters_(counters),
@@ -88,8 +92,9 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       cache_(cache_capacity(config)),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline);
+  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
   coordinator_->add_set(*sets.get(0));
+  for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }
@@ -216,7 +221,7 @@ Status Negotiator::unanswered() const {
 
 Status Negotiator::root_cause(Status fallback) {
   // The data plane may see a peer go before that peer's last words arrive on the control channel.
-  const Deadline deadline = Deadline::after(kLastWordsTime);
+  const Deadline deadline = Deadline::after(elastic_ ? kElasticTime : kLastWordsTime);
   const int rank = fallback.failed_rank();
   const bool expected = fallback.code() == StatusCode::kRankFailed && rank >= 0 && rank != rank_;
   while (true) {
@@ -324,6 +329,10 @@ Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Ro
     if (round.tunables || !round.entries.empty()) rounds.push_back(std::exchange(round, {}));
   };
   for (const Response& response : responses) {
+    if (response.form == Response::Form::kCut) {
+      end_round();
+      continue;
+    }
     if (response.form == Response::Form::kTune) {
       end_round();
       round.tunables = response.tunables;
@@ -403,7 +412,7 @@ void Negotiator::send_all(const Bytes& frame, Deadline deadline) {
 }
 
 void Negotiator::announce_abort(const Status& cause) {
-  send_all(encode_abort(cause), Deadline::after(kAnnounceTime));
+  send_all(encode_abort(cause), Deadline::after(elastic_ ? kElasticTime : kAnnounceTime));
 }
 
 void Negotiator::announce_goodbye(std::uint64_t collectives) {

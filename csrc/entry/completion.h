@@ -80,12 +80,15 @@ class Completion {
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
   // the process set; of a reducescatter those of this rank, by tensor.
   std::vector<std::int64_t> first_dimensions;
+  int epoch = 0;                // elastic jobs: that of the world in which the result was made
   int set_id = -1;              // kAddProcessSet: the id of the new set
   int last_joined = -1;         // kJoin: the last rank to join
   std::vector<Output> outputs;  // by tensor
   int members = 0;  // what an average divides by: those of the process set that had not joined, or
                     // all, as HVDLITE_AVERAGE_OVER_JOINED says
   CudaEventPtr on_device;  // null: no GPU tensors. Written before finish()
+  // Forgets what was received, before the entry is submitted anew. Not after finish().
+  void clear_results();
   // Copies output i, once, to memory on its device, and gives the room back: on the host at once,
   // on a GPU as work of `stream`, which waits for `on_device` already. Any one thread, after done()
   // or from the continuation.

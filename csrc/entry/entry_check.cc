@@ -13,6 +13,13 @@ Status invalid_call(const Request& request, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
 }
 
+Status duplicate_name(const Request& request) {
+  return Status(StatusCode::kDuplicateName,
+                describe(request) +
+                    ": an operation of this name is already in flight on this rank; wait for it "
+                    "first, or give each operation a name of its own");
+}
+
 Status of_call(const Request& request, const Status& why) {
   return Status(why.code(), describe(request) + ": " + why.message(), why.failed_rank());
 }

@@ -44,6 +44,12 @@ std::optional<std::string> describe_impossible(const Request& request, const Gro
   return std::nullopt;
 }
 
+Response cut() {
+  Response response;
+  response.form = Response::Form::kCut;
+  return response;
+}
+
 std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", which has joined"; }
 
 }  // namespace
@@ -58,6 +64,7 @@ Status left_early(int rank, std::uint64_t collectives, const std::string& missin
 
 void Coordinator::add_set(const Group& group) {
   books_[static_cast<std::uint32_t>(group.id)].group = group;
+  epochs_ = std::max(epochs_, static_cast<std::uint32_t>(group.id));
 }
 
 Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
@@ -264,6 +271,7 @@ Status Coordinator::note_absent(Book& book, const Tally& tally, Response& respon
     }
     book.absent = response.absent;
     book.generation = ++epochs_;
+    if (cuts_at_joins_) responses_.push_back(cut());
   }
   response.generation = book.generation;
   return Status();

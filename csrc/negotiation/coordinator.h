@@ -59,10 +59,13 @@ class Coordinator {
     std::vector<bool> removing;  // members that remove the set, by position; empty: none does
   };
 
-  // `observer` is borrowed and may be null.
-  Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr)
+  // `observer` is borrowed and may be null. With `cuts_at_joins` no round has entries from before
+  // and after a change of the ranks that have joined: an elastic job commits in between.
+  Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
+              bool cuts_at_joins = false)
       : size_(size),
         observer_(observer),
+        cuts_at_joins_(cuts_at_joins),
         cache_(cache_capacity),
         activity_(size),
         left_(size),
@@ -131,6 +134,7 @@ class Coordinator {
 
   const int size_;
   const NegotiationObserver* const observer_;
+  const bool cuts_at_joins_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank

@@ -18,6 +18,15 @@ GroupPtr ProcessSets::get(std::uint32_t id) const {
   return found != groups_.end() ? found->second : nullptr;
 }
 
+std::vector<GroupPtr> ProcessSets::others() const {
+  MutexLock lock(mutex_);
+  std::vector<GroupPtr> others;
+  for (const auto& [id, group] : groups_) {
+    if (id != 0) others.push_back(group);
+  }
+  return others;
+}
+
 void ProcessSets::add(int id, std::vector<int> ranks) {
   MutexLock lock(mutex_);
   std::bitset<kLaneCount> taken;

@@ -26,6 +26,8 @@ class ProcessSets {
  public:
   explicit ProcessSets(int world_size);
   GroupPtr get(std::uint32_t id) const;  // nullptr: there is not one of this id
+  // All but that of all ranks, by ascending id.
+  std::vector<GroupPtr> others() const;
   // `ranks` ascend; the coordinator has seen to it that there is a lane.
   void add(int id, std::vector<int> ranks);
   void remove(int id);

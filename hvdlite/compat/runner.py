@@ -9,11 +9,17 @@ from typing import Any
 import hvdlite
 from hvdlite.errors import ArgumentError
 
-# Arguments of elastic jobs.
-_ELASTIC = (
-    *("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
-    *("host_discovery_script", "min_np", "max_np"),
-)
+# Arguments of elastic jobs, and hvdlite's names for them.
+_ELASTIC = {
+    "min_num_proc": "min_np",
+    "max_num_proc": "max_np",
+    "min_np": "min_np",
+    "max_np": "max_np",
+    "slots": "slots_per_host",
+    "reset_limit": "reset_limit",
+    "cooldown_range": "blacklist_cooldown_range",
+    "host_discovery_script": "host_discovery_script",
+}
 # Arguments that change nothing here: hvdlite uses no MPI, and caches nothing about hosts.
 _NEEDLESS = ("disable_cache", "use_gloo", "use_mpi", "mpi_args")
 
@@ -40,12 +46,12 @@ def run(
     """Call a function on every rank; see `hvdlite.run`.
 
     Raises:
-        ArgumentError: an argument is unknown, or belongs to elastic jobs, which hvdlite does not
-            support.
+        ArgumentError: an argument is unknown.
     """
+    elastic = {}
     for name, value in others.items():
         if name in _ELASTIC and value is not None:
-            raise ArgumentError(f"horovod.run({name}=...): elastic jobs are not supported")
+            elastic[_ELASTIC[name]] = value
         if name not in (*_ELASTIC, *_NEEDLESS):
             raise ArgumentError(f"horovod.run() has no argument {name!r}")
     interfaces = network_interfaces or network_interface or ""
@@ -63,4 +69,5 @@ def run(
         verbose=bool(verbose),
         network_interfaces=[name for name in interfaces.split(",") if name],
         executable=executable,
+        **elastic,
     )

@@ -160,14 +160,14 @@ class Agent(JobLoop[Worker]):
         worker = start_worker(placement, part["command"], environment, stdin=part["stdin"])
         self.watch(worker)
         for sink, pipe in worker.take_pipes().items():
-            self._forwarder.open(worker.rank, pipe, sink)
+            self._forwarder.open(worker.number, pipe, sink)
         self._link.send(data_frame(Kind.STARTED, placement.rank, worker.pid))
 
     def ended(self, worker: Worker, ending: Ending) -> None:
         """Tell the launcher how a rank ended; the launcher decides what follows."""
         oom_killed = oom_kills() > self._oom_kills
         self._link.send(
-            data_frame(Kind.ENDED, worker.rank, [ending.status, ending.by_signal, oom_killed])
+            data_frame(Kind.ENDED, worker.number, [ending.status, ending.by_signal, oom_killed])
         )
 
     def complain(self, text: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.call import Returned, pack, unpack_error, unpack_result
+from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outcome
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
-from hvdlite.launch.job import DEFAULT_GRACE, Description, Outcome, run_job
+from hvdlite.launch.job import run_job
 from hvdlite.launch.output.report import Failure, last_lines
 from hvdlite.launch.remote.ssh import SshOptions
 
@@ -46,6 +47,13 @@ def run(
     env: Mapping[str, str] | None = None,
     executable: str | None = None,
     grace: float = DEFAULT_GRACE,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    host_discovery_script: str | None = None,
+    slots_per_host: int | None = None,
+    elastic_timeout: float = Elastic.timeout,
+    reset_limit: int | None = None,
+    blacklist_cooldown_range: tuple[float, float] = Elastic.cooldown,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks and return their results in rank order.
 
@@ -71,9 +79,18 @@ def run(
         executable: the Python to run, here and on other hosts; by default this one.
         grace: seconds that the ranks have to save something after Ctrl-C (or a notebook's "stop")
             or SIGTERM before they are killed; 0 kills them at once.
+        min_np: the fewest ranks with which an elastic job goes on. This argument, `max_np` or the
+            script makes the job elastic; the arguments after these count only then.
+        max_np: the most ranks of an elastic job; by default one for each slot.
+        host_discovery_script: a command that prints lines of `host[:slots]`, asked every second.
+        slots_per_host: the slots of a host for which the script prints none.
+        elastic_timeout: seconds to wait while there are fewer than `min_np` ranks or slots.
+        reset_limit: how often the ranks may be formed anew; by default without a limit.
+        blacklist_cooldown_range: the shortest and the longest time, in seconds, without new ranks
+            for a host whose ranks die again and again.
 
     Returns:
-        The result of each rank.
+        The result of each rank; of the ranks of the last epoch in an elastic job.
 
     Raises:
         ArgumentError: the number of ranks, the hosts, a timeout or the grace cannot be used.
@@ -93,7 +110,7 @@ def run(
     python = executable or sys.executable
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
-        ranks=np if np is not None else sum(host.slots for host in chosen) or 1,
+        ranks=_ranks(np, chosen, min_np, max_np),
         environment=_environment(env, start_timeout),
         hosts=chosen,
         ssh=SshOptions(
@@ -105,8 +122,33 @@ def run(
         verbose=verbose,
         stdin=pack(fn, args, kwargs or {}),
         grace=grace,
+        elastic=_elastic(
+            Elastic(
+                min_np,
+                max_np,
+                host_discovery_script,
+                slots_per_host,
+                elastic_timeout,
+                reset_limit,
+                blacklist_cooldown_range,
+            )
+        ),
     )
     return _outcome_of(what)
+
+
+def _ranks(np: int | None, hosts: Sequence[Host], min_np: int | None, max_np: int | None) -> int:
+    if np is not None:
+        return np
+    slots = sum(host.slots for host in hosts)
+    return (slots if max_np is None else min(slots, max_np)) or min_np or 1
+
+
+def _elastic(asked: Elastic) -> Elastic | None:
+    """Return what the user asked for; None if nothing of it makes the job elastic."""
+    if asked.min_np is None and asked.max_np is None and asked.script is None:
+        return None
+    return asked
 
 
 def _seconds(start_timeout: float | None) -> float:
@@ -135,7 +177,7 @@ def _outcome_of(what: Description) -> list[Any]:
         outcome = run_job(what)
     except HostsError as error:
         raise ArgumentError(str(error)) from None
-    return _results(outcome, what.ranks)
+    return _results(outcome)
 
 
 def _path(text: str | Path | None) -> Path | None:
@@ -155,7 +197,7 @@ def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
     return []
 
 
-def _results(outcome: Outcome, ranks: int) -> list[Any]:
+def _results(outcome: Outcome) -> list[Any]:
     """Unpickle the ranks' results, or raise the exception of the first failing rank."""
     if outcome.status == _INTERRUPTED and outcome.root is None:
         raise KeyboardInterrupt
@@ -163,11 +205,11 @@ def _results(outcome: Outcome, ranks: int) -> list[Any]:
     returned = {rank: one for rank, one in unpacked.items() if one is not None}
     if outcome.root is not None:
         _raise(outcome.root, returned.get(outcome.root.rank, Returned()))
-    missing = [rank for rank in range(ranks) if rank not in returned]
+    missing = [rank for rank in outcome.order if rank not in returned]
     if outcome.status != 0 or missing:
         ended = f"the job ended with status {outcome.status}"
         raise RankFailedError(f"{ended}; ranks without a result: {missing}")
-    return [pickle.loads(returned[rank].value or b"") for rank in range(ranks)]
+    return [pickle.loads(returned[rank].value or b"") for rank in outcome.order]
 
 
 def _raise(root: Failure, returned: Returned) -> None:

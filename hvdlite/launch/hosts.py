@@ -32,7 +32,7 @@ class HostsError(ValueError):
 
 def read_hosts(text: str) -> list[Host]:
     """Read `host:slots,...`, the argument of -H; a host without a number has one slot."""
-    return _merged([_host(part.strip()) for part in text.split(",") if part.strip()], "-H")
+    return _merged([read_host(part.strip()) for part in text.split(",") if part.strip()], "-H")
 
 
 def read_hostfile(text: str, path: str) -> list[Host]:
@@ -54,7 +54,7 @@ def read_hostfile(text: str, path: str) -> list[Host]:
             continue
         options = dict(word.partition("=")[::2] for word in words[1:])
         try:
-            host = _host(words[0])
+            host = read_host(words[0])
             if "slots" in options:
                 host = Host(host.name, _slots(options["slots"], host.name))
         except HostsError as error:
@@ -63,11 +63,16 @@ def read_hostfile(text: str, path: str) -> list[Host]:
     return _merged(hosts, path)
 
 
-def _host(text: str) -> Host:
-    name, slots = text, "1"
+def read_host(text: str, default: int = 1) -> Host:
+    """Read `host[:slots]`; a host without a number has `default` slots.
+
+    Raises:
+        HostsError: the text is not the name of a host, or the slots are not a number from 1.
+    """
+    name, slots = text, str(default)
     before, colon, after = text.rpartition(":")
     if colon and ("]" in text or ":" not in before):
-        name, slots = (text, "1") if text.endswith("]") else (before, after)
+        name, slots = (text, slots) if text.endswith("]") else (before, after)
     name = name.strip("[]")
     if not _NAME.fullmatch(name):
         raise HostsError(f"{name!r} is not a name of a host")

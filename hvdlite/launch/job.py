@@ -9,9 +9,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import socket
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,68 +17,17 @@ from hvdlite.bootstrap.address import interface_address, interface_addresses
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
-from hvdlite.errors import ArgumentError
+from hvdlite.launch.description import Description, Outcome, threads_text
+from hvdlite.launch.elastic.job import ElasticRun
 from hvdlite.launch.hosts import Host, is_here, spread
 from hvdlite.launch.output.console import Console
-from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
 from hvdlite.launch.process.placement import Placement, place_as, threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.remote import LaunchError, RemoteHosts
-from hvdlite.launch.remote.ssh import SshOptions
 from hvdlite.launch.supervisor import Supervisor
-from hvdlite.timeline import merge
-
-DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
-
-
-@dataclass(frozen=True)
-class Description:
-    """What the user wants to run.
-
-    Attributes:
-        command: the program of every rank, and its arguments.
-        ranks: how many ranks the job has.
-        environment: the variables of every rank: the user's, and those that flags set.
-        hosts: the hosts, which are filled in order; if empty, this machine alone.
-        interfaces: names of the network interfaces by which the hosts reach each other; if empty,
-            those of the routes to them.
-        output_folder: a folder for copies of the ranks' output.
-        timestamps: whether the time stands before each line of output.
-        verbose: whether the launcher prints the process and command of each rank.
-        compat: whether `import horovod` finds hvdlite.
-        stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
-        grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
-    """
-
-    command: Sequence[str]
-    ranks: int
-    environment: Mapping[str, str]
-    hosts: Sequence[Host] = ()
-    ssh: SshOptions = field(default_factory=SshOptions)
-    interfaces: Sequence[str] = ()
-    output_folder: Path | None = None
-    timestamps: bool = False
-    verbose: bool = False
-    compat: bool = False
-    stdin: bytes | None = field(default=None, repr=False)
-    grace: float = DEFAULT_GRACE
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        status: the exit status for the launcher.
-        root: the failure that the others followed from, if any rank failed.
-        results: by rank, the bytes that it wrote as its result.
-    """
-
-    status: int
-    root: Failure | None
-    results: Mapping[int, bytes]
+from hvdlite.launch.timeline_parts import TimelineParts
 
 
 class _Run:
@@ -97,7 +44,7 @@ class _Run:
         self._here = [not what.hosts or is_here(name) for name in self._names]
         self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._inbox = inbox
-        self._timeline_parts = self._choose_timeline_parts()
+        self._timeline = TimelineParts(self._job.job_id)
 
     @property
     def _remote_names(self) -> list[str]:
@@ -122,30 +69,10 @@ class _Run:
                 try:
                     supervisor.run(self._starters(supervisor, remotes, store.address, threads))
                 finally:
-                    self._merge_timelines()
+                    self._timeline.merge(self._console)
                 status = supervisor.conclude()
-                return Outcome(status, supervisor.root, supervisor.results)
-
-    def _choose_timeline_parts(self) -> Path | None:
-        """Choose the folder for the parts of timelines of this host's ranks, which create it.
-
-        None if no temporary folder can be written. The ranks then put the parts beside the
-        timeline, and the parts that they cannot merge stay there.
-        """
-        try:
-            folder = tempfile.gettempdir()
-        except FileNotFoundError:
-            return None
-        return Path(folder) / f"hvdlite-timeline-{self._job.job_id.hex()}"
-
-    def _merge_timelines(self) -> None:
-        """Merge the parts that the ranks could not merge, for example because one was killed."""
-        if self._timeline_parts is None:
-            return
-        try:
-            merge.merge_leftovers(self._timeline_parts)
-        except (OSError, ArgumentError) as error:
-            self._console.say(f"no timeline: {error}; its parts are in {self._timeline_parts}")
+                order = tuple(range(what.ranks))
+                return Outcome(status, supervisor.root, supervisor.results, order)
 
     def _placements_of(self, name: str) -> list[Placement]:
         return [placement for placement in self._placements if self._names[placement.host] == name]
@@ -159,11 +86,7 @@ class _Run:
             ranks = len(self._placements_of(name))
             own = cores.get(name, available_cores())
             threads.append(threads_per_rank(own, ranks))
-            text = (
-                f"{_number(threads[-1], 'thread')} per rank "
-                f"({_number(own, 'core')} / {_number(ranks, 'rank')})"
-            )
-            said.setdefault(text, []).append(name)
+            said.setdefault(threads_text(threads[-1], own, ranks), []).append(name)
         if thread_caps(self._what.environment, 1):
             for text, names in said.items():
                 where = f" on {', '.join(names)}" if len(said) > 1 else ""
@@ -180,20 +103,6 @@ class _Run:
             "HOROVOD_HOSTNAME": name,
         }
 
-    def _shared(self, threads: int) -> dict[str, str]:
-        """Build the variables that are the same for every rank of a host."""
-        given = self._what.environment
-        shared = {**given, **thread_caps(given, threads)}
-        # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
-        # for each knob, so the launcher translates this one.
-        if given.get("HOROVOD_STALL_CHECK_DISABLE", "0").lower() in ("1", "true"):
-            shared.setdefault("HVDLITE_STALL_WARNING", "0")
-        if self._what.interfaces:
-            names = ",".join(self._what.interfaces)
-            shared["HVDLITE_NETWORK_INTERFACES"] = names
-            shared.setdefault("NCCL_SOCKET_IFNAME", names)
-        return shared
-
     def _start_remote(self, remotes: RemoteHosts, rendezvous: str, threads: Sequence[int]) -> None:
         for remote in remotes.hosts:
             placements = self._placements_of(remote.name)
@@ -201,7 +110,7 @@ class _Run:
                 "job_id": self._job.job_id.hex(),
                 "folder": str(Path.cwd()),
                 "command": list(self._what.command),
-                "environment": self._shared(threads[placements[0].host]),
+                "environment": self._what.shared_environment(threads[placements[0].host]),
                 "compat": self._what.compat,
                 "ranks": {
                     placement.rank: self._own(placement, rendezvous) for placement in placements
@@ -223,11 +132,10 @@ class _Run:
             remote = workers.get(placement.rank)
             if remote is None:
                 environment = {
-                    **self._shared(threads[placement.host]),
+                    **what.shared_environment(threads[placement.host]),
                     **self._own(placement, rendezvous),
                 }
-                if self._timeline_parts is not None:
-                    environment["HVDLITE_TIMELINE_PARTS"] = str(self._timeline_parts)
+                environment |= self._timeline.environment
                 if what.compat:
                     environment = on_path(environment)
                 worker = start_worker(placement, what.command, environment, stdin=what.stdin)
@@ -298,18 +206,17 @@ def route_to(address: str) -> str:
         return str(asked.getsockname()[0])
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def run_job(what: Description) -> Outcome:
     """Run a job to its end, and return how it ended.
 
     Raises:
+        ArgumentError: the numbers of an elastic job contradict each other.
         HostsError: the hosts have too few slots.
         LaunchError: another host cannot take part.
         OSError: a rank could not be started here.
         KeyboardInterrupt: a signal came before the ranks were started.
     """
     with Console() as console, SignalInbox() as inbox:
+        if what.elastic is not None:
+            return ElasticRun(what, what.elastic, console, inbox).run()
         return _Run(what, console, inbox).run()

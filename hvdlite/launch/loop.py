@@ -1,8 +1,8 @@
 """The loop that watches ranks, moves their output, and ends them together.
 
 `JobLoop` has two subclasses. `Supervisor` runs it in the launcher, over the ranks of this host and
-those of others; `Agent` runs it on each other host. When a loop has returned, nothing of the job is
-left on its host.
+those of others (and `ElasticSupervisor` over workers that come and go); `Agent` runs it on each
+other host. When a loop has returned, nothing of the job is left on its host.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ class Watched(Protocol):
     """A started rank, on this host (`local.Worker`) or on another one (`remote.RemoteWorker`).
 
     Attributes:
+        number: the rank; in an elastic job, the number of the worker.
         pidfd: a descriptor that becomes readable when the rank has ended.
         ending: how the rank ended; None while it runs.
     """
 
+    number: int
     pidfd: int
     ending: Ending | None
-
-    @property
-    def rank(self) -> int:
-        """The rank in the job."""
-        ...
 
     @property
     def group(self) -> int:
@@ -133,7 +130,7 @@ class JobLoop(Generic[AnyWorker]):
         try:
             for start in starters:
                 start()
-            while any(worker.ending is None for worker in self._workers):
+            while self.goes_on():
                 self._turn()
             self._clear_leftovers()
         finally:
@@ -145,6 +142,24 @@ class JobLoop(Generic[AnyWorker]):
                 if complaint:
                     self.complain(complaint)
             self.selector.close()
+
+    def goes_on(self) -> bool:
+        """Return whether the job is not over yet: whether a rank runs."""
+        return any(worker.ending is None for worker in self._workers)
+
+    def release(self, worker: AnyWorker) -> None:
+        """Kill the group of a rank that has ended, take its last output, and reap it.
+
+        Its process id may then belong to a foreign process, so nothing signals its group again. The
+        guardian learns this first: the rank's process id is in use until `reap`.
+        """
+        worker.signal_group(signal.SIGKILL)
+        self.streams.release(worker.number)
+        self._guardian.forget(worker.group)
+        self._workers.remove(worker)
+        complaint = worker.reap()
+        if complaint:
+            self.complain(complaint)
 
     def complain(self, text: str) -> None:
         """Report that something could not be ended."""
@@ -167,7 +182,7 @@ class JobLoop(Generic[AnyWorker]):
         ending = worker.look()
         if ending is not None:
             self.selector.unregister(worker.pidfd)
-            self.streams.drain(worker.rank)
+            self.streams.drain(worker.number)
             self.ended(worker, ending)
 
     def stop_now(self, status: int, number: int = signal.SIGTERM, grace: float = GRACE) -> None:

@@ -38,6 +38,8 @@ AnyRank: TypeAlias = Worker | RemoteWorker
 class Supervisor(JobLoop[AnyRank]):
     """Runs one job, in the launcher, from its first rank to its last. Used by one thread."""
 
+    _noun = "rank"  # what the numbers of this supervisor's workers count
+
     def __init__(
         self,
         console: Console,
@@ -91,17 +93,24 @@ class Supervisor(JobLoop[AnyRank]):
         self.watch(worker)
         copies = dict(zip((STDOUT, STDERR), files or (), strict=False))
         for sink, pipe in worker.take_pipes().items():
-            self._pump.open(worker.rank, pipe, sink, copies.get(sink))
+            self._pump.open(worker.number, pipe, sink, copies.get(sink))
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a rank ended; the first failure begins the end of the job."""
         if ending.ok or (self._stop is not None and self._stop.terminated):
             return
+        self._end_after(self._note_failure(worker, ending))
+
+    def _note_failure(self, worker: AnyRank, ending: Ending) -> Failure:
+        stderr = self._pump.last_words(worker.number)
         now = time.monotonic()
-        stderr = self._pump.last_words(worker.rank)
-        failure = Failure(worker.rank, worker.pid, ending, now, stderr)
+        failure = Failure(worker.number, worker.pid, ending, now, stderr, worker.host)
         self._failures.append(failure)
-        at = now + failure.window
+        return failure
+
+    def _end_after(self, failure: Failure) -> None:
+        """End the job when the time has passed in which its cause may come."""
+        at = failure.at + failure.window
         if self._stop is None:
             self._stop = Stop(at, at + GRACE)
         elif self._stop.status is None and at < self._stop.terminate_at:
@@ -130,7 +139,9 @@ class Supervisor(JobLoop[AnyRank]):
         failed = any(failure.ending.code != 128 + number for failure in self._failures)
         grace = min(self._grace, GRACE) if failed else self._grace
         count = sum(worker.ending is None for worker in self._workers)
-        self._console.say(f"{_name(number)}: stopping {count} ranks (again to kill them at once)")
+        self._console.say(
+            f"{_name(number)}: stopping {count} {self._noun}s (again to kill them at once)"
+        )
         self._hurried = grace == 0
         passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self.stop_now(128 + number, passed_on, grace)
@@ -155,12 +166,12 @@ class Supervisor(JobLoop[AnyRank]):
             self._console.say(f"the grace is over: killing {self._those_left()}")
 
     def _those_left(self) -> str:
-        ranks = [worker.rank for worker in self._workers if worker.ending is None]
+        ranks = [worker.number for worker in self._workers if worker.ending is None]
         if not ranks:
-            return "processes that the ranks started"
+            return f"processes that the {self._noun}s started"
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
         named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-        return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
+        return f"{self._noun}{'s' if len(ranks) > 1 else ''} {named}{more}"
 
     def _console_changed(self) -> None:
         self._console.woken()
@@ -180,8 +191,7 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _report(self, root: Failure) -> str:
         killed = root.ending.oom_killed or oom_kills() > self._oom_kills
-        host = next(worker.host for worker in self._workers if worker.rank == root.rank)
-        return describe(root, host, killed)
+        return describe(root, killed, self._noun)
 
     @property
     def root(self) -> Failure | None:

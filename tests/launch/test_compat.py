@@ -15,7 +15,9 @@ from launcher import run_launcher
 TORCH = """
 import horovod
 import horovod.torch as hvd
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.elastic import ObjectState, State, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.torch.elastic.state import TorchState
 from horovod.torch.mpi_ops import rank, size
 import torch
 import hvdlite, hvdlite.torch, hvdlite.errors
@@ -23,6 +25,9 @@ import hvdlite, hvdlite.torch, hvdlite.errors
 assert hvd is hvdlite.torch is horovod.torch
 assert hvd.__name__ == hvd.__spec__.name == "hvdlite.torch"
 assert HorovodInternalError is hvdlite.errors.HorovodInternalError
+assert HostsUpdatedInterrupt is hvdlite.errors.HostsUpdatedInterrupt
+assert hvd.elastic is horovod.torch.elastic is hvdlite.torch.elastic
+assert TorchState is hvd.elastic.TorchState and issubclass(TorchState, ObjectState)
 assert horovod.__version__ == hvdlite.__version__
 hvd.init()
 torch.manual_seed(hvd.rank())

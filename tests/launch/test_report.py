@@ -16,7 +16,7 @@ ValueError: boom
 def failed(
     rank: int, at: float, stderr: bytes, status: int = 1, by_signal: bool = False
 ) -> Failure:
-    return Failure(rank, 100 + rank, Ending(status, by_signal), at, stderr)
+    return Failure(rank, 100 + rank, Ending(status, by_signal), at, stderr, "node7")
 
 
 def test_first_failure_wins() -> None:
@@ -53,17 +53,17 @@ def test_last_lines_are_bounded() -> None:
 
 
 def test_report_names_rank_host_pid_and_status() -> None:
-    text = describe(failed(2, 5.0, BOOM, status=3), "node7", oom_killed=False)
+    text = describe(failed(2, 5.0, BOOM, status=3), oom_killed=False)
     assert "rank 2 (host node7, pid 102) failed first: exit status 3" in text
     assert text.endswith("    ValueError: boom\n")
 
 
 def test_report_of_a_sigkill_speaks_of_memory() -> None:
     killed = failed(2, 5.0, b"", status=9, by_signal=True)
-    assert "SIGKILL" in describe(killed, "a", oom_killed=False)
-    assert "may have" in describe(killed, "a", oom_killed=False)
-    assert "was at work" in describe(killed, "a", oom_killed=True)
-    assert "wrote nothing to stderr" in describe(killed, "a", oom_killed=True)
+    assert "SIGKILL" in describe(killed, oom_killed=False)
+    assert "may have" in describe(killed, oom_killed=False)
+    assert "was at work" in describe(killed, oom_killed=True)
+    assert "wrote nothing to stderr" in describe(killed, oom_killed=True)
 
 
 def test_exit_codes_are_a_shells() -> None:

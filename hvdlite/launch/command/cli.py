@@ -14,11 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hvdlite.errors import BootstrapError
+from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
+from hvdlite.launch.command.elastic_flags import describe_elastic
+from hvdlite.launch.description import Description
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
-from hvdlite.launch.job import Description, run_job
+from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.remote.ssh import SshOptions
 
@@ -39,7 +41,7 @@ def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     """Read the hosts, and set the number of ranks if -np does not.
 
     Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks run
-    on each host.
+    on each host. With --host-discovery-script, an elastic job then starts with --min-np ranks.
     """
     hosts: list[Host] = []
     if options.hosts is not None and options.hostfile is not None:
@@ -55,8 +57,13 @@ def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error(f"--nproc-per-node {options.nproc_per_node}: at least one is needed")
         hosts = [Host(host.name, options.nproc_per_node) for host in hosts]
         options.num_proc = max(1, len(hosts)) * options.nproc_per_node
+    if options.host_discovery_script is not None and (hosts or options.hosts or options.hostfile):
+        parser.error("--host-discovery-script and -H or --hostfile: give one of them")
     if options.num_proc is None and hosts:
-        options.num_proc = sum(host.slots for host in hosts)
+        slots = sum(host.slots for host in hosts)
+        options.num_proc = slots if options.max_np is None else min(slots, options.max_np)
+    if options.num_proc is None:
+        options.num_proc = options.min_np
     return hosts
 
 
@@ -128,6 +135,7 @@ def describe_job(
         verbose=options.verbose,
         compat=options.compat,
         grace=options.grace,
+        elastic=describe_elastic(options, environment),
     )
 
 
@@ -162,12 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return examine(environment, reach(options, hosts), len(hosts))
         check(parser, options, environment.get("PATH", os.defpath))
+        what = describe_job(options, hosts, environment)
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
-        return run_job(describe_job(options, hosts, environment)).status
+        return run_job(what).status
     except KeyboardInterrupt:
         return 130
-    except (ConfigError, HostsError) as error:
+    except (ArgumentError, ConfigError, HostsError) as error:
         parser.error(str(error))
     except (BootstrapError, OSError) as error:
         print(f"hvdlite-run: {error}", file=sys.stderr)

@@ -59,7 +59,7 @@ def arguments_from(text: str, path: str, parser: argparse.ArgumentParser) -> lis
         if f"{flag}=0" in known and value in (0, 1, "0", "1"):  # True and False, too
             arguments.append(f"{flag}={int(value)}")
         else:
-            arguments += _argument(flag, value, known[flag].nargs == 0)
+            arguments += _argument(flag, value, known[flag].nargs)
     return arguments
 
 
@@ -84,11 +84,14 @@ def _flag(prefix: str, name: object) -> str:
     return f"--{prefix}{str(name).replace('_', '-')}"
 
 
-def _argument(flag: str, value: Any, is_switch: bool) -> list[str]:
+def _argument(flag: str, value: Any, nargs: int | str | None) -> list[str]:
+    is_switch = nargs == 0
     if value is None or (is_switch and value is False):
         return []
     if is_switch:
         return [flag]
+    if isinstance(value, list) and isinstance(nargs, int):
+        return [flag, *map(str, value)]
     if isinstance(value, list):
         value = ",".join(map(str, value))
     return [flag, str(value)]

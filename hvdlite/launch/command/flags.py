@@ -12,59 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import hvdlite
+from hvdlite.launch.command.elastic_flags import add_elastic_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
-from hvdlite.launch.job import DEFAULT_GRACE
+from hvdlite.launch.command.values import amount, count, megabytes, names, port
+from hvdlite.launch.description import DEFAULT_GRACE
 from hvdlite.launch.remote.ssh import SshOptions
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
-
-def _megabytes(text: str) -> int:
-    return int(_amount(text) * (1 << 20))
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
-
-
-def _amount(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise ValueError(text)
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 < value < 1 << 16:
-        raise ValueError(text)
-    return value
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-# Argparse names the function in its message: "invalid number of MiB value: 'x'".
-_megabytes.__name__ = "number of MiB"
-_count.__name__ = "count"
-_amount.__name__ = "number"
-_port.__name__ = "port"
-
 # By knob: the name of horovodrun's flag, and the function that reads its value.
 _HOROVODS: Mapping[str, tuple[str, Callable[[str], object]]] = {
-    "fusion_threshold": ("--fusion-threshold-mb", _megabytes),
-    "stall_warning": ("--stall-check-warning-time-seconds", _amount),
-    "stall_shutdown": ("--stall-check-shutdown-time-seconds", _amount),
-    "collective_timeout": ("--gloo-timeout-seconds", _amount),
-    "autotune_trials": ("--autotune-bayes-opt-max-samples", _count),
+    "fusion_threshold": ("--fusion-threshold-mb", megabytes),
+    "stall_warning": ("--stall-check-warning-time-seconds", amount),
+    "stall_shutdown": ("--stall-check-shutdown-time-seconds", amount),
+    "collective_timeout": ("--gloo-timeout-seconds", amount),
+    "autotune_trials": ("--autotune-bayes-opt-max-samples", count),
 }
-_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": _amount, "str": str}
-_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": _count, "log_level": str.lower}
+_TYPES: Mapping[str, Callable[[str], object]] = {"int": int, "float": amount, "str": str}
+_READ_AS: Mapping[str, Callable[[str], object]] = {"cache_capacity": count, "log_level": str.lower}
 # Knobs with flags of their own.
 _OTHERWISE = ("timeline", "timeline_mark_cycles", "autotune", "autotune_log")
 
@@ -160,13 +126,13 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="say what is started")
     parser.add_argument(
         "--start-timeout",
-        type=_amount,
+        type=amount,
         metavar="SECONDS",
         help="how long hvd.init() waits for all ranks, and ssh for a host; 0: as long as it takes",
     )
     parser.add_argument(
         "--grace",
-        type=_amount,
+        type=amount,
         default=DEFAULT_GRACE,
         metavar="SECONDS",
         help="how long the ranks have to save something after Ctrl-C or SIGTERM before they are "
@@ -176,6 +142,9 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
     )
     _add_host_flags(parser.add_argument_group("several hosts"))
+    add_elastic_flags(
+        parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/launch.md")
+    )
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
@@ -197,7 +166,7 @@ def _add_host_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="the same from a file, a line each: HOST slots=N, or HOST:N",
     )
-    group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="port of their sshd")
+    group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of their sshd")
     group.add_argument(
         "-i", "--ssh-identity-file", type=Path, metavar="FILE", help="private key for ssh"
     )
@@ -213,7 +182,7 @@ def _add_host_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--network-interfaces",
         "--network-interface",
-        type=_names,
+        type=names,
         action="extend",
         default=[],
         metavar="NAME,...",

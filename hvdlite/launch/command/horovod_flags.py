@@ -45,11 +45,6 @@ _NEEDLESS = (
 
 # Flags of horovodrun that need an effect, which hvdlite does not have; the key says what to do.
 _REFUSED: Mapping[str, Sequence[str]] = {
-    "elastic jobs are not supported yet; give the ranks that there are with -np": (
-        *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
-        *("--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
-        "--host-discovery-script",
-    ),
     "there is no jsrun here; use -H, --hostfile, or srun or mpirun instead of hvdlite-run": (
         "--jsrun",
     ),

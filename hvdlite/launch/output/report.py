@@ -34,11 +34,13 @@ _CONSEQUENCES = (
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank.
+    """The failure of one rank, or of one worker of an elastic job.
 
     Attributes:
+        rank: the rank, or the number of the worker.
         at: when the launcher noticed it, a monotonic time in seconds.
         stderr: the last bytes that the rank wrote to stderr.
+        host: the host of the rank.
     """
 
     rank: int
@@ -46,6 +48,7 @@ class Failure:
     ending: Ending
     at: float
     stderr: bytes
+    host: str = ""
 
     @property
     def is_cause(self) -> bool:
@@ -85,17 +88,18 @@ def last_lines(stderr: bytes) -> list[str]:
     return lines[start:]
 
 
-def describe(failure: Failure, host: str, oom_killed: bool) -> str:
+def describe(failure: Failure, oom_killed: bool, noun: str = "rank") -> str:
     """Write the report of a failure, which the launcher shows last.
 
     Args:
         failure: the failure that caused the others.
-        host: the host of its rank.
         oom_killed: whether the kernel killed a process on that host for lack of memory.
+        noun: what the number of the failure counts: "rank", or "worker" in an elastic job.
     """
-    who = f"rank {failure.rank} (host {host}, pid {failure.pid})"
+    who = f"{noun} {failure.rank} (host {failure.host}, pid {failure.pid})"
     text = [f"hvdlite-run: {who} failed first: {failure.ending}"]
-    if failure.ending.by_signal and failure.ending.status == signal.SIGKILL:
+    killed = failure.ending.by_signal and failure.ending.status == signal.SIGKILL
+    if killed and not failure.ending.why:
         if oom_killed:
             text.append("hvdlite-run: the kernel's out-of-memory killer was at work here")
         else:
@@ -104,8 +108,8 @@ def describe(failure: Failure, host: str, oom_killed: bool) -> str:
             )
     lines = last_lines(failure.stderr)
     if lines:
-        text.append(f"hvdlite-run: last lines of rank {failure.rank}'s stderr:")
+        text.append(f"hvdlite-run: last lines of {noun} {failure.rank}'s stderr:")
         text.extend(f"    {line}" for line in lines)
     else:
-        text.append(f"hvdlite-run: rank {failure.rank} wrote nothing to stderr")
+        text.append(f"hvdlite-run: {noun} {failure.rank} wrote nothing to stderr")
     return "\n".join(text) + "\n"

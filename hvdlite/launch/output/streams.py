@@ -13,7 +13,7 @@ _TAIL = 16 << 10  # last bytes of each stream that are kept for the failure repo
 
 
 class Stream:
-    """One output of one rank.
+    """One output of one rank, which an elastic job names by the number of its worker.
 
     Attributes:
         pipe: the read end of its pipe, which the stream owns.
@@ -127,6 +127,14 @@ class StreamReader:
             while not stream.at_end and self._read_block(stream):
                 pass
             self._end(stream)
+
+    def release(self, rank: int) -> None:
+        """Read what is left in the pipes of a rank whose processes have ended, and forget them."""
+        for stream in [stream for stream in self._streams if stream.rank == rank]:
+            while not stream.at_end and self._read_block(stream):
+                pass
+            self._end(stream)
+            self._streams.remove(stream)
 
     def last_words(self, rank: int) -> bytes:
         """Return the last bytes that a rank wrote to stderr."""

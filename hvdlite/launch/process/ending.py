@@ -13,7 +13,7 @@ class Ending:
     Attributes:
         status: the exit status, or the number of the signal that killed the process.
         by_signal: whether a signal killed the process.
-        why: if the connection to its host was lost, rather than that it ended: what happened.
+        why: if the launcher knows more than the status: what happened, such as a lost connection.
         oom_killed: whether the out-of-memory killer killed a process on its host.
     """
 

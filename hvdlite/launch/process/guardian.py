@@ -3,9 +3,11 @@
 The launcher starts one guardian for each job, by path as `python -I -S guardian.py`. The guardian
 has a session of its own, so that a signal to the launcher's process group does not reach it. Its
 stdin is a pipe from the launcher, with a line for the job id, and then a line for the process group
-of every rank. The line "end" means that the launcher has cleaned up. An end of file without it
-means that the launcher died. Then the guardian kills the groups, and every other process with the
-job id in its environment (such as a rank's child with a session of its own).
+of every rank that starts. The line "-N" takes group N back: the launcher writes it before it reaps
+the rank, because the number may belong to a foreign process afterwards. The line "end" means that
+the launcher has cleaned up. An end of file without it means that the launcher died. Then the
+guardian kills the groups, and every other process with the job id in its environment (such as a
+rank's child with a session of its own).
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ import time
 _GIVE_UP_AFTER = 5.0
 
 
-def processes_with(variable: str) -> list[int]:
-    """List the live processes that were started with `variable` ("NAME=value") in the environment.
+def processes_with(*variables: str) -> list[int]:
+    """List the live processes that were started with all `variables` ("NAME=value") set.
 
     Zombies are not listed, because they have no environment. Processes of other users are not
     listed either.
     """
-    wanted = variable.encode()
+    wanted = {variable.encode() for variable in variables}
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as environ:
-                variables = environ.read().split(b"\0")
+                found_there = environ.read().split(b"\0")
         except OSError:
             continue  # The process has ended, or belongs to another user.
-        if wanted in variables:
+        if wanted.issubset(found_there):
             found.append(int(name))
     return found
 
@@ -46,7 +48,17 @@ def job_processes(job_id: str) -> list[int]:
 
 def signal_job(job_id: str, number: int) -> int:
     """Send a signal to every live process of the job; return the number of these processes."""
-    processes = job_processes(job_id)
+    return signal_processes(job_processes(job_id), number)
+
+
+def signal_worker(job_id: str, worker: int, number: int) -> int:
+    """Send a signal to every live process of one worker of an elastic job; return how many."""
+    found = processes_with(f"HVDLITE_JOB_ID={job_id}", f"HVDLITE_WORKER={worker}")
+    return signal_processes(found, number)
+
+
+def signal_processes(processes: list[int], number: int) -> int:
+    """Send a signal to processes that may have ended; return how many there were."""
     for pid in processes:
         try:
             os.kill(pid, number)
@@ -67,13 +79,19 @@ def main() -> None:
     """Wait until the launcher has ended, then kill what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    lines = [line.strip() for line in sys.stdin]
-    if not lines or lines[-1] == "end":
-        return
-    for group in lines[1:]:
-        signal_group(int(group), signal.SIGKILL)
+    job_id = sys.stdin.readline().strip()
+    groups: set[int] = set()
+    for line in map(str.strip, sys.stdin):
+        if line == "end":
+            return
+        if line.startswith("-"):
+            groups.discard(int(line[1:]))
+        else:
+            groups.add(int(line))
+    for group in groups:
+        signal_group(group, signal.SIGKILL)
     give_up = time.monotonic() + _GIVE_UP_AFTER
-    while signal_job(lines[0], signal.SIGKILL) and time.monotonic() < give_up:
+    while job_id and signal_job(job_id, signal.SIGKILL) and time.monotonic() < give_up:
         time.sleep(0.02)
 
 

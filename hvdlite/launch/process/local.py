@@ -2,8 +2,9 @@
 
 A *worker* is the process of one rank. Every worker leads a session and a process group of its own.
 So a signal to the group also reaches the worker's children, and the terminal's Ctrl-C reaches only
-the launcher. A worker that has ended is reaped only when the job is over. Until then its process id
-stays in use, so that a signal to its group cannot reach a foreign process.
+the launcher. Until a worker that has ended is reaped, its process id stays in use, so that a signal
+to its group cannot reach a foreign process. It is reaped when the job is over; in an elastic job,
+which may see many workers, as soon as its group has been killed.
 """
 
 from __future__ import annotations
@@ -74,10 +75,22 @@ class Worker:
     """The process of one rank on this host. Used by the loop's thread."""
 
     def __init__(
-        self, placement: Placement, process: subprocess.Popen[bytes], result: int | None = None
+        self,
+        placement: Placement,
+        process: subprocess.Popen[bytes],
+        result: int | None = None,
+        number: int | None = None,
     ) -> None:
-        """Take over a process that leads its own group, and the pipe of its result, if any."""
+        """Take over a process that leads its own group, and the pipe of its result, if any.
+
+        Args:
+            placement: the rank and where it runs.
+            process: the process.
+            result: the read end of the pipe of its result.
+            number: the worker's number in an elastic job; by default the rank.
+        """
         self.placement = placement
+        self.number = placement.rank if number is None else number
         self._result = {} if result is None else {RESULT: result}
         self.pid = process.pid
         self.process = process
@@ -137,7 +150,7 @@ class Worker:
         try:
             self.process.wait(_LONGEST_DEATH)
         except subprocess.TimeoutExpired:  # It hangs inside a driver or a dead file system.
-            return f"rank {self.rank} (pid {self.pid}) cannot be killed"
+            return f"rank {self.number} (pid {self.pid}) cannot be killed"
         return None
 
 
@@ -148,6 +161,7 @@ def start_worker(
     stdout: int | IO[Any] = subprocess.PIPE,
     stderr: int | IO[Any] = subprocess.PIPE,
     stdin: bytes | None = None,
+    number: int | None = None,
 ) -> Worker:
     """Start one rank with exactly this environment; it dies when this process dies.
 
@@ -159,6 +173,7 @@ def start_worker(
         stderr: a new pipe, or what the rank's stderr is.
         stdin: what the rank reads from its stdin; by default it has none. With `stdin` the rank
             also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
+        number: the worker's number in an elastic job; by default the rank.
 
     Raises:
         OSError: the process cannot be started.
@@ -190,7 +205,7 @@ def start_worker(
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             _enlarge(pipe.fileno())
-    return Worker(placement, process, result)
+    return Worker(placement, process, result, number)
 
 
 def _memory_file(content: bytes) -> int:
@@ -230,6 +245,10 @@ class Guardian:
     def watch(self, group: int) -> None:
         """Add a process group that the guardian kills when this process dies."""
         self._tell(str(group))
+
+    def forget(self, group: int) -> None:
+        """Take a process group back before its leader is reaped; the group must be dead."""
+        self._tell(f"-{group}")
 
     def dismiss(self) -> None:
         """End the guardian, because nothing of the job is left."""

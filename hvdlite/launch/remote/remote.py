@@ -52,6 +52,7 @@ class RemoteWorker:
 
     def __init__(self, placement: Placement, remote: RemoteHost, with_result: bool) -> None:
         self.placement = placement
+        self.number = placement.rank
         self.pid = 0  # on its own host
         self.ending: Ending | None = None
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC)

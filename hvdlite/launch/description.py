@@ -1,0 +1,165 @@
+"""What the user wants to run, and how it ended: the two ends of `run_job`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvdlite.errors import ArgumentError
+from hvdlite.launch.hosts import Host
+from hvdlite.launch.output.report import Failure
+from hvdlite.launch.process.local import thread_caps
+from hvdlite.launch.remote.ssh import SshOptions
+
+DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How the number of ranks of an elastic job may change. Times are in seconds.
+
+    Attributes:
+        min_np: the fewest ranks with which the job goes on past a boundary; None: as many as `-np`.
+        max_np: the most ranks; None: as many as the hosts have slots.
+        script: the command that prints the hosts that there are now; None: they do not change.
+        slots_per_host: the slots of a host for which the script prints none.
+        timeout: how long the job waits for slots, or ranks, if there are fewer than `min_np`.
+        reset_limit: how often the job may form its ranks anew; None: without a limit.
+        cooldown: the shortest and the longest time for which a failing host gets no ranks.
+        heartbeat: how long a rank or a host may be silent until it counts as dead.
+        drain_timeout: how long ranks may take to leave a host that is taken away.
+    """
+
+    min_np: int | None = None
+    max_np: int | None = None
+    script: str | None = None
+    slots_per_host: int | None = None
+    timeout: float = 600.0
+    reset_limit: int | None = None
+    cooldown: tuple[float, float] = (10.0, 600.0)
+    heartbeat: float = 3.0
+    drain_timeout: float = 30.0
+
+    def least(self, ranks: int) -> int:
+        """Return the fewest ranks of a job that starts with `ranks`."""
+        return ranks if self.min_np is None else self.min_np
+
+    def check(self, ranks: int) -> None:
+        """Check the numbers of a job that starts with `ranks` ranks.
+
+        Raises:
+            ArgumentError: a number is out of range, or two contradict each other.
+        """
+        shortest, longest = self.cooldown
+        wrong = {
+            f"min-np {self.min_np}: at least one rank is needed": self.least(ranks) < 1,
+            f"min-np {self.min_np} is more than np {ranks}, with which the job starts": (
+                self.least(ranks) > ranks
+            ),
+            f"max-np {self.max_np} is less than np {ranks}, with which the job starts": (
+                self.max_np is not None and self.max_np < ranks
+            ),
+            f"slots-per-host {self.slots_per_host}: a host needs at least one slot": (
+                self.slots_per_host is not None and self.slots_per_host < 1
+            ),
+            f"reset-limit {self.reset_limit}: give a number from 0": (
+                self.reset_limit is not None and self.reset_limit < 0
+            ),
+            f"elastic-timeout {self.timeout:g}: give a number of seconds from 0": (
+                not self.timeout >= 0
+            ),
+            f"drain-timeout {self.drain_timeout:g}: give a number of seconds from 0": (
+                not self.drain_timeout >= 0
+            ),
+            f"elastic-heartbeat {self.heartbeat:g}: give at least 0.2 seconds": (
+                not 0.2 <= self.heartbeat < float("inf")
+            ),
+            f"blacklist-cooldown-range {shortest:g} {longest:g}: give a shortest and a longest "
+            "time, from 1 second": not 1 <= shortest <= longest < float("inf"),
+        }
+        for message, applies in wrong.items():
+            if applies:
+                raise ArgumentError(message)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the user wants to run.
+
+    Attributes:
+        command: the program of every rank, and its arguments.
+        ranks: how many ranks the job has; an elastic job starts with so many.
+        environment: the variables of every rank: the user's, and those that flags set.
+        hosts: the hosts, which are filled in order; if empty, this machine alone.
+        interfaces: names of the network interfaces by which the hosts reach each other; if empty,
+            those of the routes to them.
+        output_folder: a folder for copies of the ranks' output.
+        timestamps: whether the time stands before each line of output.
+        verbose: whether the launcher prints the process and command of each rank.
+        compat: whether `import horovod` finds hvdlite.
+        stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
+        grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
+        elastic: how the number of ranks may change; None in a job whose ranks are fixed.
+    """
+
+    command: Sequence[str]
+    ranks: int
+    environment: Mapping[str, str]
+    hosts: Sequence[Host] = ()
+    ssh: SshOptions = field(default_factory=SshOptions)
+    interfaces: Sequence[str] = ()
+    output_folder: Path | None = None
+    timestamps: bool = False
+    verbose: bool = False
+    compat: bool = False
+    stdin: bytes | None = field(default=None, repr=False)
+    grace: float = DEFAULT_GRACE
+    elastic: Elastic | None = None
+
+    def shared_environment(self, threads: int) -> dict[str, str]:
+        """Build the variables that are the same for every rank of a host.
+
+        Args:
+            threads: the number of threads per rank there.
+        """
+        given = self.environment
+        shared = {**given, **thread_caps(given, threads)}
+        # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
+        # for each knob, so the launcher translates this one.
+        if given.get("HOROVOD_STALL_CHECK_DISABLE", "0").lower() in ("1", "true"):
+            shared.setdefault("HVDLITE_STALL_WARNING", "0")
+        if self.interfaces:
+            names = ",".join(self.interfaces)
+            shared["HVDLITE_NETWORK_INTERFACES"] = names
+            shared.setdefault("NCCL_SOCKET_IFNAME", names)
+        return shared
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        status: the exit status for the launcher.
+        root: the failure that the others followed from, if any rank failed.
+        results: by rank, the bytes that it wrote as its result; in an elastic job by worker.
+        order: the keys of `results` in rank order: those of the last epoch in an elastic job.
+    """
+
+    status: int
+    root: Failure | None
+    results: Mapping[int, bytes]
+    order: tuple[int, ...] = ()
+
+
+def threads_text(threads: int, cores: int, ranks: int) -> str:
+    """Say how many threads each rank of a host gets, and why."""
+    return (
+        f"{_number(threads, 'thread')} per rank "
+        f"({_number(cores, 'core')} / {_number(ranks, 'rank')})"
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

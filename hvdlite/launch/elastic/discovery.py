@@ -1,0 +1,231 @@
+"""Which hosts there are now, and how many slots each has.
+
+A `HostProvider` knows it. `Discovery` asks the provider every second on a thread of its own,
+because a provider may be slow, and wakes the launcher's loop when an answer has changed.
+
+Example:
+    >>> parse_hosts("node1:2\\nnode2\\n", slots=4, source="hosts.sh")
+    {'node1': 2, 'node2': 4}
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hvdlite.launch.hosts import Host, HostsError, read_host
+from hvdlite.launch.output.report import last_lines
+from hvdlite.launch.remote.ssh import SshOptions, ssh_command
+
+PERIOD = 1.0  # seconds between two questions to the provider
+_LONGEST_ANSWER = 60.0  # seconds that the script may take
+_SHOWN = 200  # characters of the script's stderr in a message
+
+
+class DiscoveryError(OSError):
+    """The provider does not know the hosts now; the message says why."""
+
+
+class HostProvider(Protocol):
+    """What knows the hosts of a job: a script, a fixed list, or a cluster's own software."""
+
+    def hosts(self) -> Mapping[str, int]:
+        """Return the slots of each host that there is now, by name, in order of preference.
+
+        Raises:
+            DiscoveryError: the hosts are not known now.
+        """
+        ...
+
+    def agent_command(self, host: str) -> list[str]:
+        """Return the command that starts hvdlite's agent on a host."""
+        ...
+
+
+class StaticHosts:
+    """The provider for hosts that do not change: those of -H, or this machine alone."""
+
+    def __init__(self, hosts: Sequence[Host], ssh: SshOptions) -> None:
+        """Keep the hosts; `ssh` says how to reach them."""
+        self._hosts = {host.name: host.slots for host in hosts}
+        self._ssh = ssh
+
+    def hosts(self) -> Mapping[str, int]:
+        """Return the hosts."""
+        return self._hosts
+
+    def agent_command(self, host: str) -> list[str]:
+        """Return the ssh command of a host."""
+        return ssh_command(host, self._ssh)
+
+
+class ScriptHosts:
+    """The provider for --host-discovery-script: a command that prints a line for each host."""
+
+    def __init__(self, script: str, slots: int, ssh: SshOptions) -> None:
+        """Keep the command.
+
+        Args:
+            script: the path of an executable file, or a command for the shell.
+            slots: the slots of a host for which the script prints no number.
+            ssh: how to reach the hosts.
+        """
+        self._script = script
+        is_file = Path(script).is_file()
+        self._command = [str(Path(script).absolute())] if is_file else ["/bin/sh", "-c", script]
+        self._slots = slots
+        self._ssh = ssh
+
+    def hosts(self) -> Mapping[str, int]:
+        """Run the script, and read its lines."""
+        status, stdout, stderr = self._run()
+        if status:
+            said = last_lines(stderr)
+            why = f": {said[-1][:_SHOWN]}" if said else ""
+            raise DiscoveryError(f"{self._name} failed with exit status {status}{why}")
+        return parse_hosts(stdout.decode(errors="replace"), self._slots, self._name)
+
+    def agent_command(self, host: str) -> list[str]:
+        """Return the ssh command of a host."""
+        return ssh_command(host, self._ssh)
+
+    @property
+    def _name(self) -> str:
+        return f"host discovery script {self._script!r}"
+
+    def _run(self) -> tuple[int, bytes, bytes]:
+        """Run the script in a session of its own, so that Ctrl-C does not make it fail."""
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise DiscoveryError(f"{self._name} cannot be run: {error.strerror}") from None
+        try:
+            stdout, stderr = process.communicate(timeout=_LONGEST_ANSWER)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise DiscoveryError(
+                f"{self._name} has not ended within {_LONGEST_ANSWER:g} s"
+            ) from None
+        return process.returncode, stdout, stderr
+
+
+def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
+    """Read lines of `host[:slots]`; empty lines and comments (#) do not count.
+
+    Args:
+        text: the lines.
+        slots: the slots of a host whose line has no number.
+        source: what printed the lines, for messages.
+
+    Returns:
+        The slots by host; the sum, for a host that has several lines.
+
+    Raises:
+        DiscoveryError: a line cannot be read.
+    """
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        try:
+            host = read_host(words, slots)
+        except HostsError as error:
+            raise DiscoveryError(
+                f"{source} printed {words!r} in line {number}, which is not host[:slots]: {error}"
+            ) from None
+        found[host.name] = found.get(host.name, 0) + host.slots
+    return found
+
+
+@dataclass(frozen=True)
+class News:
+    """What has changed: the hosts, or that the provider fails.
+
+    Attributes:
+        hosts: the slots by host; None if the last answer stays.
+        warning: why the provider failed; "" if it did not.
+    """
+
+    hosts: Mapping[str, int] | None
+    warning: str = ""
+
+
+class Discovery:
+    """Asks a provider again and again on its own thread; a context manager.
+
+    The owner's thread calls the methods, and reads `take` when `fd` is readable.
+    """
+
+    def __init__(self, provider: HostProvider, period: float = PERIOD) -> None:
+        """Ask for the first time, on this thread.
+
+        Raises:
+            DiscoveryError: the provider fails.
+        """
+        self.first = dict(provider.hosts())
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._provider = provider
+        self._period = period
+        self._lock = threading.Lock()
+        self._news: list[News] = []
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvdlite-hosts", daemon=True)
+
+    def __enter__(self) -> Discovery:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread, which may still wait for the provider: nothing waits for the thread."""
+        with self._lock:
+            self._ending.set()
+            os.close(self.fd)
+
+    def take(self) -> list[News]:
+        """Return what has changed since the last call, in order."""
+        with self._lock:
+            try:
+                os.eventfd_read(self.fd)
+            except BlockingIOError:
+                pass
+            news, self._news = self._news, []
+        return news
+
+    def _run(self) -> None:
+        last: News = News(self.first)
+        while not self._ending.wait(self._period):
+            news = self._ask(lambda: dict(self._provider.hosts()))
+            hosts_changed = news.hosts is not None and (
+                news.hosts != last.hosts or list(news.hosts) != list(last.hosts or ())
+            )
+            if hosts_changed or news.warning not in ("", last.warning):
+                self._tell(news)
+            last = News(last.hosts if news.hosts is None else news.hosts, news.warning)
+
+    @staticmethod
+    def _ask(hosts: Callable[[], Mapping[str, int]]) -> News:
+        try:
+            return News(hosts())
+        except Exception as error:  # A provider of the user may raise anything.
+            return News(None, str(error) or type(error).__name__)
+
+    def _tell(self, news: News) -> None:
+        with self._lock:
+            if not self._ending.is_set():
+                self._news.append(news)
+                os.eventfd_write(self.fd, 1)

@@ -1,0 +1,300 @@
+"""Which worker runs in which slot, and which one to start next; pure, with the time as an argument.
+
+A *slot* is a place for one worker on a host. A worker's number is never used again; its local rank
+is its slot, for the life of the process. A slot whose worker died waits before the next one starts:
+1, 2, 4 .. 60 s. A host on which several workers died within a minute, or that was lost, is *away*
+for a while: nothing starts there. The last host that is left is never away.
+
+Example:
+    >>> fleet = Fleet(ranks=2, min_np=1, max_np=None, timeout=600, cooldown=(10, 600))
+    >>> fleet.offer({"a": 3}, now=0.0)
+    []
+    >>> [(start.worker, start.host, start.slot) for start in fleet.due(now=0.0)]
+    [(0, 'a', 0), (1, 'a', 1)]
+    >>> fleet.entered()
+    >>> [(start.worker, start.slot, start.joiner) for start in fleet.due(now=1.0)]
+    [(2, 2, True)]
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from hvdlite.launch.process.placement import Placement, place_as
+
+FIRST_WAIT = 1.0  # seconds that a slot waits after the first death in it
+LONGEST_WAIT = 60.0
+_GOOD_LIFE = 60.0  # seconds after which an earlier death in the slot does not count any more
+_DEATHS = 3  # so many deaths on a host in `_DEATHS_WITHIN` seconds put it away
+_DEATHS_WITHIN = 60.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """A worker to start.
+
+    Attributes:
+        worker: its number.
+        host: the name of its host.
+        slot: its slot there, from 0.
+        joiner: whether it is started after the first ones.
+        placement: the numbers that its environment gets: those that it will probably have.
+    """
+
+    worker: int
+    host: str
+    slot: int
+    joiner: bool
+    placement: Placement
+
+
+@dataclass
+class _Running:
+    host: str
+    slot: int
+    since: float
+    leaving: bool = False
+
+
+@dataclass
+class _Slot:
+    deaths: int = 0  # one after the other, without a good life between them
+    ready_at: float = 0.0
+
+
+@dataclass
+class _Host:
+    slots: int = 0  # how many the provider gives; 0 for a host that it does not list
+    drained: bool = False
+    died_at: deque[float] = field(default_factory=lambda: deque(maxlen=_DEATHS))
+    times_away: int = 0
+    away_until: float = 0.0
+    states: dict[int, _Slot] = field(default_factory=dict)
+
+    def slot(self, number: int) -> _Slot:
+        return self.states.setdefault(number, _Slot())
+
+
+class Fleet:
+    """The workers of an elastic job, and the slots for more. Used by one thread."""
+
+    def __init__(
+        self,
+        ranks: int,
+        min_np: int,
+        max_np: int | None,
+        timeout: float,
+        cooldown: tuple[float, float],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """Make a fleet without hosts.
+
+        Args:
+            ranks: how many workers start first.
+            min_np: the fewest slots with which the job goes on.
+            max_np: the most workers; None for as many as there are slots.
+            timeout: seconds for which there may be fewer slots than `min_np`.
+            cooldown: the shortest and the longest time for which a host is away, in seconds.
+            jitter: returns a random number from 0 to 1.
+        """
+        self._ranks = ranks
+        self._min_np = min_np
+        self._max_np = max_np
+        self._timeout = timeout
+        self._cooldown = cooldown
+        self._jitter = jitter
+        self._hosts: dict[str, _Host] = {}
+        self._running: dict[int, _Running] = {}
+        self._nodes: dict[str, int] = {}
+        self._next_worker = 0
+        self._begun = False  # the first workers have been given out
+        self._entered = False  # joiners make sense
+        self._grows = True
+        self._short_since: float | None = None
+
+    def offer(self, hosts: Mapping[str, int], now: float) -> list[int]:
+        """Take the provider's answer; return the workers that have to leave their slots."""
+        for name in hosts:
+            self._hosts.setdefault(name, _Host())
+        for name, host in self._hosts.items():
+            host.slots = hosts.get(name, 0)
+            if not host.slots:
+                host.drained = False  # When it is listed again, it is a new host.
+        kept = {one.host for one in self._running.values()}
+        kept |= {name for name, host in self._hosts.items() if host.away_until > now}
+        self._hosts = {name: self._hosts[name] for name in (*hosts, *sorted(kept - set(hosts)))}
+        self._count_slots(now)
+        return self._leave(lambda one: one.slot >= self._hosts[one.host].slots)
+
+    def drain(self, host: str) -> list[int]:
+        """Start nothing on a host until it is listed anew; return who has to leave."""
+        self._hosts.setdefault(host, _Host()).drained = True
+        return self._leave(lambda one: one.host == host)
+
+    def _leave(self, has_to: Callable[[_Running], bool]) -> list[int]:
+        found = [n for n, one in self._running.items() if not one.leaving and has_to(one)]
+        for number in found:
+            self._running[number].leaving = True
+        return found
+
+    def leaving(self, worker: int) -> None:
+        """Note that a worker leaves: its place among the ranks is free."""
+        if worker in self._running:
+            self._running[worker].leaving = True
+
+    def entered(self) -> None:
+        """Note that the workers can take joiners now."""
+        self._entered = True
+
+    def stop_growing(self) -> None:
+        """Start nothing any more: a worker has finished its work."""
+        self._grows = False
+
+    def host_of(self, worker: int) -> str:
+        """Return the host of a running worker."""
+        return self._running[worker].host
+
+    @property
+    def size(self) -> int:
+        """The number of workers that run."""
+        return len(self._running)
+
+    def ended(self, worker: int, now: float, died: bool, blames: bool) -> None:
+        """Free the slot of a worker.
+
+        Args:
+            worker: the worker.
+            now: the time, in seconds.
+            died: whether the slot has to wait; False if the worker has finished, or left.
+            blames: whether it counts as a death on this host; False after a SIGTERM, too.
+        """
+        one = self._running.pop(worker)
+        if not died:
+            return
+        host = self._hosts[one.host]
+        slot = host.slot(one.slot)
+        slot.deaths = 1 if now - one.since >= _GOOD_LIFE else slot.deaths + 1
+        slot.ready_at = now + min(FIRST_WAIT * 2 ** min(slot.deaths - 1, 10), LONGEST_WAIT)
+        if not blames:
+            return
+        host.died_at.append(now)
+        if len(host.died_at) == _DEATHS and now - host.died_at[0] <= _DEATHS_WITHIN:
+            self._put_away(one.host, now)
+
+    def lost(self, host: str, now: float) -> None:
+        """Put a host away, because the connection to it is lost or its ranks hang."""
+        if host in self._hosts:
+            self._put_away(host, now)
+
+    def _put_away(self, name: str, now: float) -> None:
+        others = [one for one in self._usable(now) if one != name]
+        if not others:
+            return
+        host = self._hosts[name]
+        shortest, longest = self._cooldown
+        if now - host.away_until > longest:
+            host.times_away = 0
+        pause = min(shortest * 2 ** min(host.times_away, 30), longest)
+        host.times_away += 1
+        host.away_until = now + pause + shortest * self._jitter()
+        host.died_at.clear()
+
+    def _usable(self, now: float) -> list[str]:
+        return [
+            name
+            for name, host in self._hosts.items()
+            if host.slots and not host.drained and host.away_until <= now
+        ]
+
+    def due(self, now: float) -> list[Start]:
+        """Return the workers to start now; they count as running from now on."""
+        starts: list[Start] = []
+        if not self._begun:
+            if self._slots(now) < self._wanted_first:
+                return []
+            self._begun = True
+            free = self._free(now)
+            starts = [self._start(*where, now=now) for where in free[: self._ranks]]
+            return self._placed_together(starts)
+        if not (self._entered and self._grows):
+            return []
+        staying = sum(not one.leaving for one in self._running.values())
+        room = None if self._max_np is None else max(0, self._max_np - staying)
+        return [self._start(*where, now=now) for where in self._free(now)[:room]]
+
+    @property
+    def _wanted_first(self) -> int:
+        return max(1, min(self._ranks, self._min_np))
+
+    def _free(self, now: float) -> list[tuple[str, int]]:
+        """List the free slots that need not wait, in order of the hosts."""
+        taken = {(one.host, one.slot) for one in self._running.values()}
+        return [
+            (name, number)
+            for name in self._usable(now)
+            for number in range(self._hosts[name].slots)
+            if (name, number) not in taken and self._hosts[name].slot(number).ready_at <= now
+        ]
+
+    def _start(self, host: str, slot: int, now: float) -> Start:
+        worker = self._next_worker
+        self._next_worker += 1
+        self._nodes.setdefault(host, len(self._nodes))
+        self._running[worker] = _Running(host, slot, now)
+        staying = [one.host for one in self._running.values() if not one.leaving]
+        planned = place_as([self._nodes[name] for name in staying])[-1]
+        placement = replace(
+            planned,
+            local_rank=slot,
+            local_size=max(planned.local_size, slot + 1),
+            host=self._nodes[host],
+        )
+        return Start(worker, host, slot, self._entered, placement)
+
+    def _placed_together(self, starts: list[Start]) -> list[Start]:
+        """Give the first workers the numbers that they have when all of them run."""
+        placements = place_as([self._nodes[start.host] for start in starts])
+        return [
+            replace(start, placement=replace(placement, host=self._nodes[start.host]))
+            for start, placement in zip(starts, placements, strict=True)
+        ]
+
+    def _slots(self, now: float) -> int:
+        return sum(self._hosts[name].slots for name in self._usable(now))
+
+    def _count_slots(self, now: float) -> None:
+        if self._slots(now) >= self._min_np:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+
+    def shortage(self, now: float) -> str | None:
+        """Return why the job has to end, if there were too few slots for too long."""
+        self._count_slots(now)
+        if not self._grows or self._short_since is None:
+            return None
+        if now < self._short_since + self._timeout:
+            return None
+        listed = ", ".join(f"{name}:{h.slots}" for name, h in self._hosts.items() if h.slots)
+        return (
+            f"for {self._timeout:g} s there have been fewer than {self._min_np} slots: "
+            f"{self._slots(now)} now ({listed or 'no host is listed'}); --min-np allows fewer, "
+            "and --elastic-timeout a longer wait"
+        )
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when `due` or `shortage` may have a new answer; None if only events change it."""
+        times = [host.away_until for host in self._hosts.values() if host.away_until > now]
+        if self._short_since is not None:
+            times.append(self._short_since + self._timeout)
+        if self._begun and self._entered and self._grows:
+            times += [
+                slot.ready_at
+                for host in self._hosts.values()
+                for slot in host.states.values()
+                if slot.ready_at > now
+            ]
+        return min((when for when in times if when > now), default=None)

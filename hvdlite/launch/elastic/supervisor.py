@@ -1,0 +1,337 @@
+"""The launcher's loop over an elastic job: workers die, leave and join, and the job goes on.
+
+The registrar decides who belongs to which epoch; this loop tells it who has ended, and does what it
+asks for. A worker that dies is an event: its group is killed at once, because its children (those
+of a DataLoader, for example) would live on; it is reaped, and its slot gets another worker later.
+The job is over when no worker of the last epoch runs. It has succeeded if they all ended well.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hvdlite.launch.elastic.actions import (
+    Entered,
+    EpochFormed,
+    Event,
+    Evict,
+    Failed,
+    Leaving,
+    Refused,
+    Warn,
+)
+from hvdlite.launch.elastic.discovery import Discovery
+from hvdlite.launch.elastic.fleet import Fleet, Start
+from hvdlite.launch.elastic.registrar import Registrar
+from hvdlite.launch.elastic.stopped import StoppedWatch, process_state
+from hvdlite.launch.loop import GRACE, Stop
+from hvdlite.launch.output.console import Console
+from hvdlite.launch.output.report import Failure
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.guardian import signal_worker
+from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.local import Worker
+from hvdlite.launch.supervisor import AnyRank, Supervisor
+
+_LINGER = 1.0  # seconds that the children of a worker that ended well may take to end
+_RECENT = 60.0  # seconds before a failure in which another one may belong to the same story
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The user's times, in seconds.
+
+    Attributes:
+        heartbeat: how long a worker may be stopped until it is evicted.
+        drain: how long a worker that has to leave may take.
+        grace: from a signal to the launcher until its workers are killed.
+    """
+
+    heartbeat: float
+    drain: float
+    grace: float
+
+
+class ElasticSupervisor(Supervisor):
+    """Runs one elastic job, in the launcher. Used by one thread, which also starts the workers."""
+
+    _noun = "worker"
+
+    def __init__(
+        self,
+        console: Console,
+        inbox: SignalInbox,
+        job_id: bytes,
+        fleet: Fleet,
+        registrar: Registrar,
+        discovery: Discovery,
+        timing: Timing,
+        min_np: int,
+        timestamps: bool = False,
+        reports: bool = True,
+    ) -> None:
+        """Make a supervisor without workers; all arguments are borrowed.
+
+        Args:
+            console: shows the output.
+            inbox: receives signals to the launcher.
+            job_id: the public number of the job, 16 bytes.
+            fleet: says which worker to start next.
+            registrar: decides who belongs to which epoch.
+            discovery: says which hosts there are.
+            timing: the user's times.
+            min_np: the fewest workers with which the job starts.
+            timestamps: whether the time stands before each line.
+            reports: whether to show a report of the first failure.
+        """
+        super().__init__(console, inbox, job_id, timestamps, reports, timing.grace)
+        self._fleet = fleet
+        self._registrar = registrar
+        self._discovery = discovery
+        self._timing = timing
+        self._min_np = min_np
+        self._starter: Callable[[Start], None] = lambda start: None
+        self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
+        self._formed = False  # whether the first epoch was formed
+        self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
+        self._leaves: set[int] = set()  # workers that were told to leave
+        self._evicted: dict[int, str] = {}  # by worker that was killed: why
+        self._kill_at: dict[int, float] = {}  # by worker: when it has taken too long to end
+        self._release_at: dict[int, tuple[float, AnyRank]] = {}
+        self._stopped = StoppedWatch(timing.heartbeat)
+        self._look_at = 0.0
+        self._over = False
+        self._lost = False  # the job has failed
+        self.on(registrar.fd, self._take_events)
+        self.on(discovery.fd, self._take_hosts)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers of the last epoch, in rank order."""
+        return self._members
+
+    def run_workers(self, first: Iterable[Start], starter: Callable[[Start], None]) -> None:
+        """Start the first workers and run the job to its end.
+
+        Args:
+            first: the workers that start now.
+            starter: starts one worker, and passes it to `add`; called on this thread, because a
+                worker dies when the thread that started it ends.
+
+        Raises:
+            OSError: one of the first workers could not be started; the others have been ended.
+        """
+        first = list(first)
+        self._starter = starter
+        self._members = tuple(start.worker for start in first)
+        self.run([partial(self._start, start) for start in first])
+
+    def _start(self, start: Start) -> None:
+        self._registrar.expect(start.worker, start.host, start.joiner)
+        self._starter(start)
+
+    def goes_on(self) -> bool:
+        """Return whether a worker runs, or the job waits for workers that come later."""
+        return super().goes_on() or not (self._over or self._stop is not None)
+
+    def tick(self, now: float) -> float | None:
+        """Do what is due: start, evict, kill and reap workers; end a job that has too few slots."""
+        times = [super().tick(now), self._release(now)]
+        if self._stop is None:
+            self._start_due(now)
+            self._kill_late(now)
+            self._find_stopped(now)
+            shortage = self._fleet.shortage(now)
+            if shortage is not None:
+                self._fail(shortage)
+            times += [self._fleet.wake_at(now), self._look_at, *self._kill_at.values()]
+        return min((when for when in times if when is not None), default=None)
+
+    def _start_due(self, now: float) -> None:
+        for start in self._fleet.due(now):
+            try:
+                self._start(start)
+            except OSError as error:
+                self._console.say(f"cannot start worker {start.worker} on {start.host}: {error}")
+                self._registrar.ended(start.worker, f"could not be started: {error}", False)
+                self._fleet.ended(start.worker, now, died=True, blames=True)
+
+    def _kill_late(self, now: float) -> None:
+        late = {number for number, when in self._kill_at.items() if when <= now}
+        for worker in [one for one in self._workers if one.number in late]:
+            self._console.say(f"worker {worker.number} has not ended in time, and is killed")
+            worker.signal_group(signal.SIGKILL)
+        for number in late:
+            del self._kill_at[number]
+
+    def _find_stopped(self, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + self._stopped.period
+        self._stopped.begin(now)
+        for worker in self._workers:
+            if isinstance(worker, Worker) and worker.ending is None:
+                state = process_state(worker.pid)
+                if self._stopped.look(worker.number, state, now):
+                    self._stopped.forget(worker.number)
+                    why = f"stopped (SIGSTOP?) for {self._timing.heartbeat:g} s"
+                    self._registrar.evict(worker.number, why)
+
+    def _release(self, now: float) -> float | None:
+        """Reap workers that ended well, whose children have had a moment to end by themselves."""
+        for number, (when, worker) in list(self._release_at.items()):
+            if when <= now:
+                del self._release_at[number]
+                signal_worker(self._job_id, number, signal.SIGKILL)
+                self.release(worker)
+        return min((when for when, _ in self._release_at.values()), default=None)
+
+    def ended(self, worker: AnyRank, ending: Ending) -> None:
+        """Note how a worker ended; the job goes on without it if it can."""
+        number, now = worker.number, time.monotonic()
+        leaves = number in self._leaves
+        well = ending.ok or leaves
+        if not well:
+            worker.signal_group(signal.SIGKILL)
+        if number in self._evicted:
+            ending = replace(ending, why=f"evicted: {self._evicted.pop(number)}")
+        self._registrar.ended(number, died_of(ending), well)
+        self._take_events()  # The epoch that it ended in may have been formed a moment ago.
+        finished = ending.ok and number in self._members
+        asked = ending.by_signal and ending.status == signal.SIGTERM
+        self._fleet.ended(number, now, died=not (leaves or finished), blames=not (well or asked))
+        failure = None if well else self._note_recent(worker, ending)
+        if well:
+            self._release_at[number] = (now + _LINGER, worker)
+        else:
+            signal_worker(self._job_id, number, signal.SIGKILL)
+            self.release(worker)
+        self._kill_at.pop(number, None)
+        self._stopped.forget(number)
+        self._ended_well[number] = well
+        if finished and not leaves:
+            self._fleet.stop_growing()
+        self._judge(failure)
+
+    def _note_recent(self, worker: AnyRank, ending: Ending) -> Failure | None:
+        """Note a failure, and forget those of another story; None while the job is being ended."""
+        if self._stop is not None and self._stop.terminated:
+            return None
+        failure = self._note_failure(worker, ending)
+        self._failures = [one for one in self._failures if one.at > failure.at - _RECENT]
+        return failure
+
+    def _judge(self, failure: Failure | None) -> None:
+        """Decide whether the job is over, after one of the last epoch's workers has ended."""
+        running = [number for number in self._members if number not in self._ended_well]
+        if failure is not None and not self._formed and len(running) < self._min_np:
+            self._lost = True  # No other worker can join before the first epoch.
+            self._end_after(failure)
+        elif not running and self._stop is None:
+            self._conclude_epoch()
+
+    def _conclude_epoch(self) -> None:
+        self._over = True
+        if all(number in self._leaves for number in self._members):
+            self._fail("all workers have left: their hosts were taken away")
+            return
+        self._lost = not all(self._ended_well[number] for number in self._members)
+        if super().goes_on():  # Workers that waited to join are not needed any more.
+            now = time.monotonic()
+            self._stop = Stop(now, now + GRACE)
+
+    def _fail(self, reason: str) -> None:
+        self._console.say(reason)
+        self._lost = self._over = True
+        if self._stop is None:
+            now = time.monotonic()
+            self._stop = Stop(now, now + GRACE)
+
+    def _take_events(self) -> None:
+        for event in self._registrar.take():
+            self._follow(event)
+
+    def _follow(self, event: Event) -> None:
+        """Do what the registrar asks for."""
+        if isinstance(event, EpochFormed):
+            self._console.say(event.line)
+            self._formed = True
+            self._members = event.workers
+            kept = {one.number for one in self._workers}.union(event.workers)
+            self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
+            self._leaves &= kept
+            self._judge(None)
+        elif isinstance(event, Evict):
+            self._evict(event.worker, event.why)
+        elif isinstance(event, Leaving):
+            self._fleet.leaving(event.worker)
+            self._expect_end(event.worker, leaves=True)
+        elif isinstance(event, Refused):
+            self._console.say(f"worker {event.worker} cannot join: {event.reason}")
+            self._expect_end(event.worker, leaves=False)
+        elif isinstance(event, Entered):
+            self._fleet.entered()
+        elif isinstance(event, Warn):
+            self._console.say(event.text)
+        elif isinstance(event, Failed):
+            self._fail(event.reason)
+
+    def _runs(self, number: int) -> bool:
+        return any(one.number == number and one.ending is None for one in self._workers)
+
+    def _evict(self, number: int, why: str) -> None:
+        for worker in self._workers:
+            if worker.number == number and worker.ending is None:
+                self._console.say(f"worker {number} (host {worker.host}) is killed: {why}")
+                self._evicted[number] = why
+                worker.signal_group(signal.SIGKILL)
+                self._fleet.lost(self._fleet.host_of(number), time.monotonic())
+
+    def _expect_end(self, number: int, leaves: bool) -> None:
+        """Kill a worker that does not end by itself in the user's drain timeout."""
+        if not self._runs(number):
+            return
+        if leaves:
+            self._leaves.add(number)
+        self._kill_at.setdefault(number, time.monotonic() + self._timing.drain)
+
+    def _take_hosts(self) -> None:
+        now = time.monotonic()
+        for news in self._discovery.take():
+            if news.warning:
+                self._console.say(f"{news.warning}; the hosts stay as they were")
+            if news.hosts is not None:
+                self._drain(self._fleet.offer(news.hosts, now), "its host is not listed any more")
+
+    def _drain(self, workers: Iterable[int], why: str) -> None:
+        for number in workers:
+            self._registrar.drain(number, why)
+            self._expect_end(number, leaves=True)
+
+    @property
+    def root(self) -> Failure | None:
+        """The failure that the others followed from, if the job failed."""
+        return super().root if self._lost else None
+
+    @property
+    def results_in_order(self) -> tuple[Mapping[int, bytes], tuple[int, ...]]:
+        """The results by worker, and the workers of the last epoch in rank order."""
+        return self.results, self._members
+
+    def conclude(self) -> int:
+        """Show the report, wait for the console, and return the exit status of the launcher."""
+        return super().conclude() or int(self._lost)
+
+
+def died_of(ending: Ending) -> str:
+    """Say how a worker ended, for the line of the next epoch.
+
+    Example:
+        >>> died_of(Ending(9, by_signal=True)), died_of(Ending(3, by_signal=False))
+        ('died of SIGKILL', 'exit status 3')
+    """
+    return str(ending).replace("killed by", "died of") if ending.by_signal else str(ending)

@@ -1,0 +1,98 @@
+"""hvdlite-run with a fake registrar, for tests of the launcher's part of elastic jobs.
+
+The fake forms the first epoch when all first workers are expected, and another one whenever a
+worker joins or dies. It writes what the launcher tells it to the file TEST_LOG. TEST_EVENTS holds
+events, as Python, that it sends after the first epoch. With TEST_NEVER_FORMED there is no epoch;
+then it sends events only with TEST_ENTERED. A worker that has to leave finds a file `leave.N`
+beside the log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.launch.command.cli import main
+from hvdlite.launch.elastic import actions, job
+from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Leaving, Limits
+
+
+class FakeRegistrar:
+    """A registrar to which no worker ever talks."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.address = "unix:/nowhere"
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._limits = limits
+        self._log = Path(os.environ["TEST_LOG"])
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._epoch = -1
+        self._members: list[int] = []
+        self._note(f"limits {limits.np} {limits.min_np} {limits.max_np} {limits.heartbeat:g}")
+
+    @classmethod
+    def start(cls, job: Job, limits: Limits, address: str | None = None) -> FakeRegistrar:
+        return cls(limits)
+
+    def _note(self, text: str) -> None:
+        with self._log.open("a") as log:
+            print(text, file=log)
+
+    def _tell(self, *events: Event) -> None:
+        with self._lock:
+            self._events += events
+            os.eventfd_write(self.fd, 1)
+
+    def _form(self) -> None:
+        self._epoch += 1
+        line = f"epoch {self._epoch}: workers {self._members}"
+        self._tell(EpochFormed(self._epoch, tuple(self._members), line))
+
+    def expect(self, worker: int, host: str, joiner: bool) -> None:
+        self._note(f"expect {worker} {joiner}")
+        self._members.append(worker)
+        forms = "TEST_NEVER_FORMED" not in os.environ
+        if joiner and forms:
+            self._form()
+        elif len(self._members) == self._limits.np and not joiner:
+            if forms:
+                self._form()
+            if forms or "TEST_ENTERED" in os.environ:
+                self._tell(*eval(os.environ.get("TEST_EVENTS", "[Entered()]"), vars(actions)))
+
+    def ended(self, worker: int, why: str, clean: bool) -> None:
+        self._note(f"ended {worker} {clean} {why}")
+        if worker in self._members and self._epoch >= 0:
+            self._members.remove(worker)
+            if self._members and not clean:
+                self._form()
+
+    def drain(self, worker: int, why: str) -> None:
+        self._note(f"drain {worker} {why}")
+        (self._log.parent / f"leave.{worker}").touch()
+        self._tell(Leaving(worker))
+
+    def evict(self, worker: int, why: str) -> None:
+        self._note(f"evict {worker} {why}")
+        self._tell(Evict(worker, why))
+
+    def take(self) -> list[Event]:
+        with self._lock:
+            try:
+                os.eventfd_read(self.fd)
+            except BlockingIOError:
+                pass
+            events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+job.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""The launcher's part of an elastic job on this host, with workers that do not train."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.marked import MarkedJob, python
+
+DRIVER = (str(Path(__file__).with_name("elastic_driver.py")),)
+# What every worker begins with: its number, and a function that waits for a file beside the log.
+PRELUDE = """
+import os, signal, sys, time
+from pathlib import Path
+worker, folder = int(os.environ["HVDLITE_WORKER"]), Path(os.environ["TEST_LOG"]).parent
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.02)
+def say(*words):
+    print(*words, flush=True)
+say("ready", os.getpid())
+"""
+
+
+class ElasticJob(MarkedJob):
+    """An elastic job whose workers run `code` after the prelude; `folder` has its files."""
+
+    def __init__(self, folder: Path, np: int, code: str, *flags: str, **env: str) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        env = {"TEST_LOG": str(self.log), "OMP_NUM_THREADS": "1", **env}
+        super().__init__(np, *flags, *python(PRELUDE + code), program=DRIVER, env=env)
+        self.lines: list[str] = []
+
+    def read_until(self, words: str) -> str:
+        """Read stdout up to the line that has these words."""
+        assert self.process.stdout is not None
+        for line in iter(self.process.stdout.readline, b""):
+            self.lines.append(line.decode())
+            if words in self.lines[-1]:
+                return self.lines[-1]
+        raise AssertionError(f"{words!r} never came: {self.lines} {self.process.stderr!r}")
+
+    def pid(self, worker: int) -> int:
+        """Return the process id that a worker printed, and read up to it."""
+        line = next((one for one in self.lines if one.startswith(f"[{worker}] ready")), None)
+        return int((line or self.read_until(f"[{worker}] ready")).split()[-1])
+
+    def make(self, name: str) -> None:
+        """Make a file for which workers wait."""
+        (self.folder / name).touch()
+
+    def noted(self, words: str) -> str:
+        """Wait until the registrar was told something that begins so, and return it."""
+        return until(lambda: next((x for x in self.told() if x.startswith(words)), None))
+
+    def told(self) -> list[str]:
+        """List what the registrar was told."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+def until(check: Callable[[], object]) -> str:
+    """Wait at most 20 s until a check gives something, and return it."""
+    deadline = time.monotonic() + 20
+    while not (found := check()):
+        assert time.monotonic() < deadline, "this never came true"
+        time.sleep(0.02)
+    return str(found)
+
+
+def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> None:
+    code = "wait_for('end')"
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
+        os.kill(job.pid(1), signal.SIGKILL)
+        job.pid(2)
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 0
+    assert "hvdlite-run: epoch 1: workers [0]\n" in stderr
+    assert "hvdlite-run: epoch 2: workers [0, 2]\n" in stderr
+    assert job.told()[:5] == [
+        "limits 2 1 None 3",
+        "expect 0 False",
+        "expect 1 False",
+        "ended 1 False died of SIGKILL",
+        "expect 2 True",
+    ]
+
+
+def test_environment_of_workers_and_of_a_joiner(tmp_path: Path) -> None:
+    code = """
+names = "ELASTIC WORKER JOINER ELASTIC_HEARTBEAT RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_SIZE NODE"
+values = [os.environ.get("HVDLITE_" + name, "-") for name in names.split()]
+say("environment", *values, os.environ["HVDLITE_RENDEZVOUS"], os.environ["HOROVOD_ELASTIC"])
+if worker == 0:
+    wait_for("dead")
+    sys.exit(3)
+wait_for("end")
+"""
+    with ElasticJob(tmp_path, 2, code, "--max-np", "2", "--elastic-heartbeat", "1.5") as job:
+        first, second = sorted(job.read_until("environment") for _ in range(2))
+        job.make("dead")
+        third = job.read_until("[2] environment")
+        job.make("end")
+        assert job.finish()[0] == 0
+    assert first == "[0] environment 1 0 - 1.5 0 2 0 2 1 0 unix:/nowhere 1\n"
+    assert second == "[1] environment 1 1 - 1.5 1 2 1 2 1 0 unix:/nowhere 1\n"
+    assert third == "[2] environment 1 2 1 1.5 1 2 0 2 1 0 unix:/nowhere 1\n"
+
+
+def test_job_grows_to_max_np_and_not_before_its_workers_can_take_joiners(tmp_path: Path) -> None:
+    code = "wait_for('end')"
+    with ElasticJob(tmp_path, 1, code, "--max-np", "3") as job:
+        job.read_until("[2] ready")
+        job.make("end")
+        assert job.finish()[0] == 0
+    flags = ("--max-np", "3")
+    (tmp_path / "second").mkdir()
+    with ElasticJob(tmp_path / "second", 1, "time.sleep(0.3)", *flags, TEST_EVENTS="[]") as job:
+        assert job.finish()[0] == 0
+        assert [line for line in job.told() if "expect" in line] == ["expect 0 False"]
+
+
+def test_death_kills_the_children_at_once_also_those_in_other_sessions(tmp_path: Path) -> None:
+    code = """
+import subprocess
+if worker == 1:
+    for new_session in (False, True):
+        child = subprocess.Popen(["sleep", "60"], start_new_session=new_session)
+        (folder / f"child.{int(new_session)}").write_text(str(child.pid))
+    say("children")
+wait_for("end")
+"""
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1", TEST_EVENTS="[]") as job:
+        job.read_until("children")
+        children = [int((tmp_path / f"child.{n}").read_text()) for n in (0, 1)]
+        os.kill(job.pid(1), signal.SIGKILL)
+        job.noted("ended 1")
+        until(lambda: not any(Path(f"/proc/{pid}/environ").exists() for pid in children))
+        job.make("end")
+        assert job.finish()[0] == 0
+
+
+def test_stopped_worker_is_evicted_after_the_heartbeat(tmp_path: Path) -> None:
+    code = "wait_for('end')"
+    flags = ("--min-np", "1", "--elastic-heartbeat", "0.6")
+    with ElasticJob(tmp_path, 2, code, *flags, TEST_EVENTS="[]") as job:
+        os.kill(job.pid(1), signal.SIGSTOP)
+        assert job.noted("evict") == "evict 1 stopped (SIGSTOP?) for 0.6 s"
+        assert job.noted("ended 1").startswith("ended 1 False evicted: stopped (SIGSTOP?)")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+    assert status == 0
+    assert re.search(r"worker 1 \(host .*\) is killed: stopped \(SIGSTOP\?\) for 0.6 s", stderr)
+
+
+def test_nothing_piles_up_in_the_launcher(tmp_path: Path) -> None:
+    code = """
+if 1 <= worker <= 4:
+    wait_for("die")
+    os.kill(os.getpid(), signal.SIGKILL)
+wait_for("end")
+"""
+    with ElasticJob(tmp_path, 3, code, "--min-np", "1") as job:
+        for worker in (0, 1, 2):
+            job.pid(worker)
+        fds = Path(f"/proc/{job.process.pid}/fd")
+        before = len(list(fds.iterdir()))
+        job.make("die")
+        for worker in (5, 6):
+            job.pid(worker)
+        assert zombies_of(job.process.pid) == []
+        assert len(list(fds.iterdir())) == before
+        job.make("end")
+        assert job.finish()[0] == 0
+
+
+@pytest.mark.parametrize("formed", [True, False])
+def test_all_died_and_the_first_failure_is_reported(tmp_path: Path, formed: bool) -> None:
+    code = "if worker == 0: wait_for('end')\nsys.exit(f'boom {worker}' if worker == 1 else 7)"
+    env = {} if formed else {"TEST_NEVER_FORMED": "1"}
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1", TEST_EVENTS="[]", **env) as job:
+        job.noted("ended 1")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 1
+    assert re.search(r"worker 1 \(host .*\) failed first: exit status 1\n", stderr)
+    assert stderr.endswith("last lines of worker 1's stderr:\n    boom 1\n")
+
+
+def test_too_few_before_the_first_epoch_end_the_job_as_one(tmp_path: Path) -> None:
+    code = "sys.exit(4) if worker == 1 else time.sleep(60)"
+    with ElasticJob(tmp_path, 2, code, "--min-np", "2", TEST_NEVER_FORMED="1") as job:
+        status, _, stderr, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 4
+    assert seconds < 20
+    assert "worker 1 (host" in stderr and "failed first: exit status 4" in stderr
+
+
+def test_failure_after_others_have_finished_is_the_jobs(tmp_path: Path) -> None:
+    code = "if worker == 0: sys.exit(0)\nwait_for('end')\nsys.exit(6)"
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1", "--max-np", "4") as job:
+        job.noted("ended 0 True")
+        job.make("end")
+        assert job.finish()[0] == 6
+        assert not any(line.endswith("expect 4 True") for line in job.told())
+
+
+def test_registrar_ends_the_job_with_its_reason(tmp_path: Path) -> None:
+    events = "[Warn('rank 1 is late'), Failed('three epochs without a committed step')]"
+    with ElasticJob(tmp_path, 2, "time.sleep(60)", "--min-np", "1", TEST_EVENTS=events) as job:
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 1
+    assert "hvdlite-run: rank 1 is late\n" in stderr
+    assert "hvdlite-run: three epochs without a committed step\n" in stderr
+
+
+def test_joiners_that_wait_end_quietly_when_the_job_is_over(tmp_path: Path) -> None:
+    code = "wait_for('end' if worker == 0 else 'never')"
+    env = {"TEST_NEVER_FORMED": "1", "TEST_ENTERED": "1"}
+    with ElasticJob(tmp_path, 1, code, "--max-np", "2", **env) as job:
+        job.pid(1)
+        job.make("end")
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert (status, stdout) == (0, "")
+    assert "worker 1" not in stderr
+
+
+def test_refused_joiner_is_named_and_its_end_is_not_the_jobs(tmp_path: Path) -> None:
+    code = "if worker == 0: wait_for('end')\nsys.exit(5 if worker else 0)"
+    events = "[Entered(), Refused(1, 'another model')]"
+    env = {"TEST_NEVER_FORMED": "1", "TEST_ENTERED": "1"}
+    with ElasticJob(tmp_path, 1, code, "--max-np", "2", TEST_EVENTS=events, **env) as job:
+        job.noted("ended 1 False exit status 5")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+    assert status == 0
+    assert "hvdlite-run: worker 1 cannot join: another model\n" in stderr
+    assert "failed first" not in stderr
+
+
+def test_slots_that_the_script_takes_away_are_drained_and_come_back(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    code = """
+for _ in range(1000):
+    if (folder / f"leave.{worker}").exists():
+        sys.exit(0)
+    if (folder / "end").exists():
+        break
+    time.sleep(0.02)
+"""
+    script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
+    with ElasticJob(tmp_path, 2, code, *script) as job:
+        job.pid(1)
+        hosts.write_text("localhost:1\n")
+        job.noted("drain 1 its host is not listed any more")
+        job.noted("ended 1 True exit status 0")
+        hosts.write_text("localhost:2\n")
+        job.pid(2)
+        hosts.write_text("local host\n")
+        job.make("end")
+        status, _, _, _ = job.finish()
+    assert status == 0
+
+
+def test_worker_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1", "--drain-timeout", "0.3")
+    with ElasticJob(tmp_path, 2, "wait_for('end')", *script, TEST_EVENTS="[]") as job:
+        job.pid(1)
+        hosts.write_text("localhost:1\n")
+        job.noted("ended 1 True died of SIGKILL")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+    assert status == 0
+    assert "worker 1 has not ended in time, and is killed" in stderr
+
+
+def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
+    with ElasticJob(tmp_path, 2, "time.sleep(60)", "--min-np", "1") as job:
+        for worker in (0, 1):
+            job.pid(worker)
+        job.signal(signal.SIGINT)
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 130
+    assert "Ctrl-C: stopping 2 workers" in stderr
+
+
+def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(60)"
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
+        os.kill(job.pid(1), signal.SIGKILL)
+        job.pid(2)
+        job.signal(signal.SIGKILL)
+        assert job.seconds_until_gone() < 8
+
+
+def zombies_of(parent: int) -> list[int]:
+    """List the children of a process that have ended and are not reaped."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            state, ppid = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and int(ppid) == parent:
+            found.append(int(folder.name))
+    return found
