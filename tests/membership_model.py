@@ -260,8 +260,6 @@ class Job:
         elif kind == "continue":
             assert worker.script == "boundary"
             self.pass_boundary(worker)
-            if worker.parked:  # Its engine has ended since it said READY.
-                self.ready(worker, "lost")
         elif kind == "cut" and worker.script != "boundary":
             self.deliver(worker, message["cut"]["0"])
             assert self.ends(worker), "handed out all, and is not at its boundary"
@@ -332,12 +330,12 @@ class Job:
         world = worker.world
         return not worker.parked and world is not None and world.executed(worker.commits + 1)
 
-    def finish(self, worker: Model) -> None:
-        """The script ends: BYE, then exit 0."""
+    def finish(self, worker: Model, status: int = 0) -> None:
+        """The script ends: BYE, then the process. An exception leads to BYE, too."""
         worker.outbox.append({"kind": "bye", "commits": {"0": worker.commits}})
         worker.alive, worker.script = False, "done"
         self.expected_gone.add(worker.number)
-        self.endings.append((worker.number, "exit status 0", True))
+        self.endings.append((worker.number, f"exit status {status}", status == 0))
 
     def connect(self, worker: Model) -> None:
         message = worker.connecting
@@ -373,7 +371,7 @@ class Job:
         self.faults -= 1
         pick = self.random
         worker = pick.choice(list(self.workers.values()))
-        kind = pick.choice(["kill", "kill", "kill", "link", "silent", "drain", "finish"])
+        kind = pick.choice(["kill", "kill", "kill", "link", "silent", "drain", "finish", "raise"])
         self.trace.append(f"{kind} {worker.number}")
         if not worker.alive:
             return
@@ -385,8 +383,8 @@ class Job:
             self.obey(self.membership.heartbeat_lost(worker.number, self.now))
         elif kind == "drain":
             self.obey(self.membership.drain(worker.number, "its host is drained", self.now))
-        elif kind == "finish" and worker.script == "training":
-            self.finish(worker)
+        elif kind in ("finish", "raise") and worker.script == "training":
+            self.finish(worker, int(kind == "raise"))
 
     def end(self, ending: tuple[int, str, bool]) -> None:
         self.endings.remove(ending)
@@ -404,8 +402,7 @@ class Job:
     def lose(self, worker: Model) -> None:
         """The engine has ended by itself."""
         worker.parked = True
-        if worker.script != "boundary":
-            self.ready(worker, "lost")
+        self.ready(worker, "lost")
 
     def join(self) -> None:
         self.joiners -= 1

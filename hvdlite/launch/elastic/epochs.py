@@ -8,6 +8,9 @@ Example:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.elastic.accusations import Accusations
 from hvdlite.launch.elastic.actions import (
@@ -25,7 +28,7 @@ from hvdlite.launch.elastic.actions import (
 from hvdlite.launch.elastic.growth import Notices, plan
 from hvdlite.launch.elastic.patience import Patience
 from hvdlite.launch.elastic.record import Change, Record
-from hvdlite.launch.elastic.roster import Phase, Place, Worker
+from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
@@ -47,7 +50,7 @@ class Epochs:
         self.members: list[Worker] = []  # of that epoch, living, in the order of their ranks
         self._limits = limits
         self._workers: dict[int, Worker] = {}  # all that live
-        self._unburied: dict[int, tuple[Worker, float]] = {}  # lost; their end is due at the time
+        self._parted: dict[int, Parted] = {}  # gone, but for their processes
         self._out: list[Action] = []
         self._now = 0.0
         # Of the epoch that was formed last:
@@ -72,7 +75,7 @@ class Epochs:
         """Return when `tick` must be called if nothing happens before; None for never."""
         if self.phase is Phase.OVER:
             return None
-        times = [when for _, when in self._unburied.values()]
+        times = [parted.due for parted in self._parted.values() if parted.due < math.inf]
         later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
         later.append(self._watch.due_at)
         times += [when for when in later if when is not None]
@@ -122,10 +125,10 @@ class Epochs:
 
     def _settle(self, now: float) -> list[Action]:
         self._now = now
-        for number, (one, due) in list(self._unburied.items()):
-            if now >= due:
-                del self._unburied[number]
-                self._out.append(Evict(one.number, LOST_CONNECTION))
+        for number, parted in list(self._parted.items()):
+            if now >= parted.due:
+                del self._parted[number]
+                self._out.append(Evict(number, LOST_CONNECTION))
         while self._step(now):
             pass
         self._notify()
@@ -165,7 +168,7 @@ class Epochs:
 
     def _start_without(self) -> bool:
         """Fail if a worker has gone before the first epoch was formed, unless all just end."""
-        if self._unburied:
+        if any(parted.member for parted in self._parted.values()):
             return False  # Its end is about to tell why.
         waiting = any(one.place is not Place.STARTING for one in self._workers.values())
         trouble = self._record.trouble
@@ -180,8 +183,8 @@ class Epochs:
 
     def _finish(self) -> bool:
         """No member is left: the job is done, or has failed."""
-        if self._unburied:
-            return False  # Their ends are about to tell whether they failed.
+        if any(parted.member for parted in self._parted.values()):
+            return False  # Their ends tell whether they failed.
         trouble = self._record.trouble
         if trouble is not None:
             self._fail(f"no worker is left; the first that went: {trouble.text}")
@@ -279,11 +282,14 @@ class Epochs:
         restored = [one for one in members if one.restored]
         if restored:
             self._record.accept_symptom()
-        if self._record.whole and not planned.joiners:
-            if not restored or self._worth_it():
+        stays = self._record.whole and not planned.joiners
+        if stays and not restored:
+            self._continue(sync)
+        elif self._worth_it(planned.joiners):
+            if stays:
                 self._continue(sync)
-        elif planned.joiners or self._worth_it():
-            self._announce("boundary", members, sync)
+            else:
+                self._announce("boundary", members, sync)
         return True
 
     def _continue(self, sync: bool) -> None:
@@ -313,7 +319,7 @@ class Epochs:
             "reason": self._reason(),
         }
         for rank, one in enumerate(members):
-            one.clock = None
+            one.connected = False
             if mode == "boundary":
                 one.place = Place.BOUNDARY  # A joiner waits there, too.
             self._send(one, {**common, "rank": rank})
@@ -327,7 +333,7 @@ class Epochs:
             else:
                 self._gather()
             return True
-        if any(one.clock is None for one in self.members):
+        if not all(one.connected for one in self.members):
             return False
         clocks = [one.clock for one in self.members]
         for one in self.members:
@@ -339,7 +345,8 @@ class Epochs:
         line = self._record.line(self.epoch, len(self.members), self._joined(), now)
         workers = tuple(one.number for one in self.members)
         self._out.append(EpochFormed(self.epoch, workers, line))
-        self._patience.formed(counts=self._formed >= 0 and not self._record.quiet)
+        counts = not self._record.quiet or bool(self._joined())
+        self._patience.formed(counts=self._formed >= 0 and counts)
         for one in self.members:
             if self._mode != "resume" or one.place is not Place.BOUNDARY:
                 one.place = Place.RUNNING
@@ -356,15 +363,16 @@ class Epochs:
         """Begin an epoch, or go on in it, with nothing to hold against it."""
         self._record = Record()
         self._gather_at, self._restoring, self._short_since = None, False, None
-        self._accusations.begin()
+        self._accusations.forget()
 
-    def _worth_it(self) -> bool:
+    def _worth_it(self, joiners: Sequence[Worker] = ()) -> bool:
         """Return whether another epoch is worth it; fail if it is not."""
         record = self._record
-        if record.quiet:
+        if record.quiet and not joiners:
             return True
-        trouble = record.trouble is not None or not record.changed
-        complaint = self._patience.judge(record.cut, record.steps, self._reason(), trouble)
+        trouble = record.trouble is not None or not (record.whole or record.changed)
+        reason = record.reason(joiners)
+        complaint = self._patience.judge(record.cut, record.steps, reason, trouble)
         if complaint:
             self._fail(complaint)
         return complaint is None

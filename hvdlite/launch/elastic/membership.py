@@ -28,10 +28,12 @@ Example:
 
 from __future__ import annotations
 
+import math
+
 from hvdlite.launch.elastic.actions import Action, Close, Entered, Message, Refused
 from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
-from hvdlite.launch.elastic.roster import Phase, Place, Worker, mismatch
+from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
 
 _RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
 SILENT_SECONDS = 0.5  # beyond the heartbeat
@@ -56,22 +58,24 @@ class Membership(Epochs):
                 self._ready(one, message, now)
             elif kind == "connected":
                 if self.phase is Phase.FORMING and message["epoch"] == self.epoch:
-                    one.clock = message["clock"]
+                    one.connected, one.clock = True, message["clock"]
             elif kind == "unreachable":
                 self._unreachable(one, message, now)
             elif kind == "bye":
                 self._record.report(message)
+                self._part(one, math.inf)
                 self._finished(one, "finished", now)
         return self._settle(now)
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
         """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
         why = f"ended with {why}" if why.startswith("exit status") else why
-        lost, _ = self._unburied.pop(worker, (None, 0.0))
+        parted = self._parted.pop(worker, None)
         one = self._workers.get(worker)
-        if lost is not None:
-            self._learn(lost, why, clean)
+        if parted is not None:
+            self._learn(parted, why, clean, now)
         elif one is not None and clean:
+            self._stop_growing(one, one in self.members)
             self._finished(one, why, now)
         elif one is not None:
             self._remove(one, Change(one.name, why, worker), now)
@@ -81,7 +85,7 @@ class Membership(Epochs):
         """The connection of a worker ended; without BYE before it, this is its death."""
         one = self._workers.get(worker)
         if one is not None:
-            self._unburied[worker] = (one, now + self._limits.heartbeat)
+            self._part(one, now + self._limits.heartbeat)
             self._remove(one, Change(one.name, LOST_CONNECTION, worker), now)
         return self._settle(now)
 
@@ -176,30 +180,40 @@ class Membership(Epochs):
         if self.phase not in (Phase.FORMING, Phase.GATHERING) or accused is None:
             return
         why = f"cannot reach {accused.name}: {message['reason']}"
-        self._accusations.add(one.number, accused.number, why, now)
+        self._accusations.add(one.number, accused.number, why, now, anew=True)
         self._record.symptom(one.name, why)
         if self.phase is Phase.FORMING:
             self._break(now)
 
     # Who goes.
 
+    def _part(self, one: Worker, due: float) -> None:
+        """Only the process of a worker is left; its end will tell more."""
+        member = one in self.members or not one.joiner
+        self._parted[one.number] = Parted(one, due, member)
+
     def _finished(self, one: Worker, why: str, now: float) -> None:
-        """A worker ended without an error: nobody takes its place, unless it was drained."""
+        """A worker has left without an error, as far as is known."""
         drained = one.draining is not None
-        if not drained and (one in self.members or self._formed < 0):
-            self._growing = False
-        change = Change(
-            one.name,
-            f"left: {one.draining}" if drained else why,
-            one.number,
-            trouble=False,
-            counts=drained,
-        )
+        why = f"left: {one.draining}" if drained else why
+        change = Change(one.name, why, one.number, trouble=False, counts=drained)
         self._remove(one, change, now)
 
-    def _learn(self, lost: Worker, why: str, clean: bool) -> None:
-        """The end of a worker that had lost its connection tells more."""
-        drained = clean and lost.draining is not None
-        known = self._record.learn(lost.number, why, not clean, counts=drained or not clean)
-        if known and clean and not drained:
+    def _learn(self, parted: Parted, why: str, clean: bool, now: float) -> None:
+        """The process of a worker that had parted has ended, which tells how it parted.
+
+        A script that raises says goodbye, too, before its process ends.
+        """
+        one = parted.worker
+        if clean:
+            self._stop_growing(one, parted.member)
+            drained = one.draining is not None
+            better = why if parted.due < math.inf else None
+            self._record.learn(one.number, better, trouble=False, counts=drained)
+        elif self._record.learn(one.number, why, trouble=True, counts=True):
+            self._gather_by(now)
+
+    def _stop_growing(self, one: Worker, member: bool) -> None:
+        """A process has ended well: if the script is done, nobody takes its place."""
+        if one.draining is None and (member or not one.joiner):
             self._growing = False

@@ -55,7 +55,8 @@ class Worker:
         tells_heard: whether its READY says which GATHER it answers.
         tells_synced: whether its READY says whether it has synced.
         draining: why it shall leave at the next boundary; None if it shall not.
-        clock: what it sent with CONNECTED; None until it is connected.
+        connected: whether it has said CONNECTED to the epoch that is being formed.
+        clock: what it sent with CONNECTED.
     """
 
     number: int
@@ -71,7 +72,8 @@ class Worker:
     tells_heard: bool = False
     tells_synced: bool = False
     draining: str | None = None
-    clock: list[Any] | None = None
+    connected: bool = False
+    clock: Any = None
 
     @property
     def name(self) -> str:
@@ -82,6 +84,21 @@ class Worker:
     def answered(self) -> bool:
         """Whether a new epoch can be decided without waiting for this member."""
         return self.place in (Place.PARKED, Place.BOUNDARY)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A worker that is not with the job any more, and whose process has not ended yet.
+
+    Attributes:
+        worker: who it was.
+        due: when its process must have ended; infinity if it said goodbye.
+        member: whether it was a member.
+    """
+
+    worker: Worker
+    due: float
+    member: bool
 
 
 def named(workers: Sequence[Worker]) -> str:

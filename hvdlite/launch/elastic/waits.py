@@ -46,7 +46,7 @@ def describe_shortage(members: Sequence[Worker], min_np: int) -> str:
 def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
     """Say which members keep the others waiting; "" if none does."""
     if phase is Phase.FORMING:
-        late = [one for one in members if one.clock is None]
+        late = [one for one in members if not one.connected]
         return f"epoch {epoch} waits for {named(late)} to connect" if late else ""
     late = [one for one in members if not one.answered]
     if phase is Phase.GATHERING and late:
