@@ -183,8 +183,8 @@ class _Run:
                 "this rank joined the job, and no rank is left that could send it the state of the "
                 "training; start the job again from a checkpoint"
             )
-        if decision.changed or restored:
-            # In an unchanged world names may be in flight, and the ranks have counted alike.
+        if decision.changed or decision.sync:
+            # Otherwise names may be in flight, and the ranks have counted alike.
             operation_names.back_to(self._mark)
         return decision
 

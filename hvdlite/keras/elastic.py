@@ -27,21 +27,21 @@ Example:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from hvdlite import basics, elastic
+from hvdlite import elastic
 from hvdlite.elastic import history
-from hvdlite.elastic.state import ObjectState, State, check_layout
+from hvdlite.elastic.state import State
+from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.elastic.variables import VariableCopies
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2, seam
 from hvdlite.keras.callbacks import Logs, _Callback
-from hvdlite.keras.collectives import broadcast_variables
-from hvdlite.objects import broadcast_object
+from hvdlite.keras.collectives import broadcast_variables, checksum
 
 __all__ = [
     "CommitStateCallback",
@@ -75,7 +75,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return elastic.run(translated)
 
 
-class KerasState(ObjectState):
+class KerasState(TensorState):
     """A model, its optimizer and plain objects of an elastic job.
 
     Example:
@@ -103,7 +103,7 @@ class KerasState(ObjectState):
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self._copies = VariableCopies(_to_array)
         self._copies.save(self._variables())
-        super().__init__(broadcast_object, basics.rank, **kwargs)
+        super().__init__(**kwargs)
 
     def save(self) -> None:
         """Copy weights, states of random seeds, optimizer and attributes."""
@@ -119,24 +119,27 @@ class KerasState(ObjectState):
         self._copies.restore()
         super().restore()
 
-    def sync(self) -> None:
-        """Replace the state of every rank by that of rank 0, and save it.
-
-        Each rank keeps its own states of random seeds.
-
-        Raises:
-            MismatchError: this rank's model or optimizer is not like rank 0's.
-        """
-        parts = {"weight": self.model.weights, "optimizer variable": self._optimizer_variables()}
-        layout = {
+    def _layout(self) -> dict[str, str]:
+        return {
             f"{part} {i}": _describe(variable)
-            for part, variables in parts.items()
+            for part, variables in self._parts().items()
             for i, variable in enumerate(variables)
         }
-        check_layout(layout, broadcast_object(layout, root_rank=0), basics.rank())
-        for variables in parts.values():
+
+    def _sync_tensors(self) -> None:
+        # Each rank keeps its own states of random seeds.
+        for variables in self._parts().values():
             broadcast_variables(variables, root_rank=0)
-        super().sync()
+
+    def _parameters(self) -> dict[str, Any]:
+        return {str(getattr(one, "path", one.name)): one for one in self.model.trainable_variables}
+
+    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
+        return [checksum(one) for one in parameters]
+
+    def _parts(self) -> dict[str, list[Any]]:
+        weights = list(self.model.weights)
+        return {"weight": weights, "optimizer variable": self._optimizer_variables()}
 
     def _variables(self) -> list[Any]:
         return [*self.model.variables, *self._optimizer_variables()]

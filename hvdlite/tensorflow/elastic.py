@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvdlite import basics, elastic
+from hvdlite import elastic
 from hvdlite.elastic import history
-from hvdlite.elastic.state import ObjectState, check_layout
+from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.elastic.variables import VariableCopies
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.objects import broadcast_object
 from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.functions import broadcast_variables
 
@@ -56,7 +56,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return elastic.run(translated)
 
 
-class TensorFlowState(ObjectState):
+class TensorFlowState(TensorState):
     """Variables and plain objects of an elastic job.
 
     Example:
@@ -90,7 +90,7 @@ class TensorFlowState(ObjectState):
         self.variables = list(variables)
         self._copies = VariableCopies(_to_array)
         self._copies.save(self.variables)
-        super().__init__(broadcast_object, basics.rank, **kwargs)
+        super().__init__(**kwargs)
 
     def save(self) -> None:
         """Copy the variables and the attributes."""
@@ -106,19 +106,20 @@ class TensorFlowState(ObjectState):
         self._copies.restore()
         super().restore()
 
-    def sync(self) -> None:
-        """Replace the state of every rank by that of rank 0, and save it.
-
-        Raises:
-            MismatchError: this rank's variables are not like rank 0's.
-        """
-        layout = {
+    def _layout(self) -> dict[str, str]:
+        return {
             f"variable {i}": f"{variable.dtype} {list(variable.shape)}"
             for i, variable in enumerate(self.variables)
         }
-        check_layout(layout, broadcast_object(layout, root_rank=0), basics.rank())
+
+    def _sync_tensors(self) -> None:
         broadcast_variables(self.variables, root_rank=0)
-        super().sync()
+
+    def _parameters(self) -> dict[str, Any]:
+        return {f"variable {i}": one for i, one in enumerate(self.variables) if one.trainable}
+
+    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
+        return [zlib.crc32(_to_array(one).tobytes()) for one in parameters]
 
 
 def _to_array(variable: Any) -> Any:

@@ -187,7 +187,7 @@ def test_rank_that_joins_never_trains_without_the_state(
 def test_names_count_from_the_first_boundary_again() -> None:
     operation_names.next_name("broadcast")
     operation_names.next_object("optimizer")
-    state, _ = in_job(START, GOES_ON, GROWN, GOES_ON)
+    state, _ = in_job(START, GOES_ON, GROWN, START)
     names = []
 
     @run
