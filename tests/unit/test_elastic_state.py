@@ -137,6 +137,7 @@ def test_restored_training_does_the_same_steps_again() -> None:
     first = one.step()
     state.restore()
     assert not one.optimizer.state
+    assert all(param.grad is None for param in one.model.parameters())
     assert one.step() == first
     state.commit()
     later = [one.step(), one.step()]
