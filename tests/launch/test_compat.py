@@ -50,12 +50,16 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import horovod.tensorflow.keras as hvd
 import horovod.keras
 from horovod.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
-import horovod.tensorflow
+from horovod.tensorflow.keras.elastic import KerasState
+import horovod.keras.elastic
+import horovod.tensorflow.elastic
 import keras, numpy, tensorflow as tf
 import hvdlite.keras, hvdlite.tensorflow
 
 assert hvd is horovod.keras is hvdlite.keras
 assert horovod.tensorflow is hvdlite.tensorflow
+assert hvd.elastic is horovod.keras.elastic and hvd.elastic.KerasState is KerasState
+assert issubclass(horovod.tensorflow.elastic.TensorFlowKerasState, KerasState)
 hvd.init()
 keras.utils.set_random_seed(hvd.rank())
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
