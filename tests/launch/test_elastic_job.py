@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdlite.launch.elastic.stopped import process_state
 from launch.marked import MarkedJob, python
 
 DRIVER = (str(Path(__file__).with_name("elastic_driver.py")),)
@@ -143,7 +144,7 @@ wait_for("end")
         children = [int((tmp_path / f"child.{n}").read_text()) for n in (0, 1)]
         os.kill(job.pid(1), signal.SIGKILL)
         job.noted("ended 1")
-        until(lambda: not any(Path(f"/proc/{pid}/environ").exists() for pid in children))
+        until(lambda: all(process_state(pid) in ("", "Z") for pid in children))
         job.make("end")
         assert job.finish()[0] == 0
 

@@ -98,7 +98,8 @@ class ElasticSupervisor(Supervisor):
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
         self._formed = False  # whether the first epoch was formed
         self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
-        self._leaves: set[int] = set()  # workers that were told to leave
+        self._drains: set[int] = set()  # workers that shall leave at the next boundary
+        self._leaves: set[int] = set()  # workers that the registrar has told to leave
         self._evicted: dict[int, str] = {}  # by worker that was killed: why
         self._kill_at: dict[int, float] = {}  # by worker: when it has taken too long to end
         self._release_at: dict[int, tuple[float, AnyRank]] = {}
@@ -193,17 +194,22 @@ class ElasticSupervisor(Supervisor):
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a worker ended; the job goes on without it if it can."""
         number, now = worker.number, time.monotonic()
-        leaves = number in self._leaves
-        well = ending.ok or leaves
-        if not well:
+        if not ending.ok:
             worker.signal_group(signal.SIGKILL)
         if number in self._evicted:
             ending = replace(ending, why=f"evicted: {self._evicted.pop(number)}")
+        self._take_events()  # A moment ago it may have become a member, or have been told to leave.
+        leaves = number in self._leaves
+        well = ending.ok or leaves or number in self._drains
         self._registrar.ended(number, died_of(ending), well)
-        self._take_events()  # The epoch that it ended in may have been formed a moment ago.
-        finished = ending.ok and number in self._members
+        finished = ending.ok and number in self._members and not leaves
         asked = ending.by_signal and ending.status == signal.SIGTERM
-        self._fleet.ended(number, now, died=not (leaves or finished), blames=not (well or asked))
+        self._fleet.ended(
+            number,
+            now,
+            died=not (finished or leaves or number in self._drains),
+            blames=not (well or asked),
+        )
         failure = None if well else self._note_recent(worker, ending)
         if well:
             self._release_at[number] = (now + _LINGER, worker)
@@ -213,7 +219,7 @@ class ElasticSupervisor(Supervisor):
         self._kill_at.pop(number, None)
         self._stopped.forget(number)
         self._ended_well[number] = well
-        if finished and not leaves:
+        if finished:
             self._fleet.stop_growing()
         self._judge(failure)
 
@@ -264,15 +270,17 @@ class ElasticSupervisor(Supervisor):
             kept = {one.number for one in self._workers}.union(event.workers)
             self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
             self._leaves &= kept
+            self._drains &= kept
             self._judge(None)
         elif isinstance(event, Evict):
             self._evict(event.worker, event.why)
         elif isinstance(event, Leaving):
+            self._leaves.add(event.worker)
             self._fleet.leaving(event.worker)
-            self._expect_end(event.worker, leaves=True)
+            self._expect_end(event.worker)
         elif isinstance(event, Refused):
             self._console.say(f"worker {event.worker} cannot join: {event.reason}")
-            self._expect_end(event.worker, leaves=False)
+            self._expect_end(event.worker)
         elif isinstance(event, Entered):
             self._fleet.entered()
         elif isinstance(event, Warn):
@@ -291,13 +299,10 @@ class ElasticSupervisor(Supervisor):
                 worker.signal_group(signal.SIGKILL)
                 self._fleet.lost(self._fleet.host_of(number), time.monotonic())
 
-    def _expect_end(self, number: int, leaves: bool) -> None:
+    def _expect_end(self, number: int) -> None:
         """Kill a worker that does not end by itself in the user's drain timeout."""
-        if not self._runs(number):
-            return
-        if leaves:
-            self._leaves.add(number)
-        self._kill_at.setdefault(number, time.monotonic() + self._timing.drain)
+        if self._runs(number):
+            self._kill_at.setdefault(number, time.monotonic() + self._timing.drain)
 
     def _take_hosts(self) -> None:
         now = time.monotonic()
@@ -309,8 +314,9 @@ class ElasticSupervisor(Supervisor):
 
     def _drain(self, workers: Iterable[int], why: str) -> None:
         for number in workers:
+            self._drains.add(number)
             self._registrar.drain(number, why)
-            self._expect_end(number, leaves=True)
+            self._expect_end(number)
 
     @property
     def root(self) -> Failure | None:
