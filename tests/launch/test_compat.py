@@ -157,7 +157,7 @@ try: horovod.run(number, min_np=2)
 except ArgumentError as error: print(error)
 """
     lines = run(code, np=1)
-    assert lines == ["[5, 6]", "horovod.run(min_np=...): elastic jobs are not supported"]
+    assert lines == ["[5, 6]", "min-np 2 is more than np 1, with which the job starts"]
 
 
 def test_without_the_flag_there_is_no_horovod(tmp_path: Path) -> None:
