@@ -288,7 +288,7 @@ class Steward:
 
         try:
             if len(members) == 1:
-                meet(SAME_CLOCK.nanoseconds)
+                meet(list(SAME_CLOCK))
                 return Connection(local_rank=self._worker.local_rank or 0)
             job = Job(self._worker.token, self._worker.job_id, epoch)
             offers = [offer for _, offer in message["members"]]
