@@ -32,6 +32,7 @@ from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
+_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
 LOST_CONNECTION = "lost its connection to the launcher"
 
 
@@ -143,11 +144,13 @@ class Epochs:
         give_up = self._give_up_at()
         if give_up is not None and now >= give_up:
             self._fail(self._why_given_up())
+        elif self.phase is Phase.DONE:
+            return self._dismiss_joiners()
         elif self._formed < 0 and self._record.changed:
             return self._start_without()
         elif self.phase is Phase.STARTING:
             return self._start()
-        elif self.phase is not Phase.DONE and not self.members:
+        elif not self.members:
             return self._finish()
         elif not self._growing and self._dismiss_joiners():
             return True
@@ -205,6 +208,8 @@ class Epochs:
         """FORMED: all members at a boundary, or something that ends the epoch."""
         if all(one.place is Place.BOUNDARY for one in self.members):
             return self._boundary(now)
+        if self._gather_at is None and any(one.restored for one in self.members):
+            self._gather_by(now + _RESTORED_SECONDS)
         if self._gather_at is None or now < self._gather_at:
             return False
         self._gather()
@@ -223,6 +228,7 @@ class Epochs:
             reason = self._reason()
             self._send(one, {"kind": "gather", "epoch": asked, "gone": gone, "reason": reason})
         self.phase = Phase.GATHERING
+        self._record.whole = False  # The engines end by it.
         self._gather_at = None
 
     def _answers(self, now: float) -> bool:
@@ -412,6 +418,8 @@ class Epochs:
         return self._record.reason(self._joined())
 
     def _give_up_at(self) -> float | None:
+        if self.phase is Phase.DONE:
+            return None
         if self._formed < 0 and self._start_by is not None:
             return None if is_never(self._limits.start_timeout) else self._start_by
         if self._short_since is None or is_never(self._limits.elastic_timeout):

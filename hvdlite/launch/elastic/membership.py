@@ -35,7 +35,6 @@ from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
 
-_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
 SILENT_SECONDS = 0.5  # beyond the heartbeat
 
 
@@ -165,8 +164,6 @@ class Membership(Epochs):
             one.restored = True
             why = f"restored its last commit: {message['reason'] or 'an error'}"
             self._record.symptom(one.name, why)
-            if self.phase is Phase.FORMED:
-                self._gather_by(now + _RESTORED_SECONDS)
 
     def _parked(self, one: Worker, message: Message) -> None:
         one.place, one.offer = Place.PARKED, message["offer"]
@@ -211,7 +208,8 @@ class Membership(Epochs):
             better = why if parted.due < math.inf else None
             self._record.learn(one.number, better, trouble=False, counts=drained)
         elif self._record.learn(one.number, why, trouble=True, counts=True):
-            self._gather_by(now)
+            if self.phase is Phase.FORMED:
+                self._gather_by(now)
 
     def _stop_growing(self, one: Worker, member: bool) -> None:
         """A process has ended well: if the script is done, nobody takes its place."""
