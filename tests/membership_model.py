@@ -184,6 +184,7 @@ class Job:
             self.share_state([m for m in members if m.script == "boundary"], message["sync"])
 
     def check_go(self, world: World, message: dict[str, Any]) -> None:
+        self.gathered = False
         members = [self.workers[member] for member in world.members]
         assert len(message["clocks"]) == len(members)
         for member in members:
@@ -206,7 +207,6 @@ class Job:
         assert action.workers == self.worlds[action.epoch].members
         assert action.epoch == max(self.worlds), "two epochs at a time"
         self.formed = action.workers
-        self.gathered = False
 
     # The steward.
 

@@ -302,6 +302,20 @@ def test_reason_of_a_lost_connection_is_learnt_from_the_process() -> None:
     assert "worker 1 (host a) died of SIGKILL" in story.event(EpochFormed).line
 
 
+@pytest.mark.parametrize("late", [0.1, 0.4])
+def test_line_of_an_epoch_waits_for_the_reason_a_moment(late: float) -> None:
+    story = formed(2)
+    story.take(story.membership.connection_lost(1, story.now))
+    lost(story, 0)
+    story.connected(0)
+    assert story.kinds(0)[-1] == "notice", "the worker goes on"
+    assert story.none_of(EpochFormed)
+    story.waits(late)
+    story.dies(1)
+    why = "died of SIGKILL" if late < 0.25 else "lost its connection to the launcher"
+    assert f"worker 1 (host a) {why}; 1 rank" in story.event(EpochFormed).line
+
+
 def test_process_that_outlives_its_connection_is_killed() -> None:
     story = formed(2)
     story.take(story.membership.connection_lost(1, story.now))

@@ -207,9 +207,12 @@ class Membership(Epochs):
             drained = one.draining is not None
             better = why if parted.due < math.inf else None
             self._record.learn(one.number, better, trouble=False, counts=drained)
-        elif self._record.learn(one.number, why, trouble=True, counts=True):
-            if self.phase is Phase.FORMED:
+        else:
+            known = self._record.learn(one.number, why, trouble=True, counts=True)
+            if known and self.phase is Phase.FORMED:
                 self._gather_by(now)
+        if self._last is not None and parted.due < math.inf:
+            self._last.record.learn(one.number, why, trouble=not clean, counts=True)
 
     def _stop_growing(self, one: Worker, member: bool) -> None:
         """A process has ended well: if the script is done, nobody takes its place."""
