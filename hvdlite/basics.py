@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvdlite import _core, gpu, operation_names, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
@@ -34,11 +34,8 @@ from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import StaticSets
-from hvdlite.world import World, as_planned, make_world
-
-if TYPE_CHECKING:
-    from hvdlite.elastic.steward import Steward
-
+from hvdlite.timeline.recorder import Gather
+from hvdlite.world import Member, World, as_planned, make_world
 
 _world: World | None = None
 _succession = threading.Lock()  # held while a world takes the place of another one, or of none
@@ -97,22 +94,23 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     global _world
     sets = process_sets.static_sets(static)
     agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
-    steward = _make_steward(worker, agreed) if worker.elastic else None
-    if steward is not None:
-        connection = steward.begin(deadline)
+    member = _make_member(worker, agreed) if worker.elastic else None
+    if member is not None:
+        connection = member.begin(deadline)
     else:
         connection = connect(worker, _core.create_segment, agreed, deadline)
-    lobby = None if steward is None else steward.lobby
-    world = make_world(connection, deadline, worker.job_id, lobby)
+    lobby = None if member is None else member.lobby
+    records = not worker.joiner
+    world = make_world(connection, deadline, worker.job_id, lobby, records=records)
     engine = world.engine
-    _world = world = replace(world, steward=steward)
+    _world = world = replace(world, member=member)
     if worker.joiner:
         _world = world = as_planned(world, worker)
     try:
         operation_names.restart()
         process_sets.begin(engine, world.rank, world.size)
-        if steward is not None:
-            steward.attach(engine)
+        if member is not None:
+            member.attach(engine)
         process_sets.register_static(sets)
         _install_hooks()
         for watcher in _watchers:
@@ -126,7 +124,7 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         raise
 
 
-def _make_steward(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Steward:
+def _make_member(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Member:
     from hvdlite.elastic.steward import Steward  # ordinary jobs do not need it
 
     if _left_elastic:
@@ -157,13 +155,15 @@ def follow(
             connection.close()
             return None
         sets = lobby.process_sets(rank_of)
-        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets)
+        timeline = _world.recorder.target
+        _end_timeline(_world, None)
+        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
         process_sets.follow(engine, world.rank, world.size, dict(sets))
         lobby.resume(engine, rank_of)
         # A GPU was chosen by the local rank, so it stays as long as the process lives.
-        _world = replace(world, local_rank=_world.local_rank, steward=_world.steward)
+        _world = replace(world, local_rank=_world.local_rank, member=_world.member)
         for watcher in list(_watchers):
             watcher(engine)
         return engine
@@ -171,7 +171,7 @@ def follow(
 
 def in_elastic_job() -> bool:
     """Return whether the world of this process belongs to an elastic job."""
-    return _world is not None and _world.steward is not None
+    return _world is not None and _world.member is not None
 
 
 def shutdown() -> None:
@@ -237,9 +237,9 @@ def _leave_world(world: World) -> None:
     finally:
         try:
             world.engine.shutdown()
-            if world.steward is not None:
+            if world.member is not None:
                 _left_elastic = True
-                world.steward.leave(world.engine.commit_counts())
+                world.member.leave(world.engine.commit_counts())
         finally:
             process_sets.end()
             for watcher in _watchers:
@@ -368,11 +368,16 @@ def stop_timeline() -> None:
 
 
 def _stop_timeline(world: World) -> None:
+    _end_timeline(
+        world,
+        lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING),
+    )
+
+
+def _end_timeline(world: World, gather: Gather | None) -> None:
     world.engine.stop_trace()
     try:
-        world.recorder.end(
-            lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING)
-        )
+        world.recorder.end(gather)
     except OSError as error:  # TimeoutError is one.
         print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
     except HvdliteError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from hvdlite import _core, gpu
 from hvdlite.bootstrap.connect import Connection
@@ -12,8 +13,20 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, timeline_parts
 from hvdlite.timeline.recorder import Recorder
 
-if TYPE_CHECKING:
-    from hvdlite.elastic.steward import Steward
+
+class Member(Protocol):
+    """This process's membership in an elastic job; see `hvdlite.elastic.steward`."""
+
+    lobby: _core.Lobby
+
+    def begin(self, deadline: Deadline) -> Connection:
+        """Register this worker, and wait for its first world."""
+
+    def attach(self, engine: _core.Engine) -> None:
+        """Take note of the engine of the first world."""
+
+    def leave(self, commits: Mapping[int, int]) -> None:
+        """Say goodbye; the engine has been shut down."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class World:
     recorder: Recorder
     start: Deadline
     job_id: bytes
-    steward: Steward | None = None  # of an elastic job
+    member: Member | None = None  # of an elastic job
 
 
 def make_world(
@@ -41,6 +54,8 @@ def make_world(
     lobby: _core.Lobby | None = None,
     epoch: int = 0,
     sets: Sequence[tuple[int, Sequence[int]]] = (),
+    timeline: Path | None = None,
+    records: bool = True,
 ) -> World:
     """Start the engine of a world, and the timeline if the knob `timeline` names a file.
 
@@ -51,16 +66,24 @@ def make_world(
         lobby: of an elastic job.
         epoch: of an elastic job, the number of this world.
         sets: of an elastic job, the ids and ranks of the process sets that it begins with.
+        timeline: of an elastic job, the file of the timeline that goes on in this world.
+        records: whether this world can have a timeline; that of a worker that will join has none.
 
     Raises:
         ArgumentError: the file of the timeline cannot be written.
     """
     recorder = Recorder(
-        connection.rank, connection.host_of, connection.clock, job_id, timeline_parts()
+        connection.rank,
+        connection.host_of,
+        connection.clock,
+        job_id,
+        timeline_parts(),
+        None if lobby is None else epoch,
     )
     try:
         knobs = _core.knob_values()
-        trace_file = recorder.begin_by_knob(str(knobs["timeline"]))
+        target = str(timeline or knobs["timeline"]) if records else ""
+        trace_file = recorder.begin_by_knob(target)
     except BaseException:
         connection.close()
         raise

@@ -74,10 +74,12 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
 }
-# Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`, and
-# hvdlite.tensorflow's DistributedOptimizer, which also takes Keras's optimizers, as in Horovod.
+# Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
+# hvdlite.init() in an elastic job, and hvdlite.tensorflow's DistributedOptimizer, which also takes
+# Keras's optimizers, as in Horovod.
 FACES = {
     "hvdlite/__init__.py": "hvdlite.launch",
+    "hvdlite/basics.py": "hvdlite.elastic",
     "hvdlite/__main__.py": "hvdlite.launch.command",
     "hvdlite/launch/__main__.py": "hvdlite.launch.command",
     "hvdlite/tensorflow/optimizer.py": "hvdlite.keras",

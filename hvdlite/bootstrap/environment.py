@@ -102,6 +102,11 @@ def elastic_snapshot() -> bool:
     return os.environ.get("HVDLITE_ELASTIC_SNAPSHOT", "1") != "0"
 
 
+def elastic_verify() -> bool:
+    """Return whether ranks compare parameters before a sync: HVDLITE_ELASTIC_VERIFY is 1."""
+    return os.environ.get("HVDLITE_ELASTIC_VERIFY", "0") == "1"
+
+
 def timeline_parts() -> Path | None:
     """Return the folder whose parts of timelines hvdlite-run merges; None without hvdlite-run."""
     folder = os.environ.get("HVDLITE_TIMELINE_PARTS")
@@ -291,3 +296,13 @@ def _what_to_bring(found: LauncherEnvironment, needs_token: bool) -> str:
         f"{found.launcher} started {found.size} ranks{local}; to meet across hosts they need the "
         f"same {' and '.join(wanted)} in every rank's environment, or start them with hvdlite-run"
     )
+
+
+def tell_scripts(**numbers: int) -> None:
+    """Set this rank's numbers in the environment, which scripts and their children read.
+
+    Args:
+        numbers: by the end of the variable's name, such as RANK.
+    """
+    for name, value in numbers.items():
+        os.environ[f"HVDLITE_{name}"] = os.environ[f"HOROVOD_{name}"] = str(value)

@@ -11,7 +11,6 @@ The registrar, in the launcher, is the one authority: this thread decides nothin
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from hvdlite import _core
 from hvdlite.bootstrap.clock import SAME_CLOCK
 from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
 from hvdlite.bootstrap.deadline import Deadline, GivenUpError
-from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.bootstrap.environment import WorkerEnvironment, tell_scripts
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.registrar_client import RegistrarClient
 from hvdlite.elastic import epochs, steps
@@ -289,7 +288,7 @@ class Steward:
 
         try:
             if len(members) == 1:
-                meet(SAME_CLOCK.nanoseconds)
+                meet(list(SAME_CLOCK))
                 return Connection(local_rank=self._worker.local_rank or 0)
             job = Job(self._worker.token, self._worker.job_id, epoch)
             offers = [offer for _, offer in message["members"]]
@@ -325,7 +324,13 @@ class Steward:
                     self._changed.wait()
         else:
             self._engine = self._follow(connection, epoch.number, self.lobby, rank_of)
-        _tell_environment(connection)
+        tell_scripts(
+            RANK=connection.rank,
+            SIZE=connection.size,
+            LOCAL_SIZE=connection.local_size,
+            CROSS_RANK=connection.cross_rank,
+            CROSS_SIZE=connection.cross_size,
+        )
         if self._boundary is not None and message["mode"] != "resume":
             self._synced = self._synced or message["sync"]
             self._decide(Decision(leave=False, sync=message["sync"], changed=True))
@@ -361,16 +366,3 @@ def _as_text(counts: Mapping[int, int]) -> dict[str, int]:
 
 def _as_numbers(counts: Mapping[str, int]) -> dict[int, int]:
     return {int(process_set): count for process_set, count in counts.items()}
-
-
-def _tell_environment(connection: Connection) -> None:
-    """Set the variables that scripts and their children read."""
-    numbers = {
-        "RANK": connection.rank,
-        "SIZE": connection.size,
-        "LOCAL_SIZE": connection.local_size,
-        "CROSS_RANK": connection.cross_rank,
-        "CROSS_SIZE": connection.cross_size,
-    }
-    for name, value in numbers.items():
-        os.environ[f"HOROVOD_{name}"] = os.environ[f"HVDLITE_{name}"] = str(value)
