@@ -102,6 +102,7 @@ class Job:
         self.faults = pick.randint(0, 5)
         self.joiners = pick.randint(0, 3)
         self.worlds: dict[int, World] = {}
+        self.gathered = False  # since the last epoch was formed
         self.sync_of: dict[int, bool] = {}
         self.formed: tuple[int, ...] | None = None
         self.entered = False
@@ -173,13 +174,17 @@ class Job:
                     assert not model.alive or model.commits <= message["cut"]["0"], "cut too low"
         elif kind == "go":
             self.check_go(self.worlds[message["epoch"]], message)
+        elif kind == "gather":
+            self.gathered = True
         elif kind == "continue":
             assert self.formed is not None
+            assert not self.gathered, "CONTINUE to engines that GATHER has ended"
             members = [self.workers[m] for m in self.formed]
             assert all(m.alive and m.script == "boundary" for m in members if m.alive)
             self.share_state([m for m in members if m.script == "boundary"], message["sync"])
 
     def check_go(self, world: World, message: dict[str, Any]) -> None:
+        self.gathered = False
         members = [self.workers[member] for member in world.members]
         assert len(message["clocks"]) == len(members)
         for member in members:
@@ -371,7 +376,9 @@ class Job:
         self.faults -= 1
         pick = self.random
         worker = pick.choice(list(self.workers.values()))
-        kind = pick.choice(["kill", "kill", "kill", "link", "silent", "drain", "finish", "raise"])
+        kind = pick.choice(
+            ["kill", "kill", "kill", "link", "silent", "drain", "finish", "raise", "error"]
+        )
         self.trace.append(f"{kind} {worker.number}")
         if not worker.alive:
             return
@@ -383,6 +390,8 @@ class Job:
             self.obey(self.membership.heartbeat_lost(worker.number, self.now))
         elif kind == "drain":
             self.obey(self.membership.drain(worker.number, "its host is drained", self.now))
+        elif kind == "error" and worker.in_run and worker.script == "training":
+            worker.raising = not worker.entered  # An error of this script alone.
         elif kind in ("finish", "raise") and worker.script == "training":
             self.finish(worker, int(kind == "raise"))
 

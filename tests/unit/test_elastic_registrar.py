@@ -334,6 +334,17 @@ def test_worker_that_does_not_read_blocks_nobody(make: Callable[..., Launcher]) 
     assert "unread" in launcher.wait(Evict).why
 
 
+def test_world_too_large_to_describe_fails_the_job(make: Callable[..., Launcher]) -> None:
+    launcher = make(2)
+    for worker in (0, 1):
+        client = Client(launcher.registrar, worker)
+        offer = {"names": "x" * 600_000}
+        client.send(kind="ready", epoch=-1, why="start", offer=offer, commits={})
+    reason = launcher.wait(Failed).reason
+    assert "message 'epoch' to the workers has 12" in reason
+    assert "use fewer workers" in reason
+
+
 def test_joiner_with_other_settings_is_refused(make: Callable[..., Launcher]) -> None:
     launcher = make(1)
     (first,) = start(launcher, 1)

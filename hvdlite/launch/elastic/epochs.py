@@ -16,7 +16,6 @@ from hvdlite.launch.elastic.accusations import Accusations
 from hvdlite.launch.elastic.actions import (
     Action,
     Close,
-    EpochFormed,
     Evict,
     Failed,
     Leaving,
@@ -27,11 +26,13 @@ from hvdlite.launch.elastic.actions import (
 )
 from hvdlite.launch.elastic.growth import Notices, plan
 from hvdlite.launch.elastic.patience import Patience
-from hvdlite.launch.elastic.record import Change, Record
+from hvdlite.launch.elastic.record import Change, Formed, Record
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
+_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
+_EXPLAINED_SECONDS = 0.25  # from the end of a connection to that of its process, usually
 LOST_CONNECTION = "lost its connection to the launcher"
 
 
@@ -57,6 +58,7 @@ class Epochs:
         self._formed = -1
         self._world: frozenset[int] = frozenset()
         self._record = Record()
+        self._last: Formed | None = None  # the epoch before is to be shown
         # Of what comes next:
         self._mode = "start"
         self._gather_at: float | None = None
@@ -78,6 +80,7 @@ class Epochs:
         times = [parted.due for parted in self._parted.values() if parted.due < math.inf]
         later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
         later.append(self._watch.due_at)
+        later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
         times += [when for when in later if when is not None]
         # What was due at the last settling was either done, or it waits for something else.
         return min((when for when in times if when > self._now), default=None)
@@ -129,8 +132,10 @@ class Epochs:
             if now >= parted.due:
                 del self._parted[number]
                 self._out.append(Evict(number, LOST_CONNECTION))
+        self._show_if_explained(now)
         while self._step(now):
             pass
+        self._show_if_explained(now)
         self._notify()
         self._warn(now)
         out, self._out = self._out, []
@@ -143,11 +148,13 @@ class Epochs:
         give_up = self._give_up_at()
         if give_up is not None and now >= give_up:
             self._fail(self._why_given_up())
+        elif self.phase is Phase.DONE:
+            return self._dismiss_joiners()
         elif self._formed < 0 and self._record.changed:
             return self._start_without()
         elif self.phase is Phase.STARTING:
             return self._start()
-        elif self.phase is not Phase.DONE and not self.members:
+        elif not self.members:
             return self._finish()
         elif not self._growing and self._dismiss_joiners():
             return True
@@ -205,6 +212,8 @@ class Epochs:
         """FORMED: all members at a boundary, or something that ends the epoch."""
         if all(one.place is Place.BOUNDARY for one in self.members):
             return self._boundary(now)
+        if self._gather_at is None and any(one.restored for one in self.members):
+            self._gather_by(now + _RESTORED_SECONDS)
         if self._gather_at is None or now < self._gather_at:
             return False
         self._gather()
@@ -212,6 +221,7 @@ class Epochs:
 
     def _gather(self) -> None:
         """Tell all members to park, and wait for their answers."""
+        self._show()
         asked = self.epoch + 1
         gone = [[worker, why] for worker, why in self._record.gone]
         for one in self.members:
@@ -223,6 +233,7 @@ class Epochs:
             reason = self._reason()
             self._send(one, {"kind": "gather", "epoch": asked, "gone": gone, "reason": reason})
         self.phase = Phase.GATHERING
+        self._record.whole = False  # The engines end by it.
         self._gather_at = None
 
     def _answers(self, now: float) -> bool:
@@ -304,6 +315,7 @@ class Epochs:
 
     def _announce(self, mode: str, members: list[Worker], sync: bool) -> None:
         """Tell the members of the next epoch about each other; they connect."""
+        self._show()
         self.epoch += 1
         self.members = list(members)
         self._mode = mode
@@ -342,9 +354,8 @@ class Epochs:
         return True
 
     def _formed_now(self, now: float) -> None:
-        line = self._record.line(self.epoch, len(self.members), self._joined(), now)
         workers = tuple(one.number for one in self.members)
-        self._out.append(EpochFormed(self.epoch, workers, line))
+        self._last = Formed(self.epoch, workers, self._joined(), self._record, now)
         counts = not self._record.quiet or bool(self._joined())
         self._patience.formed(counts=self._formed >= 0 and counts)
         for one in self.members:
@@ -378,10 +389,25 @@ class Epochs:
         return complaint is None
 
     def _fail(self, reason: str) -> None:
+        self._show()
         self._out.append(Failed(reason))
         self.phase = Phase.OVER
 
     # What the user and the members are told.
+
+    def _show(self) -> None:
+        """Show the epoch that was formed last, if it has not been shown."""
+        if self._last is not None:
+            self._out.append(self._last.event())
+            self._last = None
+
+    def _show_if_explained(self, now: float) -> None:
+        """Show it, unless the end of a process is about to tell why the epoch was formed."""
+        if self._last is not None:
+            gone = [self._parted.get(worker) for worker, _ in self._last.record.gone]
+            explained = all(parted is None or parted.due == math.inf for parted in gone)
+            if explained or now >= self._last.at + _EXPLAINED_SECONDS:
+                self._show()
 
     def _waiting(self) -> list[Worker]:
         waiting = [
@@ -412,6 +438,8 @@ class Epochs:
         return self._record.reason(self._joined())
 
     def _give_up_at(self) -> float | None:
+        if self.phase is Phase.DONE:
+            return None
         if self._formed < 0 and self._start_by is not None:
             return None if is_never(self._limits.start_timeout) else self._start_by
         if self._short_since is None or is_never(self._limits.elastic_timeout):

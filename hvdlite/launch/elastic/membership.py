@@ -35,7 +35,6 @@ from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
 
-_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
 SILENT_SECONDS = 0.5  # beyond the heartbeat
 
 
@@ -110,6 +109,12 @@ class Membership(Epochs):
             self._evict(one, why, now)
         return self._settle(now)
 
+    def give_up(self, reason: str, now: float) -> list[Action]:
+        """The job cannot go on, for a reason outside of this state machine."""
+        if self.phase is not Phase.OVER:
+            self._fail(reason)
+        return self._settle(now)
+
     def tick(self, now: float) -> list[Action]:
         """The time has come that `wake_at` named, or any other time."""
         return self._settle(now)
@@ -165,8 +170,6 @@ class Membership(Epochs):
             one.restored = True
             why = f"restored its last commit: {message['reason'] or 'an error'}"
             self._record.symptom(one.name, why)
-            if self.phase is Phase.FORMED:
-                self._gather_by(now + _RESTORED_SECONDS)
 
     def _parked(self, one: Worker, message: Message) -> None:
         one.place, one.offer = Place.PARKED, message["offer"]
@@ -210,8 +213,12 @@ class Membership(Epochs):
             drained = one.draining is not None
             better = why if parted.due < math.inf else None
             self._record.learn(one.number, better, trouble=False, counts=drained)
-        elif self._record.learn(one.number, why, trouble=True, counts=True):
-            self._gather_by(now)
+        else:
+            known = self._record.learn(one.number, why, trouble=True, counts=True)
+            if known and self.phase is Phase.FORMED:
+                self._gather_by(now)
+        if self._last is not None and parted.due < math.inf:
+            self._last.record.learn(one.number, why, trouble=not clean, counts=True)
 
     def _stop_growing(self, one: Worker, member: bool) -> None:
         """A process has ended well: if the script is done, nobody takes its place."""

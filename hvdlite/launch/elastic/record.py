@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvdlite.launch.elastic.actions import Message
+from hvdlite.launch.elastic.actions import EpochFormed, Message
 from hvdlite.launch.elastic.roster import Worker, listed
 
 
@@ -137,3 +137,27 @@ class Record:
         verb = "goes" if world_size == 1 else "go"
         took = 0.0 if self._sign is None else 1000 * (now - self._sign)
         return f"epoch {epoch}: {self.reason(joined)}; {ranks} {verb} on after {took:.0f} ms"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """An epoch that was formed, and is to be shown.
+
+    Attributes:
+        epoch: its number.
+        workers: its members by rank.
+        joined: those that were not members before.
+        record: of the epoch before.
+        at: when it was formed.
+    """
+
+    epoch: int
+    workers: tuple[int, ...]
+    joined: list[Worker]
+    record: Record
+    at: float
+
+    def event(self) -> EpochFormed:
+        """Return the event that shows it."""
+        line = self.record.line(self.epoch, len(self.workers), self.joined, self.at)
+        return EpochFormed(self.epoch, self.workers, line)

@@ -44,7 +44,7 @@ from hvdlite.launch.elastic.actions import (
 )
 from hvdlite.launch.elastic.membership import SILENT_SECONDS, Membership
 from hvdlite.launch.elastic.messages import MalformedError, parse
-from hvdlite.launch.elastic.peer import BacklogError, Peer
+from hvdlite.launch.elastic.peer import BacklogError, Peer, TooLongError
 
 __all__ = [
     "Entered",
@@ -240,6 +240,8 @@ class Registrar:
             self._flush(peer)
         except BacklogError as error:
             return self._membership.evict(peer.worker, str(error), time.monotonic())
+        except TooLongError as error:
+            return self._membership.give_up(str(error), time.monotonic())
         return []
 
     def _flush(self, peer: Peer) -> None:
