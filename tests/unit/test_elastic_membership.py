@@ -123,6 +123,19 @@ def test_ready_that_crossed_gather_is_not_its_answer() -> None:
     assert story.kinds(0) == ["epoch"]
 
 
+def test_ready_that_crossed_go_tells_of_a_former_epoch() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0, 1, commits=7)
+    story.connected(0, 1)
+    story.ready(0, "lost", epoch=0, commits=7)
+    assert story.kinds(0) == ["gather", "epoch", "go", "notice"]
+    story.dies(1)
+    story.ready(0, "lost", epoch=0, commits=7)
+    lost(story, 0, commits=5)
+    assert story.last(0, "epoch")["cut"] == {"0": 5}
+
+
 def test_cut_counts_what_a_worker_had_handed_out_before_it_left() -> None:
     story = formed(3)
     story.says(1, "bye", commits={"0": 9})

@@ -122,6 +122,8 @@ class Membership(Epochs):
     # What workers say.
 
     def _ready(self, one: Worker, message: Message, now: float) -> None:
+        if one.number in self._world and message["epoch"] != self._formed:
+            return  # It crossed GO, and tells of a former epoch.
         self._record.report(message)
         one.tells_heard = "heard" in message
         if one.joiner and "synced" in message:
@@ -137,7 +139,7 @@ class Membership(Epochs):
             self._came(one, message, now)
         elif self.phase is Phase.GATHERING:
             self._parked(one, message)
-        elif self.phase is Phase.FORMED and message["epoch"] == self._formed:
+        elif self.phase is Phase.FORMED:
             self._parked(one, message)
             self._break(now)
 
