@@ -101,6 +101,6 @@ class FakeRegistrar:
             self._listener.close()
 
 
-job.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
 if __name__ == "__main__":
+    job.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from hvdlite.launch.elastic.agents import AgentHost
+from hvdlite.launch.remote.ssh import SshOptions
 from launch.elastic_jobs import ElasticJob, until
 
 SSH = """#!/bin/sh
@@ -187,6 +190,16 @@ def test_host_that_cannot_be_reached_later_is_named_and_tried_again(
         job.pid(1)
         job.make("end")
         assert job.finish()[0] == 0
+
+
+def test_message_to_a_stuck_ssh_holds_nobody_up() -> None:
+    host = AgentHost("far", SshOptions(), ["sleep", "60"])
+    before = time.monotonic()
+    for _ in range(8):
+        host.send(b"x" * (1 << 20))
+    assert time.monotonic() - before < 5
+    host.close()
+    assert time.monotonic() - before < 15
 
 
 def test_host_that_cannot_be_reached_at_first_is_refused(tmp_path: Path, path: str) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite
 from hvdlite.launch.elastic.stopped import process_state
+from launch import elastic_driver
 from launch.elastic_jobs import ElasticJob, until
 
 
@@ -248,6 +250,46 @@ def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
         job.pid(2)
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() < 8
+
+
+def test_run_returns_the_results_of_the_last_epochs_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_driver.job, "Registrar", elastic_driver.FakeRegistrar)
+    monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
+    folder = str(tmp_path)
+
+    def number() -> int:
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        worker = int(os.environ["HVDLITE_WORKER"])
+        if worker == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if worker == 2:
+            (Path(folder) / "joined").touch()
+        while not (Path(folder) / "joined").exists():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        return worker * 10
+
+    assert hvdlite.run(number, np=2, min_np=1) == [10, 20]
+
+
+def test_run_raises_the_failure_that_ended_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_driver.job, "Registrar", elastic_driver.FakeRegistrar)
+    monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("TEST_EVENTS", "[]")
+
+    def fail() -> None:
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError, match="boom"):
+        hvdlite.run(fail, np=2, min_np=1)
 
 
 def zombies_of(parent: int) -> list[int]:
