@@ -49,7 +49,7 @@ class ElasticAgent(Agent):
         own = secrets.token_hex(16)
         super().__init__(link, bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
         heartbeat = float(part["heartbeat"])
-        self.silence = heartbeat + _PATIENCE
+        self._heartbeat = heartbeat
         self.period = heartbeat / 4
         self._part = part
         self._environment = {**environment, _MARK: own}
@@ -96,7 +96,9 @@ class ElasticAgent(Agent):
 
     def _obey(self) -> None:
         for command in self._link.receive():
-            if command.kind == Kind.LAUNCH:
+            if command.kind == Kind.ALIVE:  # Before the first one the launcher waits for others.
+                self.silence = self._heartbeat + _PATIENCE
+            elif command.kind == Kind.LAUNCH:
                 self._launch(command)
             elif command.kind == Kind.SIGNAL:
                 number = int(command.data())

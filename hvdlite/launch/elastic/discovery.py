@@ -168,6 +168,10 @@ class Discovery:
     """Asks a provider again and again on its own thread; a context manager.
 
     The owner's thread calls the methods, and reads `take` when `fd` is readable.
+
+    Attributes:
+        first: the slots by host of the first answer.
+        last: those of the last answer.
     """
 
     def __init__(self, provider: HostProvider, period: float = PERIOD) -> None:
@@ -178,7 +182,7 @@ class Discovery:
         """
         self._here: dict[str, bool] = {}
         self._provider = provider
-        self.first = self._hosts()
+        self.first = self.last = self._hosts()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._period = period
         self._lock = threading.Lock()
@@ -232,7 +236,8 @@ class Discovery:
 
     def _ask(self) -> News:
         try:
-            return News(self._hosts())
+            self.last = self._hosts()
+            return News(self.last)
         except Exception as error:  # A provider of the user may raise anything.
             return News(None, str(error) or type(error).__name__)
 

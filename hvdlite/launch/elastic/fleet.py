@@ -210,10 +210,10 @@ class Fleet:
             self._put_away(host, now)
 
     def _put_away(self, name: str, now: float) -> None:
-        others = [one for one in self._usable(now) if one != name]
-        if not others:
-            return
         host = self._hosts[name]
+        others = [one for one in self._usable(now) if one != name]
+        if not others or host.away_until > now:
+            return
         shortest, longest = self._cooldown
         if now - host.away_until > longest:
             host.times_away = 0

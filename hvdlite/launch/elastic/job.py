@@ -100,9 +100,8 @@ class ElasticRun:
             address = self._address(agents)
             registrar = Registrar.start(self._job, self._limits(len(first)), address)
             try:
-                hosts = discovery.first
-                self._threads = self._choose_threads(hosts, len(first), discovery)
-                agents.begin(partial(self._part, registrar.address, hosts), what.stdin)
+                self._threads = self._choose_threads(discovery)
+                agents.begin(partial(self._part, registrar.address, discovery), what.stdin)
                 return self._supervise(fleet, discovery, agents, registrar, first)
             finally:
                 registrar.close()
@@ -173,7 +172,7 @@ class ElasticRun:
         except OSError:
             return None  # There is no network.
 
-    def _part(self, address: str, slots: Mapping[str, int], host: AgentHost) -> dict[str, Any]:
+    def _part(self, address: str, discovery: Discovery, host: AgentHost) -> dict[str, Any]:
         """Build another host's part of the job.
 
         Raises:
@@ -184,7 +183,7 @@ class ElasticRun:
                 "the job began without a network; --network-interfaces names one for later hosts"
             )
         what = self._what
-        threads = threads_per_rank(int(host.hello["cores"]), slots.get(host.name, 1))
+        threads = threads_per_rank(int(host.hello["cores"]), discovery.last.get(host.name, 1))
         return {
             "job_id": self._job.job_id.hex(),
             "folder": str(Path.cwd()),
@@ -195,9 +194,9 @@ class ElasticRun:
             "address": address,
         }
 
-    def _choose_threads(self, hosts: Mapping[str, int], first: int, discovery: Discovery) -> int:
+    def _choose_threads(self, discovery: Discovery) -> int:
         """Choose the number of threads of each worker here: a share of the cores for each slot."""
-        here = sum(slots for name, slots in hosts.items() if discovery.here(name))
+        here = sum(slots for name, slots in discovery.last.items() if discovery.here(name))
         slots = max(1, min(here, self._elastic.max_np or here))
         threads = threads_per_rank(available_cores(), slots)
         if here and thread_caps(self._what.environment, 1):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -348,11 +348,6 @@ class ElasticSupervisor(Supervisor):
     def root(self) -> Failure | None:
         """The failure that the others followed from, if the job failed."""
         return super().root if self._lost else None
-
-    @property
-    def results_in_order(self) -> tuple[Mapping[int, bytes], tuple[int, ...]]:
-        """The results by worker, and the workers of the last epoch in rank order."""
-        return self.results, self._members
 
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""
