@@ -96,6 +96,7 @@ class ElasticSupervisor(Supervisor):
         self._min_np = min_np
         self._starter: Callable[[Start], None] = lambda start: None
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
+        self._trained: set[int] = set()  # workers that were members of any epoch
         self._formed = False  # whether the first epoch was formed
         self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
         self._leaves: set[int] = set()  # workers that were told to leave
@@ -128,6 +129,7 @@ class ElasticSupervisor(Supervisor):
         first = list(first)
         self._starter = starter
         self._members = tuple(start.worker for start in first)
+        self._trained.update(self._members)
         self.run([partial(self._start, start) for start in first])
 
     def _start(self, start: Start) -> None:
@@ -201,7 +203,8 @@ class ElasticSupervisor(Supervisor):
             ending = replace(ending, why=f"evicted: {self._evicted.pop(number)}")
         self._registrar.ended(number, died_of(ending), well)
         self._take_events()  # The epoch that it ended in may have been formed a moment ago.
-        finished = ending.ok and number in self._members
+        # It said goodbye before, so the next epoch may have been formed without it.
+        finished = ending.ok and number in self._trained
         asked = ending.by_signal and ending.status == signal.SIGTERM
         self._fleet.ended(number, now, died=not (leaves or finished), blames=not (well or asked))
         failure = None if well else self._note_recent(worker, ending)
@@ -261,6 +264,7 @@ class ElasticSupervisor(Supervisor):
             self._console.say(event.line)
             self._formed = True
             self._members = event.workers
+            self._trained.update(event.workers)
             kept = {one.number for one in self._workers}.union(event.workers)
             self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
             self._leaves &= kept
