@@ -34,6 +34,7 @@ from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import StaticSets
+from hvdlite.timeline.recorder import Gather
 from hvdlite.world import Member, World, as_planned, make_world
 
 _world: World | None = None
@@ -99,7 +100,8 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     else:
         connection = connect(worker, _core.create_segment, agreed, deadline)
     lobby = None if member is None else member.lobby
-    world = make_world(connection, deadline, worker.job_id, lobby)
+    records = not worker.joiner
+    world = make_world(connection, deadline, worker.job_id, lobby, records=records)
     engine = world.engine
     _world = world = replace(world, member=member)
     if worker.joiner:
@@ -153,7 +155,9 @@ def follow(
             connection.close()
             return None
         sets = lobby.process_sets(rank_of)
-        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets)
+        timeline = _world.recorder.target
+        _end_timeline(_world, None)
+        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
         process_sets.follow(engine, world.rank, world.size, dict(sets))
@@ -364,11 +368,16 @@ def stop_timeline() -> None:
 
 
 def _stop_timeline(world: World) -> None:
+    _end_timeline(
+        world,
+        lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING),
+    )
+
+
+def _end_timeline(world: World, gather: Gather | None) -> None:
     world.engine.stop_trace()
     try:
-        world.recorder.end(
-            lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING)
-        )
+        world.recorder.end(gather)
     except OSError as error:  # TimeoutError is one.
         print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
     except HvdliteError:

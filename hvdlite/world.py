@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from hvdlite import _core, gpu
@@ -53,6 +54,8 @@ def make_world(
     lobby: _core.Lobby | None = None,
     epoch: int = 0,
     sets: Sequence[tuple[int, Sequence[int]]] = (),
+    timeline: Path | None = None,
+    records: bool = True,
 ) -> World:
     """Start the engine of a world, and the timeline if the knob `timeline` names a file.
 
@@ -63,16 +66,24 @@ def make_world(
         lobby: of an elastic job.
         epoch: of an elastic job, the number of this world.
         sets: of an elastic job, the ids and ranks of the process sets that it begins with.
+        timeline: of an elastic job, the file of the timeline that goes on in this world.
+        records: whether this world can have a timeline; that of a worker that will join has none.
 
     Raises:
         ArgumentError: the file of the timeline cannot be written.
     """
     recorder = Recorder(
-        connection.rank, connection.host_of, connection.clock, job_id, timeline_parts()
+        connection.rank,
+        connection.host_of,
+        connection.clock,
+        job_id,
+        timeline_parts(),
+        None if lobby is None else epoch,
     )
     try:
         knobs = _core.knob_values()
-        trace_file = recorder.begin_by_knob(str(knobs["timeline"]))
+        target = str(timeline or knobs["timeline"]) if records else ""
+        trace_file = recorder.begin_by_knob(target)
     except BaseException:
         connection.close()
         raise

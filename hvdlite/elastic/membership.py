@@ -36,6 +36,7 @@ class Membership(Protocol):
 
 
 _membership: Membership | None = None
+_received = False  # whether this process has received the state of the training
 
 
 def current_membership() -> Membership | None:
@@ -45,5 +46,16 @@ def current_membership() -> Membership | None:
 
 def install_membership(one: Membership | None) -> None:
     """Set the membership of this process, or remove it."""
-    global _membership
-    _membership = one
+    global _membership, _received
+    _membership, _received = one, False
+
+
+def has_state() -> bool:
+    """Return whether this rank has the state of the training: it began with it, or received it."""
+    return _received or _membership is None or not _membership.first_joins()
+
+
+def note_state() -> None:
+    """Note that this rank has the state of the training from now on."""
+    global _received
+    _received = True

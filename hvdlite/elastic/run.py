@@ -22,10 +22,19 @@ from hvdlite.elastic.membership import (
     Decision,
     Membership,
     current_membership,
+    has_state,
     install_membership,
+    note_state,
 )
 from hvdlite.elastic.state import ADDED, REMOVED, State
-from hvdlite.errors import ArgumentError, CollectiveError, HostsUpdatedInterrupt, RankFailedError
+from hvdlite.errors import (
+    ArgumentError,
+    CollectiveError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    RankFailedError,
+)
+from hvdlite.gather_bytes import gather_bytes
 
 __all__ = [
     "Decision",
@@ -145,7 +154,6 @@ class _Run:
         # A rank that joins has come as far in the script as this rank has now.
         self._mark = operation_names.mark()
         self._first = True
-        self._has_state = not membership.first_joins()
         self._result: Any = None
 
     def repeat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -178,13 +186,13 @@ class _Run:
         decision = self._membership.enter(restored)
         if decision.leave:
             raise SystemExit(0)
-        if not self._has_state and (not decision.sync or basics.rank() == 0):
+        if not has_state() and (not decision.sync or basics.rank() == 0):
             raise RankFailedError(
                 "this rank joined the job, and no rank is left that could send it the state of the "
                 "training; start the job again from a checkpoint"
             )
-        if decision.changed or restored:
-            # In an unchanged world names may be in flight, and the ranks have counted alike.
+        if decision.changed or decision.sync:
+            # Otherwise names may be in flight, and the ranks have counted alike.
             operation_names.back_to(self._mark)
         return decision
 
@@ -197,11 +205,27 @@ class _Run:
             elif not sync:
                 self._state.reset()
             if sync:
+                self._compare_functions()
                 self._state.sync()
         except CollectiveError:
-            if first and self._has_state:
+            if first and has_state():
                 # Rank 0 died before all had its first state: what it alone had loaded is lost.
                 raise
             return False
-        self._has_state = True
+        note_state()
         return True
+
+    def _compare_functions(self) -> None:
+        """Check that rank 0 is in the same function as this rank, which may have joined."""
+        if not basics.is_initialized():
+            return
+        mine = getattr(self._func, "__qualname__", type(self._func).__qualname__)
+        # The name is not numbered: in another function ranks have counted otherwise.
+        blocks = gather_bytes(basics.engine(), mine.encode(), "elastic.function")
+        roots = bytes(blocks[0]).decode()
+        if mine != roots:
+            raise MismatchError(
+                f"rank {basics.rank()} joins the job in {mine}(), and rank 0 is in {roots}() by "
+                "now; make them one function under hvd.elastic.run, which reads from its state "
+                "what is left to do"
+            )

@@ -16,7 +16,7 @@ from typing import Any
 
 from hvdlite import _core, basics
 from hvdlite.elastic.membership import current_membership
-from hvdlite.errors import ArgumentError, HostsUpdatedInterrupt, MismatchError
+from hvdlite.errors import ArgumentError, HostsUpdatedInterrupt
 
 # What an update of the hosts does, as Horovod numbers it; both together are 3.
 REMOVED = 1
@@ -222,28 +222,6 @@ def _check_value(state: type[State], name: str, value: Any) -> None:
             f"{state.__name__}({name}=...): the ranks exchange the attributes of a state, and "
             f"this {type(value).__name__} cannot be pickled: {error}; leave it out of the state"
         ) from error
-
-
-def check_layout(mine: Mapping[str, str], roots: Mapping[str, str], rank: int) -> None:
-    """Check that this rank's state holds the same tensors as rank 0's.
-
-    Only ranks that differ from rank 0 raise, so that one rank that does not fit ends alone.
-
-    Args:
-        mine: by the name of a tensor, its dtype and shape.
-        roots: the same of rank 0.
-        rank: the number of this rank, for the message.
-
-    Raises:
-        MismatchError: the message names the first difference.
-    """
-    for name in [*roots, *(name for name in mine if name not in roots)]:
-        if mine.get(name) != roots.get(name):
-            raise MismatchError(
-                f"rank {rank} cannot receive the state of rank 0: '{name}' is "
-                f"{mine.get(name, 'missing')} on rank {rank} and {roots.get(name, 'missing')} on "
-                "rank 0; make the same model and optimizer on every rank"
-            )
 
 
 def _maximum(value: int) -> int:

@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,7 @@ def run(
     env: Mapping[str, str] | None = None,
     executable: str | None = None,
     grace: float = DEFAULT_GRACE,
-    min_np: int | None = None,
-    max_np: int | None = None,
-    host_discovery_script: str | None = None,
-    slots_per_host: int | None = None,
-    elastic_timeout: float = Elastic.timeout,
-    reset_limit: int | None = None,
-    blacklist_cooldown_range: tuple[float, float] = Elastic.cooldown,
+    **elastic: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on `np` ranks and return their results in rank order.
 
@@ -66,7 +61,7 @@ def run(
         kwargs: its keyword arguments.
         np: the number of ranks; by default one for each slot of the hosts, or 1.
         hosts: the hosts and their slots, as for `-H`: "host1:2,host2:2"; by default this machine.
-        hostfile: a file that lists the hosts instead.
+        hostfile: a file that lists them instead.
         start_timeout: seconds that hosts and ranks have to find each other; 0 for no limit.
         ssh_port: the port of sshd on the other hosts.
         ssh_identity_file: a private key for ssh.
@@ -77,20 +72,11 @@ def run(
         verbose: whether to print the process and command of each rank.
         env: the environment of the ranks; by default that of this process.
         executable: the Python to run, here and on other hosts; by default this one.
-        grace: seconds that the ranks have to save something after Ctrl-C (or a notebook's "stop")
-            or SIGTERM before they are killed; 0 kills them at once.
-        min_np: the fewest ranks with which an elastic job goes on. This argument, `max_np` or the
-            script makes the job elastic; the arguments after these count only then.
-        max_np: the most ranks of an elastic job; by default one for each slot.
-        host_discovery_script: a command that prints lines of `host[:slots]`, asked every second.
-        slots_per_host: the slots of a host for which the script prints none.
-        elastic_timeout: seconds to wait while there are fewer than `min_np` ranks or slots.
-        reset_limit: how often the ranks may be formed anew; by default without a limit.
-        blacklist_cooldown_range: the shortest and the longest time, in seconds, without new ranks
-            for a host whose ranks die again and again.
+        grace: seconds from Ctrl-C (or a notebook's "stop") or SIGTERM until ranks are killed.
+        **elastic: `min_np`, `max_np` and the other settings of an elastic job; see `elastic_job`.
 
     Returns:
-        The result of each rank; of the ranks of the last epoch in an elastic job.
+        The result of each rank; in an elastic job, of each rank of its last epoch.
 
     Raises:
         ArgumentError: the number of ranks, the hosts, a timeout or the grace cannot be used.
@@ -106,49 +92,79 @@ def run(
         >>> hvdlite.run(number, np=2)
         [0, 10]
     """
-    chosen = _hosts(hosts, hostfile)
-    python = executable or sys.executable
+    chosen, python = _hosts(hosts, hostfile), executable or sys.executable
+    ssh = SshOptions(ssh_port, _path(ssh_identity_file), _path(ssh_config), python)
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
-        ranks=_ranks(np, chosen, min_np, max_np),
+        ranks=_ranks(np, chosen, elastic),
         environment=_environment(env, start_timeout),
         hosts=chosen,
-        ssh=SshOptions(
-            ssh_port, _path(ssh_identity_file), _path(ssh_config), python, _seconds(start_timeout)
-        ),
+        ssh=replace(ssh, connect_seconds=_seconds(start_timeout)),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
         timestamps=prefix_output_with_timestamp,
         verbose=verbose,
         stdin=pack(fn, args, kwargs or {}),
         grace=grace,
-        elastic=_elastic(
-            Elastic(
-                min_np,
-                max_np,
-                host_discovery_script,
-                slots_per_host,
-                elastic_timeout,
-                reset_limit,
-                blacklist_cooldown_range,
-            )
-        ),
+        elastic=elastic_job(**elastic),
     )
     return _outcome_of(what)
 
 
-def _ranks(np: int | None, hosts: Sequence[Host], min_np: int | None, max_np: int | None) -> int:
+def elastic_job(
+    min_np: int | None = None,
+    max_np: int | None = None,
+    host_discovery_script: str | None = None,
+    slots_per_host: int | None = None,
+    reset_limit: int | None = None,
+    blacklist_cooldown_range: tuple[float, float] = Elastic.cooldown,
+    elastic_timeout: float = Elastic.timeout,
+    elastic_heartbeat: float = Elastic.heartbeat,
+    drain_timeout: float = Elastic.drain_timeout,
+) -> Elastic | None:
+    """Describe an elastic job, with the names of the flags; times are in seconds.
+
+    Args:
+        min_np: the fewest ranks with which the job goes on. This argument, `max_np` or the script
+            makes a job elastic; the others alone change nothing.
+        max_np: the most ranks; by default one for each slot.
+        host_discovery_script: a command that prints lines of `host[:slots]`, asked every second.
+        slots_per_host: the slots of a host for which the script prints none.
+        reset_limit: how often the ranks may be formed anew; by default without a limit.
+        blacklist_cooldown_range: the shortest and the longest time without new ranks for a host
+            whose ranks die again and again.
+        elastic_timeout: how long to wait while there are fewer than `min_np` ranks or slots.
+        elastic_heartbeat: how long a rank or a host may be silent until it counts as dead.
+        drain_timeout: how long ranks may take to leave a host that is taken away.
+
+    Returns:
+        The description; None if the job is not elastic.
+
+    Example:
+        >>> elastic_job(max_np=4).max_np
+        4
+    """
+    if min_np is None and max_np is None and host_discovery_script is None:
+        return None
+    return Elastic(
+        min_np,
+        max_np,
+        host_discovery_script,
+        slots_per_host,
+        elastic_timeout,
+        reset_limit,
+        blacklist_cooldown_range,
+        elastic_heartbeat,
+        drain_timeout,
+    )
+
+
+def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) -> int:
     if np is not None:
         return np
     slots = sum(host.slots for host in hosts)
-    return (slots if max_np is None else min(slots, max_np)) or min_np or 1
-
-
-def _elastic(asked: Elastic) -> Elastic | None:
-    """Return what the user asked for; None if nothing of it makes the job elastic."""
-    if asked.min_np is None and asked.max_np is None and asked.script is None:
-        return None
-    return asked
+    most = elastic.get("max_np")
+    return (slots if most is None else min(slots, most)) or elastic.get("min_np") or 1
 
 
 def _seconds(start_timeout: float | None) -> float:

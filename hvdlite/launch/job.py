@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from hvdlite.bootstrap.address import interface_address, interface_addresses
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
@@ -25,7 +24,8 @@ from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
 from hvdlite.launch.process.placement import Placement, place_as, threads_per_rank
 from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.remote.remote import LaunchError, RemoteHosts
+from hvdlite.launch.remote.meeting import meeting_address, placement_numbers
+from hvdlite.launch.remote.remote import RemoteHosts
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 
@@ -55,7 +55,7 @@ class _Run:
         with RemoteHosts(self._remote_names, what.ssh, self._inbox.fd) as remotes:
             remotes.greet()
             threads = self._threads(remotes)
-            address = meeting_address(remotes, what.interfaces)
+            address = meeting_address(remotes.hosts, what.interfaces)
             with Store.start(what.ranks, self._job, address) as store:
                 self._start_remote(remotes, store.address, threads)
                 supervisor = Supervisor(
@@ -150,60 +150,6 @@ class _Run:
                 )
 
         return [partial(start, placement) for placement in self._placements]
-
-
-def placement_numbers(placement: Placement) -> list[int]:
-    """List a placement's fields after its rank, in order, for a message to an agent."""
-    return [
-        placement.size,
-        placement.local_rank,
-        placement.local_size,
-        placement.cross_rank,
-        placement.cross_size,
-        placement.host,
-    ]
-
-
-def meeting_address(remotes: RemoteHosts, interfaces: Sequence[str]) -> str | None:
-    """Choose the address of the store: the one from which this host reaches the other hosts.
-
-    Returns:
-        "host:0", or None for a fresh Unix socket when there is no other host.
-
-    Raises:
-        LaunchError: this host reaches the others from different addresses, and `interfaces` is
-            empty.
-    """
-    if not remotes.hosts:
-        return None
-    if interfaces:
-        return f"{interface_address(interfaces)}:0"
-    routes = {host.name: route_to(_ssh_end(host.hello["ssh"])) for host in remotes.hosts}
-    addresses = set(routes.values())
-    if len(addresses) > 1:
-        names = {address: name for name, address in interface_addresses().items()}
-        ways = ", ".join(
-            f"{host} by {address} ({names.get(address, '?')})" for host, address in routes.items()
-        )
-        raise LaunchError(
-            f"the hosts are reached by different network interfaces: {ways}; choose one that all "
-            "hosts share with --network-interfaces"
-        )
-    return f"{addresses.pop()}:0"
-
-
-def _ssh_end(connection: str) -> str:
-    """Return the other host's address from its SSH_CONNECTION: our address, port, its, port."""
-    fields = connection.split()
-    return fields[2] if len(fields) == 4 else "127.0.0.1"
-
-
-def route_to(address: str) -> str:
-    """Return this host's address on the route to another one; connecting UDP sends no packet."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asked:
-        asked.connect((address, 9))
-        return str(asked.getsockname()[0])
 
 
 def run_job(what: Description) -> Outcome:

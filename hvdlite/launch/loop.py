@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hvdlite.launch.output.streams import StreamReader
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import job_processes, signal_job
+from hvdlite.launch.process.guardian import job_processes, signal_job, signal_worker
 from hvdlite.launch.process.local import Guardian
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
@@ -39,7 +39,7 @@ class Watched(Protocol):
 
     @property
     def group(self) -> int:
-        """The process group on this host that the guardian kills when the launcher dies."""
+        """The process group on this host that dies with the launcher by the guardian; 0: none."""
         ...
 
     @property
@@ -94,6 +94,7 @@ class JobLoop(Generic[AnyWorker]):
         self._guardian = Guardian(job_id)
         self._workers: list[AnyWorker] = []
         self._stop: Stop | None = None
+        self._release_at: list[tuple[float, AnyWorker]] = []
 
     @property
     def streams(self) -> StreamReader:
@@ -114,7 +115,8 @@ class JobLoop(Generic[AnyWorker]):
 
     def watch(self, worker: AnyWorker) -> None:
         """Watch a rank that was started; the caller adds the rank's streams."""
-        self._guardian.watch(worker.group)
+        if worker.group:
+            self._guardian.watch(worker.group)
         self._workers.append(worker)
         self.on(worker.pidfd, lambda: self._look(worker))
 
@@ -155,11 +157,34 @@ class JobLoop(Generic[AnyWorker]):
         """
         worker.signal_group(signal.SIGKILL)
         self.streams.release(worker.number)
-        self._guardian.forget(worker.group)
+        if worker.group:
+            self._guardian.forget(worker.group)
         self._workers.remove(worker)
         complaint = worker.reap()
         if complaint:
             self.complain(complaint)
+
+    def retire(self, worker: AnyWorker, well: bool) -> None:
+        """Release a worker of an elastic job, which goes on.
+
+        Args:
+            worker: a worker that has ended.
+            well: whether its children may take a moment to end by themselves; if not, they are
+                killed at once, also those in sessions of their own.
+        """
+        if well:
+            self._release_at.append((time.monotonic() + _LINGER, worker))
+        else:
+            self.release(worker)
+            signal_worker(self._job_id, worker.number, signal.SIGKILL)
+
+    def release_due(self, now: float) -> float | None:
+        """Release workers whose children have had their moment; return when the next is due."""
+        due = [worker for when, worker in self._release_at if when <= now]
+        self._release_at = [one for one in self._release_at if one[0] > now]
+        for worker in due:
+            self.retire(worker, well=False)
+        return min((when for when, _ in self._release_at), default=None)
 
     def complain(self, text: str) -> None:
         """Report that something could not be ended."""

@@ -50,12 +50,16 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import horovod.tensorflow.keras as hvd
 import horovod.keras
 from horovod.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
-import horovod.tensorflow
+from horovod.tensorflow.keras.elastic import KerasState
+import horovod.keras.elastic
+import horovod.tensorflow.elastic
 import keras, numpy, tensorflow as tf
 import hvdlite.keras, hvdlite.tensorflow
 
 assert hvd is horovod.keras is hvdlite.keras
 assert horovod.tensorflow is hvdlite.tensorflow
+assert hvd.elastic is horovod.keras.elastic and hvd.elastic.KerasState is KerasState
+assert issubclass(horovod.tensorflow.elastic.TensorFlowKerasState, KerasState)
 hvd.init()
 keras.utils.set_random_seed(hvd.rank())
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
@@ -153,7 +157,7 @@ try: horovod.run(number, min_np=2)
 except ArgumentError as error: print(error)
 """
     lines = run(code, np=1)
-    assert lines == ["[5, 6]", "horovod.run(min_np=...): elastic jobs are not supported"]
+    assert lines == ["[5, 6]", "min-np 2 is more than np 1, with which the job starts"]
 
 
 def test_without_the_flag_there_is_no_horovod(tmp_path: Path) -> None:

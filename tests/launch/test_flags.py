@@ -188,8 +188,6 @@ def test_what_changes_nothing_is_accepted_and_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--min-np", "2"], "--min-np: elastic jobs are not supported yet; give the ranks"),
-        (["--blacklist-cooldown-range", "1", "9"], "--blacklist-cooldown-range: elastic jobs"),
         (["--jsrun"], "--jsrun: there is no jsrun here; use -H"),
     ],
 )

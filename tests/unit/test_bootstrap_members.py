@@ -281,7 +281,7 @@ def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
 
 
 def test_a_member_that_stays_in_another_epoch_is_named_at_the_deadline() -> None:
-    with offers_of("aaa") as offers:
+    with offers_of("aa") as offers:
         behind = Attempt(offers, 0, 1)
         error = Attempt(offers, 1, 2, seconds=0.3).error()
         assert isinstance(error, UnreachableError)
@@ -312,7 +312,9 @@ def test_an_error_of_the_meeting_ends_the_attempt() -> None:
 
     with offers_of("ab") as offers:
         attempts = [Attempt(offers, rank, 1, fail) for rank in range(2)]
-        assert any("the registrar is gone" in str(attempt.error()) for attempt in attempts)
+        errors = [str(attempt.error()) for attempt in attempts]
+    # A rank may find that its peer has left while they compared clocks.
+    assert "the registrar is gone" in errors
 
 
 DIES_WITH_A_CHILD = """

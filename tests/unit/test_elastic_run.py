@@ -173,6 +173,14 @@ def test_rank_that_joins_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train(state, 6) == 7
 
 
+def test_second_function_of_a_rank_that_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(basics, "rank", lambda: 2)
+    state, _ = in_job(GROWN, GOES_ON, joins=True)
+    train(state, 6)
+    monkeypatch.setattr(basics, "rank", lambda: 0)
+    assert train(state, 6) == 7
+
+
 @pytest.mark.parametrize(("rank", "decision"), [(0, GROWN), (2, SHRUNK)])
 def test_rank_that_joins_never_trains_without_the_state(
     rank: int, decision: Decision, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +195,7 @@ def test_rank_that_joins_never_trains_without_the_state(
 def test_names_count_from_the_first_boundary_again() -> None:
     operation_names.next_name("broadcast")
     operation_names.next_object("optimizer")
-    state, _ = in_job(START, GOES_ON, GROWN, GOES_ON)
+    state, _ = in_job(START, GOES_ON, GROWN, START)
     names = []
 
     @run

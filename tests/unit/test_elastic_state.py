@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from hvdlite.elastic import ObjectState
-from hvdlite.elastic.state import ADDED, REMOVED, check_layout
+from hvdlite.elastic.state import ADDED, REMOVED
+from hvdlite.elastic.tensor_state import check_layout, refuse_differences
 from hvdlite.errors import ArgumentError, HostsUpdatedInterrupt, MismatchError
 from hvdlite.torch.elastic import TorchState
 from hvdlite.torch.elastic import state as torch_state
@@ -99,6 +100,14 @@ def test_first_difference_of_layouts_is_named() -> None:
         check_layout({"c": "float32 [3]"}, {}, 2)
 
 
+def test_ranks_that_trained_apart_are_named() -> None:
+    refuse_differences(["", "a", "b"], {0: [0, 1, 1], 1: [0, 2, 2]})
+    refuse_differences(["", "a", "b"], {0: [1, 1, 2], 1: [0, 9, 9], 2: [1, 1, 2]})
+    with pytest.raises(MismatchError, match="'b' has other values on ranks 2, 3 than on rank 0"):
+        numbers = {0: [1, 1, 2], 1: [0, 9, 9], 2: [1, 1, 3], 3: [1, 1, 4]}
+        refuse_differences(["", "a", "b"], numbers)
+
+
 class Training:
     """A model with everything that changes from step to step."""
 
@@ -128,6 +137,7 @@ def test_restored_training_does_the_same_steps_again() -> None:
     first = one.step()
     state.restore()
     assert not one.optimizer.state
+    assert all(param.grad is None for param in one.model.parameters())
     assert one.step() == first
     state.commit()
     later = [one.step(), one.step()]

@@ -35,11 +35,18 @@ class Accusations:
     def __init__(self) -> None:
         self._by_accuser: dict[int, _Accusation] = {}
         self._moot = False
+        self._explained: set[tuple[int, int]] = set()
         self.verdict_at: float | None = None
 
-    def add(self, accuser: int, accused: int, reason: str, now: float) -> None:
-        """Take an accusation, unless somebody has gone in this gathering."""
+    def add(self, accuser: int, accused: int, reason: str, now: float, anew: bool = False) -> None:
+        """Take an accusation, unless somebody has gone in this gathering.
+
+        A worker repeats what its last engine has seen until it has another one; what was explained
+        once counts again only if it was seen `anew`.
+        """
         if self._moot:
+            self._explained.add((accuser, accused))
+        if self._moot or ((accuser, accused) in self._explained and not anew):
             return
         self._by_accuser[accuser] = _Accusation(accused, reason)
         if self.verdict_at is None:
@@ -47,13 +54,19 @@ class Accusations:
 
     def dismiss(self) -> None:
         """Somebody has gone, which explains broken links: drop all, and take no more."""
+        self._explained |= {(one, two.accused) for one, two in self._by_accuser.items()}
         self._clear()
         self._moot = True
 
     def begin(self) -> None:
-        """Begin anew, as for each epoch."""
+        """Begin anew: the members of another epoch connect."""
         self._clear()
         self._moot = False
+
+    def forget(self) -> None:
+        """Begin anew: an epoch was formed, and the workers have other engines."""
+        self.begin()
+        self._explained.clear()
 
     def _clear(self) -> None:
         self._by_accuser.clear()

@@ -15,6 +15,7 @@ from hvdlite.bootstrap.frames import FrameReader, FrameWriter
 from hvdlite.bootstrap.handshake import Job, ServerHandshake, session_keys
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.elastic.actions import Message
+from hvdlite.launch.elastic.messages import MAX_MESSAGE_BYTES
 
 _MAX_BACKLOG_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
@@ -22,6 +23,10 @@ _READ_BYTES = 1 << 16
 
 class BacklogError(Exception):
     """The worker does not read what is sent to it."""
+
+
+class TooLongError(Exception):
+    """A message is longer than workers accept."""
 
 
 class Peer:
@@ -53,8 +58,14 @@ class Peer:
 
         Raises:
             BacklogError: more than 4 MiB wait for the worker to read them.
+            TooLongError: the message has more than 1 MiB.
         """
         body = json.dumps(message, separators=(",", ":")).encode()
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise TooLongError(
+                f"the message '{message['kind']}' to the workers has {len(body)} bytes, at most "
+                f"{MAX_MESSAGE_BYTES} are allowed; use fewer workers"
+            )
         self.outgoing += self._writer.wrap(body)
         if len(self.outgoing) > _MAX_BACKLOG_BYTES:
             raise BacklogError(f"left {len(self.outgoing)} bytes of messages unread")

@@ -6,7 +6,6 @@ events that it left.
 
 Example:
     >>> import secrets
-    >>> from hvdlite.launch.elastic.actions import Limits
     >>> job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
     >>> registrar = Registrar.start(job, Limits(np=2, min_np=1))
     >>> registrar.expect(0, host="a", joiner=False)
@@ -29,10 +28,36 @@ from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake
-from hvdlite.launch.elastic.actions import Action, Close, Event, Failed, Limits, Send, Warn
+from hvdlite.launch.elastic.actions import (
+    Action,
+    Close,
+    Entered,
+    EpochFormed,
+    Event,
+    Evict,
+    Failed,
+    Leaving,
+    Limits,
+    Refused,
+    Send,
+    Warn,
+)
 from hvdlite.launch.elastic.membership import SILENT_SECONDS, Membership
 from hvdlite.launch.elastic.messages import MalformedError, parse
-from hvdlite.launch.elastic.peer import BacklogError, Peer
+from hvdlite.launch.elastic.peer import BacklogError, Peer, TooLongError
+
+__all__ = [
+    "Entered",
+    "EpochFormed",
+    "Event",
+    "Evict",
+    "Failed",
+    "Leaving",
+    "Limits",
+    "Refused",
+    "Registrar",
+    "Warn",
+]
 
 _TICK_SECONDS = 0.25  # the longest sleep, as the acceptor drops slow strangers in between
 _MOST_WORKERS = 2**31  # worker numbers are below it
@@ -215,6 +240,8 @@ class Registrar:
             self._flush(peer)
         except BacklogError as error:
             return self._membership.evict(peer.worker, str(error), time.monotonic())
+        except TooLongError as error:
+            return self._membership.give_up(str(error), time.monotonic())
         return []
 
     def _flush(self, peer: Peer) -> None:

@@ -15,6 +15,17 @@ from typing import Any
 _MOST_NAMED = 4  # a sentence names at most so many workers
 
 
+class Phase(enum.Enum):
+    """What the job does; `membership` says more."""
+
+    STARTING = "starting"
+    FORMED = "formed"
+    GATHERING = "gathering"
+    FORMING = "forming"
+    DONE = "done"
+    OVER = "over"
+
+
 class Place(enum.Enum):
     """Where a worker is, as far as its messages tell."""
 
@@ -44,7 +55,8 @@ class Worker:
         tells_heard: whether its READY says which GATHER it answers.
         tells_synced: whether its READY says whether it has synced.
         draining: why it shall leave at the next boundary; None if it shall not.
-        clock: what it sent with CONNECTED; None until it is connected.
+        connected: whether it has said CONNECTED to the epoch that is being formed.
+        clock: what it sent with CONNECTED.
     """
 
     number: int
@@ -60,7 +72,8 @@ class Worker:
     tells_heard: bool = False
     tells_synced: bool = False
     draining: str | None = None
-    clock: list[Any] | None = None
+    connected: bool = False
+    clock: Any = None
 
     @property
     def name(self) -> str:
@@ -74,27 +87,18 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Change:
-    """Why an epoch follows another one.
+class Parted:
+    """A worker that is not with the job any more, and whose process has not ended yet.
 
     Attributes:
-        name: what changed: a worker, by its name.
-        why: the rest of the clause: "died of SIGKILL", "finished".
-        worker: the number of the worker that went; None if nobody did.
-        trouble: whether something went wrong.
-        counts: whether the next epoch counts as a reset; that a worker has finished does not.
+        worker: who it was.
+        due: when its process must have ended; infinity if it said goodbye.
+        member: whether it was a member.
     """
 
-    name: str
-    why: str
-    worker: int | None = None
-    trouble: bool = True
-    counts: bool = True
-
-    @property
-    def text(self) -> str:
-        """The clause for the line of the epoch."""
-        return f"{self.name} {self.why}"
+    worker: Worker
+    due: float
+    member: bool
 
 
 def named(workers: Sequence[Worker]) -> str:

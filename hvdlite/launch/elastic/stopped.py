@@ -6,6 +6,8 @@ meant: a debugger has it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _STOPPED = "T"
@@ -23,32 +25,41 @@ def process_state(pid: int) -> str:
 class StoppedWatch:
     """Notes since when each worker is stopped, from looks at a regular period.
 
+    Attributes:
+        due: when the next look is due, a monotonic time in seconds.
+
     Example:
-        >>> watch = StoppedWatch(heartbeat=3.0)
-        >>> [watch.look(7, "T", now) for now in (10.0, 11.0, 12.0, 13.0)]
-        [False, False, False, True]
+        >>> watch = StoppedWatch(heartbeat=3.0, state_of=lambda pid: "T")
+        >>> [watch.find({7: 1234}, now) for now in (10.0, 11.0, 12.0, 13.0, 14.0)]
+        [[], [], [], [7], []]
     """
 
-    def __init__(self, heartbeat: float) -> None:
+    def __init__(self, heartbeat: float, state_of: Callable[[int], str] = process_state) -> None:
         """Make a watch that finds workers that are stopped for `heartbeat` seconds."""
-        self.period = heartbeat / 4
+        self.due = 0.0
         self._heartbeat = heartbeat
+        self._state_of = state_of
         self._since: dict[int, float] = {}
         self._last = 0.0
 
-    def begin(self, now: float) -> None:
-        """Begin to look at all workers; forget all if this process was stopped itself."""
+    def find(self, pids: Mapping[int, int], now: float) -> list[int]:
+        """Look at the running workers, if a look is due.
+
+        Args:
+            pids: the process id of each worker, by number.
+            now: the time, in seconds.
+
+        Returns:
+            The workers that have been stopped for the heartbeat; each is returned once.
+        """
+        if now < self.due:
+            return []
+        self.due = now + self._heartbeat / 4
+        stopped = {number for number, pid in pids.items() if self._state_of(pid) == _STOPPED}
         if now - self._last > self._heartbeat:
-            self._since.clear()
+            self._since.clear()  # This process was stopped itself, and so knows nothing.
         self._last = now
-
-    def look(self, worker: int, state: str, now: float) -> bool:
-        """Take a worker's state; return whether it has been stopped for the heartbeat."""
-        if state != _STOPPED:
-            self._since.pop(worker, None)
-            return False
-        return now - self._since.setdefault(worker, now) >= self._heartbeat
-
-    def forget(self, worker: int) -> None:
-        """Forget a worker that has ended."""
-        self._since.pop(worker, None)
+        self._since = {number: self._since.get(number, now) for number in stopped}
+        found = [n for n, since in self._since.items() if since <= now - self._heartbeat]
+        self._since.update(dict.fromkeys(found, math.inf))
+        return found

@@ -27,17 +27,15 @@ from hvdlite.launch.elastic.actions import (
 from hvdlite.launch.elastic.discovery import Discovery
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
-from hvdlite.launch.elastic.stopped import StoppedWatch, process_state
+from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.loop import GRACE, Stop
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import signal_worker
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import Worker
 from hvdlite.launch.supervisor import AnyRank, Supervisor
 
-_LINGER = 1.0  # seconds that the children of a worker that ended well may take to end
 _RECENT = 60.0  # seconds before a failure in which another one may belong to the same story
 
 
@@ -99,12 +97,11 @@ class ElasticSupervisor(Supervisor):
         self._trained: set[int] = set()  # workers that were members of any epoch
         self._formed = False  # whether the first epoch was formed
         self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
-        self._leaves: set[int] = set()  # workers that were told to leave
+        self._drains: set[int] = set()  # workers that shall leave at the next boundary
+        self._leaves: set[int] = set()  # workers that the registrar has told to leave
         self._evicted: dict[int, str] = {}  # by worker that was killed: why
         self._kill_at: dict[int, float] = {}  # by worker: when it has taken too long to end
-        self._release_at: dict[int, tuple[float, AnyRank]] = {}
         self._stopped = StoppedWatch(timing.heartbeat)
-        self._look_at = 0.0
         self._over = False
         self._lost = False  # the job has failed
         self.on(registrar.fd, self._take_events)
@@ -142,7 +139,7 @@ class ElasticSupervisor(Supervisor):
 
     def tick(self, now: float) -> float | None:
         """Do what is due: start, evict, kill and reap workers; end a job that has too few slots."""
-        times = [super().tick(now), self._release(now)]
+        times = [super().tick(now), self.release_due(now)]
         if self._stop is None:
             self._start_due(now)
             self._kill_late(now)
@@ -150,7 +147,7 @@ class ElasticSupervisor(Supervisor):
             shortage = self._fleet.shortage(now)
             if shortage is not None:
                 self._fail(shortage)
-            times += [self._fleet.wake_at(now), self._look_at, *self._kill_at.values()]
+            times += [self._fleet.wake_at(now), self._stopped.due, *self._kill_at.values()]
         return min((when for when in times if when is not None), default=None)
 
     def _start_due(self, now: float) -> None:
@@ -171,52 +168,43 @@ class ElasticSupervisor(Supervisor):
             del self._kill_at[number]
 
     def _find_stopped(self, now: float) -> None:
-        if now < self._look_at:
-            return
-        self._look_at = now + self._stopped.period
-        self._stopped.begin(now)
-        for worker in self._workers:
-            if isinstance(worker, Worker) and worker.ending is None:
-                state = process_state(worker.pid)
-                if self._stopped.look(worker.number, state, now):
-                    self._stopped.forget(worker.number)
-                    why = f"stopped (SIGSTOP?) for {self._timing.heartbeat:g} s"
-                    self._registrar.evict(worker.number, why)
+        pids = {
+            worker.number: worker.pid
+            for worker in self._workers
+            if isinstance(worker, Worker) and worker.ending is None
+        }
+        for number in self._stopped.find(pids, now):
+            self._evict_stopped(number)
 
-    def _release(self, now: float) -> float | None:
-        """Reap workers that ended well, whose children have had a moment to end by themselves."""
-        for number, (when, worker) in list(self._release_at.items()):
-            if when <= now:
-                del self._release_at[number]
-                signal_worker(self._job_id, number, signal.SIGKILL)
-                self.release(worker)
-        return min((when for when, _ in self._release_at.values()), default=None)
+    def _evict_stopped(self, number: int) -> None:
+        why = f"stopped (SIGSTOP?) for {self._timing.heartbeat:g} s"
+        self._registrar.evict(number, why)
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a worker ended; the job goes on without it if it can."""
         number, now = worker.number, time.monotonic()
-        leaves = number in self._leaves
-        well = ending.ok or leaves
-        if not well:
+        if not ending.ok:
             worker.signal_group(signal.SIGKILL)
         if number in self._evicted:
             ending = replace(ending, why=f"evicted: {self._evicted.pop(number)}")
+        self._take_events()  # A moment ago it may have become a member, or have been told to leave.
+        leaves = number in self._leaves
+        well = ending.ok or leaves or number in self._drains
         self._registrar.ended(number, died_of(ending), well)
-        self._take_events()  # The epoch that it ended in may have been formed a moment ago.
-        # It said goodbye before, so the next epoch may have been formed without it.
-        finished = ending.ok and number in self._trained
+        # It said goodbye before it ended, so the next epoch may have been formed without it.
+        finished = ending.ok and number in self._trained and not leaves
         asked = ending.by_signal and ending.status == signal.SIGTERM
-        self._fleet.ended(number, now, died=not (leaves or finished), blames=not (well or asked))
+        self._fleet.ended(
+            number,
+            now,
+            died=not (finished or leaves or number in self._drains),
+            blames=not (well or asked),
+        )
         failure = None if well else self._note_recent(worker, ending)
-        if well:
-            self._release_at[number] = (now + _LINGER, worker)
-        else:
-            signal_worker(self._job_id, number, signal.SIGKILL)
-            self.release(worker)
+        self.retire(worker, ending.ok)
         self._kill_at.pop(number, None)
-        self._stopped.forget(number)
         self._ended_well[number] = well
-        if finished and not leaves:
+        if finished:
             self._fleet.stop_growing()
         self._judge(failure)
 
@@ -268,15 +256,17 @@ class ElasticSupervisor(Supervisor):
             kept = {one.number for one in self._workers}.union(event.workers)
             self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
             self._leaves &= kept
+            self._drains &= kept
             self._judge(None)
         elif isinstance(event, Evict):
             self._evict(event.worker, event.why)
         elif isinstance(event, Leaving):
+            self._leaves.add(event.worker)
             self._fleet.leaving(event.worker)
-            self._expect_end(event.worker, leaves=True)
+            self._expect_end(event.worker)
         elif isinstance(event, Refused):
             self._console.say(f"worker {event.worker} cannot join: {event.reason}")
-            self._expect_end(event.worker, leaves=False)
+            self._expect_end(event.worker)
         elif isinstance(event, Entered):
             self._fleet.entered()
         elif isinstance(event, Warn):
@@ -295,13 +285,10 @@ class ElasticSupervisor(Supervisor):
                 worker.signal_group(signal.SIGKILL)
                 self._fleet.lost(self._fleet.host_of(number), time.monotonic())
 
-    def _expect_end(self, number: int, leaves: bool) -> None:
+    def _expect_end(self, number: int) -> None:
         """Kill a worker that does not end by itself in the user's drain timeout."""
-        if not self._runs(number):
-            return
-        if leaves:
-            self._leaves.add(number)
-        self._kill_at.setdefault(number, time.monotonic() + self._timing.drain)
+        if self._runs(number):
+            self._kill_at.setdefault(number, time.monotonic() + self._timing.drain)
 
     def _take_hosts(self) -> None:
         now = time.monotonic()
@@ -313,8 +300,9 @@ class ElasticSupervisor(Supervisor):
 
     def _drain(self, workers: Iterable[int], why: str) -> None:
         for number in workers:
+            self._drains.add(number)
             self._registrar.drain(number, why)
-            self._expect_end(number, leaves=True)
+            self._expect_end(number)
 
     @property
     def root(self) -> Failure | None:

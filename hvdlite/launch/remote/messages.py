@@ -42,7 +42,13 @@ class Kind(enum.IntEnum):
     ENDED = 9  # agent: a rank has ended; carries how
     DONE = 10  # agent: nothing of the job is left here
     SIGNAL = 11  # launcher: send this signal to a rank
-    ALIVE = 12  # launcher: it is still there
+    ALIVE = 12  # launcher, in elastic jobs also agent: it is still there
+    # Elastic jobs alone:
+    READY = 13  # agent: it can start workers
+    LAUNCH = 14  # launcher: start this worker
+    STOPPED = 15  # agent: a worker has been stopped for the heartbeat
+    DRAIN = 16  # agent: its host is taken away
+    FINISH = 17  # launcher: the job is over, or needs this host no longer
 
 
 _KINDS = frozenset(Kind)

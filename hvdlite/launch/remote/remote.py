@@ -142,8 +142,10 @@ class RemoteHost:
         over: whether nothing more comes from the agent.
     """
 
-    def __init__(self, name: str, options: SshOptions) -> None:
-        """Start ssh, which dies with this process."""
+    def __init__(
+        self, name: str, options: SshOptions, command: Sequence[str] | None = None
+    ) -> None:
+        """Start ssh, or another command that connects to an agent; it dies with this process."""
         self.name = name
         self.hello: dict[str, Any] = {}
         self.workers: dict[int, RemoteWorker] = {}
@@ -154,7 +156,7 @@ class RemoteHost:
         self._complaints = os.memfd_create("hvdlite-ssh-stderr", os.MFD_CLOEXEC)
         own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
         self._ssh = subprocess.Popen(
-            [*own, *ssh_command(name, options)],
+            [*own, *(command or ssh_command(name, options))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -257,7 +259,7 @@ class RemoteHost:
         except NoFrameError as error:
             why = _disturbed(error)
         finally:
-            for worker in self.workers.values():
+            for worker in list(self.workers.values()):
                 worker.end(Ending(_LOST, by_signal=False, why=why))
                 worker.close_output()
             self.over = True

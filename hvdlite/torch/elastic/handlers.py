@@ -124,6 +124,13 @@ class OptimizerStateHandler(StateDictHandler):
         """Replace state and options by those of rank 0, which may have more state."""
         broadcast_optimizer_state(self.value, root_rank=0)
 
+    def restore(self) -> None:
+        """Load a copy of the saved state, and drop the gradients of the step that failed."""
+        super().restore()
+        for group in self.value.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
     def layout(self) -> dict[str, str]:
         """Describe the parameters that it updates."""
         return {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdlite import basics
-from hvdlite.elastic.state import ObjectState, check_layout, check_name
-from hvdlite.objects import broadcast_object
+import torch
+
+from hvdlite.elastic.state import check_name
+from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.torch.elastic.handlers import (
     ModelStateHandler,
     OptimizerStateHandler,
@@ -19,6 +20,7 @@ from hvdlite.torch.elastic.handlers import (
     set_handler_registry,
 )
 from hvdlite.torch.elastic.random_state import RandomStateHandler
+from hvdlite.torch.optimizers.replicas import checksums
 
 __all__ = [
     "ModelStateHandler",
@@ -32,7 +34,7 @@ __all__ = [
 ]
 
 
-class TorchState(ObjectState):
+class TorchState(TensorState):
     """What a rank that trains with PyTorch saves, restores, and receives when it joins.
 
     Example:
@@ -74,7 +76,7 @@ class TorchState(ObjectState):
         if rng:
             handlers["_generators"] = RandomStateHandler()
         self._handlers = handlers
-        super().__init__(broadcast_object, basics.rank, **plain)
+        super().__init__(**plain)
 
     def save(self) -> None:
         """Copy models, optimizers and the other attributes into buffers that stay."""
@@ -92,21 +94,27 @@ class TorchState(ObjectState):
             handler.restore()
         super().restore()
 
-    def sync(self) -> None:
-        """Replace the state of every rank by that of rank 0, and save it.
-
-        Raises:
-            MismatchError: this rank's model or optimizer is not like rank 0's.
-        """
-        layout = {
+    def _layout(self) -> dict[str, str]:
+        return {
             f"{name}: {tensor}": description
             for name, handler in self._handlers.items()
             for tensor, description in handler.layout().items()
         }
-        check_layout(layout, broadcast_object(layout, root_rank=0), basics.rank())
+
+    def _sync_tensors(self) -> None:
         for handler in self._handlers.values():
             handler.sync()
-        super().sync()
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            f"{name}: {parameter}": value
+            for name, handler in self._handlers.items()
+            if isinstance(handler.value, torch.nn.Module)
+            for parameter, value in handler.value.named_parameters()
+        }
+
+    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
+        return checksums(parameters)
 
     def reset(self) -> None:
         """Let the samplers deal their samples to the present ranks."""

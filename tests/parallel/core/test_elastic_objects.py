@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness import run_world
 from hvdlite import basics, elastic
-from hvdlite.errors import HostsUpdatedInterrupt
+from hvdlite.elastic.membership import Decision, install_membership
+from hvdlite.errors import HostsUpdatedInterrupt, MismatchError
 from hvdlite.objects import broadcast_object
 
 
@@ -34,3 +35,39 @@ def _train_with_objects() -> list[object]:
 def test_ranks_have_one_state_and_are_interrupted_alike() -> None:
     for result in run_world(3, _train_with_objects):
         assert result.value == [5, [0], [(2, False)]]
+
+
+class _Boundary:
+    """Lets everybody pass, with a sync."""
+
+    def enter(self, restored: bool) -> Decision:
+        return Decision(leave=False, sync=True, changed=True)
+
+    def first_joins(self) -> bool:
+        return basics.rank() == 2
+
+
+def _join_in_another_function() -> str:
+    basics.init()
+    install_membership(_Boundary())
+    state = elastic.ObjectState(broadcast_object, basics.rank)
+
+    def first(state: elastic.ObjectState) -> str:
+        return "first"
+
+    def second(state: elastic.ObjectState) -> str:
+        return "second"
+
+    try:
+        return str(elastic.run(second if basics.rank() < 2 else first)(state))
+    except MismatchError as error:
+        return str(error)
+    finally:
+        basics.shutdown()
+
+
+def test_rank_that_joins_in_another_function_is_told() -> None:
+    *others, joined = [result.value for result in run_world(3, _join_in_another_function)]
+    assert others == ["second", "second"]
+    assert "rank 2 joins the job in" in joined
+    assert "first(), and rank 0 is in" in joined

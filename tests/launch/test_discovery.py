@@ -1,0 +1,116 @@
+"""The hosts that a script prints, and how changes of them reach the launcher's loop."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hvdlite.launch.elastic.discovery import (
+    Discovery,
+    DiscoveryError,
+    News,
+    ScriptHosts,
+    StaticHosts,
+    parse_hosts,
+)
+from hvdlite.launch.hosts import read_hosts
+from hvdlite.launch.remote.ssh import SshOptions
+
+SSH = SshOptions()
+
+
+class Scripted:
+    """A provider that gives one answer after the other, and then the last one again and again."""
+
+    def __init__(self, *answers: Mapping[str, int] | Exception) -> None:
+        self.answers = list(answers)
+
+    def hosts(self) -> Mapping[str, int]:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def agent_command(self, host: str) -> list[str]:
+        return ["agent", host]
+
+
+def news_of(provider: Scripted, count: int) -> list[News]:
+    """Take so many news of a discovery, as the loop does, and end it."""
+    found: list[News] = []
+    with Discovery(provider, period=0.01) as discovery:
+        while len(found) < count:
+            assert select.select([discovery.fd], [], [], 10)[0]
+            found += discovery.take()
+        time.sleep(0.05)
+        assert discovery.take() == []
+    return found
+
+
+def test_lines_of_a_script() -> None:
+    text = "a:2\n\n# none\nb  # comment\na:1\n[::1]:3\n"
+    assert parse_hosts(text, 4, "x") == {"a": 3, "b": 4, "::1": 3}
+
+
+@pytest.mark.parametrize("line", ["-oProxyCommand=x", "a b", "a:0", "a:x", "a:-1"])
+def test_line_that_is_no_host_is_named(line: str) -> None:
+    with pytest.raises(DiscoveryError, match="hosts.sh printed '.*' in line 2, which is not host"):
+        parse_hosts(f"a:1\n{line}\n", 1, "hosts.sh")
+
+
+def test_script_may_be_a_file_or_a_command(tmp_path: Path) -> None:
+    script = tmp_path / "my hosts.sh"
+    script.write_text("#!/bin/sh\necho node1\necho node2:3\n")
+    script.chmod(0o755)
+    assert ScriptHosts(str(script), 2, SSH).hosts() == {"node1": 2, "node2": 3}
+    assert ScriptHosts("echo node1 | tr 1 2", 1, SSH).hosts() == {"node2": 1}
+    script.chmod(0o644)
+    with pytest.raises(DiscoveryError, match="cannot be run: Permission denied"):
+        ScriptHosts(str(script), 2, SSH).hosts()
+
+
+def test_fixed_hosts() -> None:
+    provider = StaticHosts(read_hosts("a:2,b"), SSH)
+    assert provider.hosts() == {"a": 2, "b": 1}
+    assert provider.agent_command("a")[0] == "ssh"
+
+
+def test_changes_arrive_in_order_and_nothing_else() -> None:
+    answers = [{"a": 1}, {"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, {"b": 1, "a": 1}]
+    found = news_of(Scripted(*answers), 2)
+    assert found == [News({"a": 1, "b": 1}), News({"b": 1, "a": 1})]
+    assert list(found[1].hosts or ()) == ["b", "a"]
+
+
+def test_failure_warns_once_and_the_last_answer_stays() -> None:
+    down = DiscoveryError("no answer")
+    provider = Scripted({"a": 1}, down, down, {"a": 1}, down, {"a": 2})
+    assert news_of(provider, 3) == [
+        News(None, "no answer"),
+        News(None, "no answer"),
+        News({"a": 2}),
+    ]
+
+
+def test_first_failure_is_raised() -> None:
+    with pytest.raises(DiscoveryError, match="no answer"):
+        Discovery(Scripted(DiscoveryError("no answer")))
+
+
+def test_slow_provider_does_not_hold_the_end_up() -> None:
+    release = threading.Event()
+
+    class Slow(Scripted):
+        def hosts(self) -> Mapping[str, int]:
+            if threading.current_thread() is not threading.main_thread():
+                release.wait(20)
+            return super().hosts()
+
+    with Discovery(Slow({"a": 1}), period=0.01):
+        time.sleep(0.1)
+    release.set()

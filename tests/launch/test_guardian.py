@@ -1,0 +1,44 @@
+"""What the guardian kills when its launcher dies: the groups that it was not told to forget."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from hvdlite.launch.process.local import Guardian
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    found = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(3)]
+    yield found
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def test_forgotten_group_is_not_signalled_and_the_others_are(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    guardian = Guardian(secrets.token_bytes(16))
+    for process in sleepers:
+        guardian.watch(process.pid)
+    guardian.forget(sleepers[1].pid)
+    assert guardian._process.stdin is not None
+    guardian._process.stdin.close()  # So does the death of the launcher, without the line "end".
+    guardian._process.wait(20)
+    assert [process.wait(20) for process in (sleepers[0], sleepers[2])] == [-signal.SIGKILL] * 2
+    assert sleepers[1].poll() is None
+    os.kill(sleepers[1].pid, 0)
+
+
+def test_dismissed_guardian_signals_nothing(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    guardian = Guardian(secrets.token_bytes(16))
+    guardian.watch(sleepers[0].pid)
+    guardian.dismiss()
+    assert sleepers[0].poll() is None
