@@ -332,7 +332,8 @@ class Steward:
             CROSS_RANK=connection.cross_rank,
             CROSS_SIZE=connection.cross_size,
         )
-        if self._boundary is not None and message["mode"] != "resume":
+        # After the start the training thread may be at its first boundary before this line runs.
+        if self._boundary is not None and message["mode"] == "boundary":
             self._decide(Decision(leave=False, sync=message["sync"], changed=True))
 
     def _on_continue(self, message: Message) -> None:
