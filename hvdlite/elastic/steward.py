@@ -187,7 +187,7 @@ class Steward:
     def _run(self) -> None:
         handle: dict[str, Callable[[Message], None]] = {
             "lost": self._on_lost,
-            "at boundary": lambda _: self._ready_at_boundary(),
+            "at boundary": self._on_boundary,
             "gather": self._on_gather,
             "epoch": self._on_epoch,
             "continue": self._on_continue,
@@ -206,6 +206,10 @@ class Steward:
                     handle[message["kind"]](message)
         except BootstrapError as error:  # The registrar is out of reach: the job is over.
             self._on_refused({"reason": str(error)})
+
+    def _on_boundary(self, _: Message) -> None:
+        if self._boundary is not None:  # A GATHER may have been answered, and decided upon, before.
+            self._ready_at_boundary()
 
     def _on_lost(self, _: Message) -> None:
         # The end of a former world may have been told by a GATHER before, and this one lives.
