@@ -123,8 +123,11 @@ class Membership(Epochs):
 
     def _ready(self, one: Worker, message: Message, now: float) -> None:
         if one.number in self._world and message["epoch"] != self._formed:
-            return  # It crossed GO, and tells of a former epoch.
-        self._record.report(message)
+            # It crossed GO: the loss and the commits are of a former epoch, the boundary is not.
+            if message["why"] == "lost":
+                return
+        else:
+            self._record.report(message)
         one.tells_heard = "heard" in message
         if one.joiner and "synced" in message:
             one.tells_synced, one.synced = True, message["synced"]
