@@ -25,7 +25,7 @@ from hvdlite.bootstrap.registrar_client import RegistrarClient
 from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.epochs import Epoch
 from hvdlite.elastic.inbox import Inbox, Message
-from hvdlite.elastic.membership import Decision, install_membership
+from hvdlite.elastic.membership import Decision, has_state, install_membership
 from hvdlite.elastic.run import notify
 from hvdlite.errors import BootstrapError
 
@@ -71,7 +71,6 @@ class Steward:
         self._parked = False
         self._heard = _NO_EPOCH  # of the last GATHER
         self._attempt: Deadline | None = None  # of the connecting that runs
-        self._synced = not worker.joiner
         # Between the steward thread and the training thread.
         self._changed = threading.Condition()
         self._boundary: bool | None = None  # whether the rank that waits there has restored
@@ -209,7 +208,9 @@ class Steward:
             self._on_refused({"reason": str(error)})
 
     def _on_lost(self, _: Message) -> None:
-        if self._engine is not None and not self._parked and self._boundary is None:
+        # The end of a former world may have been told by a GATHER before, and this one lives.
+        ended = bool(self.lobby.report([])["reason"])
+        if ended and not self._parked and self._boundary is None:
             self._parked = True
             self._ready("lost")
 
@@ -240,7 +241,7 @@ class Steward:
                 "epoch": self._epoch,
                 "why": why,
                 "heard": self._heard,
-                "synced": self._synced,
+                "synced": has_state() or not self._worker.joiner,
                 "steps": steps.progress().committed,
                 "offer": self._offer.description,
                 "commits": _as_text(commits),
@@ -331,8 +332,8 @@ class Steward:
             CROSS_RANK=connection.cross_rank,
             CROSS_SIZE=connection.cross_size,
         )
-        if self._boundary is not None and message["mode"] != "resume":
-            self._synced = self._synced or message["sync"]
+        # After the start the training thread may be at its first boundary before this line runs.
+        if self._boundary is not None and message["mode"] == "boundary":
             self._decide(Decision(leave=False, sync=message["sync"], changed=True))
 
     def _on_continue(self, message: Message) -> None:

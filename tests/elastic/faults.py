@@ -6,6 +6,7 @@ neither hvdlite nor a framework, because HVDLITE_HOST_ID has to be set before th
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -76,7 +77,8 @@ def this_worker() -> int:
 
 
 def read_plan() -> Plan:
-    """Read the plan of this worker, and let it act as its host."""
+    """Read the plan of this worker, let it act as its host, and show its stacks on SIGUSR1."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     values = json.loads(sys.argv[1])
     faults = tuple(Fault(**fault) for fault in values.pop("faults"))
     plan = Plan(**values, faults=faults)
