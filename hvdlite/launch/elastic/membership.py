@@ -63,7 +63,7 @@ class Membership(Epochs):
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf)
-                self._finished(one, "finished", now)
+                self._finished(one, "left", now)
         return self._settle(now)
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
@@ -213,17 +213,18 @@ class Membership(Epochs):
         A script that raises says goodbye, too, before its process ends.
         """
         one = parted.worker
+        drained = clean and one.draining is not None
+        if drained:
+            why = f"left: {one.draining}"
+        elif clean and parted.due == math.inf:
+            why = "finished"
         if clean:
             self._stop_growing(one, parted.member)
-            drained = one.draining is not None
-            better = why if parted.due < math.inf else None
-            self._record.learn(one.number, better, trouble=False, counts=drained)
-        else:
-            known = self._record.learn(one.number, why, trouble=True, counts=True)
-            if known and self.phase is Phase.FORMED:
-                self._gather_by(now)
-        if self._last is not None and parted.due < math.inf:
-            self._last.record.learn(one.number, why, trouble=not clean, counts=True)
+        if self._last is not None:
+            self._last.record.learn(one.number, why, not clean, counts=drained or not clean)
+        known = self._record.learn(one.number, why, not clean, counts=drained or not clean)
+        if known and not clean and self.phase is Phase.FORMED:
+            self._gather_by(now)
 
     def _stop_growing(self, one: Worker, member: bool) -> None:
         """A process has ended well: if the script is done, nobody takes its place."""
