@@ -213,8 +213,7 @@ class Steward:
 
     def _on_lost(self, _: Message) -> None:
         # The end of a former world may have been told by a GATHER before, and this one lives.
-        ended = bool(self.lobby.report([])["reason"])
-        if ended and not self._parked and self._boundary is None:
+        if self.lobby.report([])["reason"] and not self._parked:
             self._parked = True
             self._ready("lost")
 
@@ -304,15 +303,20 @@ class Steward:
             self._attempt = None
 
     def _await_go(self, epoch: int) -> list[Any]:
-        while True:
-            message = self._inbox.take()
-            assert message is not None
-            if message["kind"] == "go" and message["epoch"] == epoch:
-                clocks: list[Any] = message["clocks"]
-                return clocks
-            if message["kind"] in ("gather", "refused", "end"):
+        others: list[Message] = []
+        try:
+            while True:
+                message = self._inbox.take()
+                assert message is not None
+                if message["kind"] == "go" and message["epoch"] == epoch:
+                    clocks: list[Any] = message["clocks"]
+                    return clocks
+                others.append(message)
+                if message["kind"] in ("gather", "refused", "end"):
+                    raise GivenUpError("another member was lost while this world was formed")
+        finally:
+            for message in reversed(others):
                 self._inbox.put_back(message)
-                raise GivenUpError("another member was lost while this world was formed")
 
     def _adopt(self, message: Message, members: list[int], connection: Connection) -> None:
         """Go on in the world that has been formed."""

@@ -237,7 +237,7 @@ def test_all_dead_fails_with_the_first_reason() -> None:
 def test_silent_worker_is_evicted() -> None:
     story = formed(2)
     story.take(story.membership.heartbeat_lost(1, story.now))
-    assert story.events == [Evict(1, "sent nothing for 3.5 s"), Close(1)]
+    assert story.events == [Evict(1, "sent nothing for 60 s"), Close(1)]
     lost(story, 0)
     story.connected(0)
     assert "was evicted: sent nothing" in story.event(EpochFormed).line

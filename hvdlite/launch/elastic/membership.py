@@ -35,7 +35,6 @@ from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
 
-SILENT_SECONDS = 0.5  # beyond the heartbeat
 
 
 class Membership(Epochs):
@@ -89,9 +88,8 @@ class Membership(Epochs):
         return self._settle(now)
 
     def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
-        """A connected worker has said nothing for the heartbeat and half a second."""
-        silence = self._limits.heartbeat + SILENT_SECONDS
-        return self.evict(worker, f"sent nothing for {silence:g} s", now)
+        """A connected worker has said nothing for `Limits.silence`."""
+        return self.evict(worker, f"sent nothing for {self._limits.silence:g} s", now)
 
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
         """A worker shall leave at the next boundary."""
