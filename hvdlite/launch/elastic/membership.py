@@ -36,7 +36,6 @@ from hvdlite.launch.elastic.record import Change
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
 
 
-
 class Membership(Epochs):
     """The state machine; a method for each thing that happens."""
 
