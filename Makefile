@@ -15,12 +15,13 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help demo demo-keras check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
+.PHONY: help demo demo-keras demo-elastic check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
         asan bench docs ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
 	@echo 'make demo-keras        the same with Keras on TensorFlow'
+	@echo 'make demo-elastic      the first one while ranks are killed and join'
 	@echo 'make check             before each commit: style, all of C++, and the tests of tests/check.txt'
 	@echo 'make test              every test (C++, Python)'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
@@ -39,6 +40,9 @@ demo: $(DONE)/core $(DONE)/demo
 
 demo-keras: $(DONE)/core $(DONE)/demo-keras
 	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare
+
+demo-elastic: $(DONE)/core $(DONE)/demo
+	$(IN_VENV) python examples/elastic_demo.py
 
 # The C++ tests mostly wait, so pytest runs beside them.
 check: build/cpp/hvdlite_tests style $(DONE)/test

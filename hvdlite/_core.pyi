@@ -1,6 +1,6 @@
 """The native core: engines, and the tables that Python shares with it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 __version__: str
@@ -119,6 +119,10 @@ class Handle:
         All ranks of the set with HVDLITE_AVERAGE_OVER_JOINED=1.
         """
 
+    @property
+    def epoch(self) -> int:
+        """The number of the world in which the result was made, after completion."""
+
     def take_output(self, index: int = 0) -> memoryview:
         """Hand over the bytes that were received, once (writable, owns its memory).
 
@@ -127,6 +131,36 @@ class Handle:
 
     def copy_output(self, index: int, target: int, stream: int) -> None:
         """Copy a received output on a GPU to `target`, once, on the stream that `wait` was told."""
+
+@final
+class Lobby:
+    """Where the collectives of an elastic job wait between two worlds. Any thread may call it."""
+
+    def __init__(self) -> None: ...
+    @property
+    def lost_fd(self) -> int:
+        """An eventfd that becomes readable when an engine has ended by a failure, and parked."""
+
+    def report(self, gone: Sequence[int]) -> dict[str, Any]:
+        """Describe the world that ended last, without these of its ranks.
+
+        Returns:
+            "commits": by process set, the count of commits that this rank has completed; "stuck":
+            what cannot be redone, or None; "accused": the rank that failed, as this rank saw it, or
+            None; "reason": why the world has ended.
+        """
+
+    def deliver(self, cut: Mapping[int, int]) -> None:
+        """Hand out what some survivor has handed out: `cut` has the highest counts of commits."""
+
+    def process_sets(self, rank_of: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Return the sets of the next world; `rank_of`: by old rank, the new one, or -1."""
+
+    def resume(self, engine: Engine, rank_of: Sequence[int]) -> None:
+        """Submit all that waits to the next engine."""
+
+    def fail(self, reason: str) -> None:
+        """Let all that waits raise RankFailedError."""
 
 @final
 class Engine:
@@ -143,6 +177,9 @@ class Engine:
         nccl_folders: Sequence[str] = (),
         trace_file: int = -1,
         trace_rounds: bool = False,
+        lobby: Lobby | None = None,
+        epoch: int = 0,
+        process_sets: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
         """Build the engine and start its thread (none for a world of one).
 
@@ -155,6 +192,9 @@ class Engine:
             nccl_folders: where wheels have installed NCCL; it is loaded for the first GPU tensor.
             trace_file: as `start_trace` takes it, to have the first events too; -1 for none.
             trace_rounds: likewise.
+            lobby: of an elastic job, where collectives wait between two worlds.
+            epoch: of an elastic job, the number of this world.
+            process_sets: of an elastic job, the sets that this world begins with: ids and ranks.
 
         The engine owns the descriptors from here on, also when it raises.
         """
@@ -171,6 +211,7 @@ class Engine:
         keep: Any = None,
         blocking: bool = False,
         stream: int = 0,
+        transaction: str = "",
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -183,6 +224,7 @@ class Engine:
             blocking: a hint that `wait` on this thread follows at once: the engine's thread is not
                 woken, the waiting thread does the work itself.
             stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
+            transaction: in an elastic job, hand the results out with `commit` of this name only.
         """
 
     def allgather(
@@ -193,6 +235,7 @@ class Engine:
         keep: Any = None,
         blocking: bool = False,
         stream: int = 0,
+        transaction: str = "",
     ) -> Handle:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
@@ -252,6 +295,14 @@ class Engine:
     def barrier(self, name: str, process_set: int = 0, blocking: bool = False) -> Handle:
         """Submit a barrier."""
 
+    def commit(
+        self, name: str, transaction: str, process_set: int = 0, blocking: bool = False
+    ) -> Handle:
+        """Submit the end of a transaction, in an elastic job: its collectives complete with it.
+
+        They do so on all ranks or, if a rank dies, on none; then all of them are redone.
+        """
+
     def join(self, blocking: bool = False) -> Handle:
         """Say that this rank gives nothing more until every rank has said so.
 
@@ -283,6 +334,15 @@ class Engine:
 
     def abort(self, reason: str) -> None:
         """End the world: peers raise `reason` at once ("rank 2 raised ValueError: boom ...")."""
+
+    def suspend(self, reason: str) -> None:
+        """End the world of an elastic job; what is in flight goes to the lobby before it returns.
+
+        It waits there for the next engine.
+        """
+
+    def commit_counts(self) -> dict[int, int]:
+        """Count the commits of an elastic job that this rank has completed, by process set."""
 
     def shutdown(self) -> None:
         """Leave cleanly: finish what is running, fail what is pending, tell the peers, stop."""

@@ -21,8 +21,8 @@ import atexit
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,30 +30,16 @@ from typing import Any
 from hvdlite import _core, gpu, operation_names, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment, detect, timeline_parts
+from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import StaticSets
-from hvdlite.timeline.recorder import Recorder
+from hvdlite.timeline.recorder import Gather
+from hvdlite.world import Member, World, as_planned, make_world
 
-
-@dataclass(frozen=True)
-class _World:
-    """One initialised world: its engine and the numbers of this rank in it."""
-
-    engine: _core.Engine
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    host_of: tuple[int, ...]
-    recorder: Recorder
-    start: Deadline
-
-
-_world: _World | None = None
+_world: World | None = None
+_succession = threading.Lock()  # held while a world takes the place of another one, or of none
+_left_elastic = False  # whether this process has left an elastic job, which takes nobody back
 _watchers: list[Callable[[_core.Engine | None], None]] = []
 _lock = threading.RLock()
 _busy: str | None = None  # name of the running function that begins or ends a world; under _lock
@@ -108,26 +94,23 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     global _world
     sets = process_sets.static_sets(static)
     agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
-    connection = connect(worker, _core.create_segment, agreed, deadline)
-    recorder = Recorder(
-        connection.rank, connection.host_of, connection.clock, worker.job_id, timeline_parts()
-    )
-    engine = _make_engine(connection, recorder)
-    _world = _World(
-        engine=engine,
-        rank=connection.rank,
-        size=connection.size,
-        local_rank=connection.local_rank,
-        local_size=connection.local_size,
-        cross_rank=connection.cross_rank,
-        cross_size=connection.cross_size,
-        host_of=tuple(connection.host_of),
-        recorder=recorder,
-        start=deadline,
-    )
+    member = _make_member(worker, agreed) if worker.elastic else None
+    if member is not None:
+        connection = member.begin(deadline)
+    else:
+        connection = connect(worker, _core.create_segment, agreed, deadline)
+    lobby = None if member is None else member.lobby
+    records = not worker.joiner
+    world = make_world(connection, deadline, worker.job_id, lobby, records=records)
+    engine = world.engine
+    _world = world = replace(world, member=member)
+    if worker.joiner:
+        _world = world = as_planned(world, worker)
     try:
         operation_names.restart()
-        process_sets.begin(engine, connection.rank, connection.size)
+        process_sets.begin(engine, world.rank, world.size)
+        if member is not None:
+            member.attach(engine)
         process_sets.register_static(sets)
         _install_hooks()
         for watcher in _watchers:
@@ -141,25 +124,54 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         raise
 
 
-def _make_engine(connection: Connection, recorder: Recorder) -> _core.Engine:
-    """Start the engine, and the timeline if the knob `timeline` names a file."""
-    try:
-        knobs = _core.knob_values()
-        trace_file = recorder.begin_by_knob(str(knobs["timeline"]))
-    except BaseException:
-        connection.close()
-        raise
-    return _core.Engine(
-        connection.rank,
-        connection.size,
-        connection.host_of,
-        connection.links,
-        connection.segment_fd,
-        connection.bell_fd,
-        gpu.nccl_folders(),
-        trace_file,
-        bool(knobs["timeline_mark_cycles"]),
-    )
+def _make_member(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Member:
+    from hvdlite.elastic.steward import Steward  # ordinary jobs do not need it
+
+    if _left_elastic:
+        raise ArgumentError(
+            "init() was called after shutdown() in an elastic job, which this process has left for "
+            "good; hvd.elastic.run forms new worlds by itself"
+        )
+    return Steward(worker, agreed, follow)
+
+
+def follow(
+    connection: Connection, epoch: int, lobby: _core.Lobby, rank_of: Sequence[int]
+) -> _core.Engine | None:
+    """Replace the world of an elastic job by the next one; for the steward thread.
+
+    Args:
+        connection: of the next world; this function takes it over.
+        epoch: its number.
+        lobby: has the operations that go on in it.
+        rank_of: by rank of the present world, the next rank of that worker, or -1.
+
+    Returns:
+        The next engine; None if this process has left the job meanwhile.
+    """
+    global _world
+    with _succession:
+        if _world is None:
+            connection.close()
+            return None
+        sets = lobby.process_sets(rank_of)
+        timeline = _world.recorder.target
+        _end_timeline(_world, None)
+        world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
+        engine = world.engine
+        # Before an addition that goes on can end.
+        process_sets.follow(engine, world.rank, world.size, dict(sets))
+        lobby.resume(engine, rank_of)
+        # A GPU was chosen by the local rank, so it stays as long as the process lives.
+        _world = replace(world, local_rank=_world.local_rank, member=_world.member)
+        for watcher in list(_watchers):
+            watcher(engine)
+        return engine
+
+
+def in_elastic_job() -> bool:
+    """Return whether the world of this process belongs to an elastic job."""
+    return _world is not None and _world.member is not None
 
 
 def shutdown() -> None:
@@ -193,7 +205,7 @@ def _leave_at_exit() -> None:
         _lock.release()
 
 
-def _leave_unless_busy(world: _World) -> None:
+def _leave_unless_busy(world: World) -> None:
     global _busy
     if _busy is not None:
         return  # This is a signal handler; the function that it interrupted ends the world.
@@ -214,15 +226,20 @@ def _give_up_starting() -> None:
             world.engine.shutdown()
 
 
-def _leave_world(world: _World) -> None:
+def _leave_world(world: World) -> None:
     """End a world completely, even if a signal handler raises meanwhile."""
-    global _world
-    _world = None
+    global _world, _left_elastic
+    with _succession:
+        world = _world or world  # Another world may have followed.
+        _world = None
     try:
         _stop_timeline(world)
     finally:
         try:
             world.engine.shutdown()
+            if world.member is not None:
+                _left_elastic = True
+                world.member.leave(world.engine.commit_counts())
         finally:
             process_sets.end()
             for watcher in _watchers:
@@ -257,7 +274,7 @@ def engine() -> _core.Engine:
     return _current().engine
 
 
-def _current() -> _World:
+def _current() -> World:
     if _world is None:
         raise NotInitializedError("hvdlite has not been initialized; call hvd.init() first")
     return _world
@@ -350,12 +367,17 @@ def stop_timeline() -> None:
         _stop_timeline(_current())
 
 
-def _stop_timeline(world: _World) -> None:
+def _stop_timeline(world: World) -> None:
+    _end_timeline(
+        world,
+        lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING),
+    )
+
+
+def _end_timeline(world: World, gather: Gather | None) -> None:
     world.engine.stop_trace()
     try:
-        world.recorder.end(
-            lambda data, name: gather_bytes(world.engine, data, name, timeout=_LONGEST_GATHERING)
-        )
+        world.recorder.end(gather)
     except OSError as error:  # TimeoutError is one.
         print(f"hvdlite [{world.rank}] warning: no timeline: {error}", file=sys.stderr)
     except HvdliteError:

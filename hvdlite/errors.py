@@ -51,6 +51,10 @@ class ReplicasDifferWarning(UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 
 
+class ElasticSamplerWarning(UserWarning):
+    """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
+
+
 class OutOfMemoryError(HvdliteError, MemoryError):
     """There is not enough memory for the operation."""
 
@@ -84,3 +88,24 @@ class ShutdownError(CollectiveError):
 
 
 HorovodInternalError = CollectiveError
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Leads an elastic job to its next boundary: ranks are to join or to leave.
+
+    `State.commit()` and `State.check_host_updates()` raise it on all ranks alike, and
+    `hvd.elastic.run` catches it. It is an interrupt and not an error, so that it is not an
+    HvdliteError, and code that handles errors does not swallow it.
+
+    Attributes:
+        skip_sync: True if ranks only leave, so that the other ranks need not receive the state.
+
+    Example:
+        >>> HostsUpdatedInterrupt().skip_sync
+        False
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        """Say whether the state need not be sent."""
+        super().__init__("ranks join or leave at the next boundary of this elastic job")
+        self.skip_sync = skip_sync

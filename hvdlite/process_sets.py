@@ -16,7 +16,7 @@ Example:
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvdlite import _core, operation_names
@@ -129,6 +129,30 @@ def begin(engine: _core.Engine, rank: int, size: int) -> None:
     _current = _World(engine, rank, size)
     global_process_set.ranks = list(range(size))
     _enter(global_process_set, 0)
+
+
+def follow(
+    engine: _core.Engine, rank: int, size: int, members: Mapping[int, Sequence[int]]
+) -> None:
+    """Go on in the next world of an elastic job.
+
+    Args:
+        engine: the engine of the next world.
+        rank: this process's rank in it.
+        size: its size.
+        members: by id, the ranks of the process sets that go on. The others have lost a member, and
+            are not registered any more.
+    """
+    global _current
+    _current = _World(engine, rank, size)
+    for number, equals in list(_registered.items()):
+        ranks = list(range(size)) if number == 0 else members.get(number)
+        if ranks is None:
+            del _registered[number]
+            operation_names.forget(number)
+        for process_set in equals:
+            process_set.process_set_id = None if ranks is None else number
+            process_set.ranks = process_set.ranks if ranks is None else list(ranks)
 
 
 def end() -> None:

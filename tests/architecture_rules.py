@@ -36,7 +36,7 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # Python: for each part of the package, the parts that it may import, lowest first. A part is a
 # folder or a single module; "hvdlite" stands for the modules directly in it. Modules of an adapter
 # that scripts for Horovod import by name stand beside its folders, although these import them.
-NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.errors")
+NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.elastic", "hvdlite.errors")
 TORCH = ("hvdlite.torch.compression", "hvdlite.torch.collectives", "hvdlite.torch.optimizers")
 TENSORFLOW = (
     "hvdlite.tensorflow.errors",
@@ -59,6 +59,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.bootstrap": ("hvdlite.errors",),
     "hvdlite.timeline": ("hvdlite.errors", "hvdlite.bootstrap"),
     "hvdlite": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite.timeline"),
+    "hvdlite.elastic": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
     "hvdlite.torch": (*NEUTRAL, *TORCH),
@@ -73,10 +74,12 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
 }
-# Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`, and
-# hvdlite.tensorflow's DistributedOptimizer, which also takes Keras's optimizers, as in Horovod.
+# Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
+# hvdlite.init() in an elastic job, and hvdlite.tensorflow's DistributedOptimizer, which also takes
+# Keras's optimizers, as in Horovod.
 FACES = {
     "hvdlite/__init__.py": "hvdlite.launch",
+    "hvdlite/basics.py": "hvdlite.elastic",
     "hvdlite/__main__.py": "hvdlite.launch.command",
     "hvdlite/launch/__main__.py": "hvdlite.launch.command",
     "hvdlite/tensorflow/optimizer.py": "hvdlite.keras",

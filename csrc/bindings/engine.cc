@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "bindings/gradient_memory.h"
 #include "bindings/handle.h"
+#include "bindings/lobby.h"
 #include "bindings/unlocked.h"
 #include "entry/entry_builder.h"
 #include "host/host_backend.h"
@@ -70,17 +71,17 @@ HandlePtr submit(const HolderPtr& self, EntryBuilder& call, py::object keep, boo
 HandlePtr allreduce(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
                     double prescale, double postscale, std::optional<double> weight,
                     std::uint32_t process_set, py::object keep, bool blocking,
-                    std::uintptr_t stream) {
+                    std::uintptr_t stream, std::string transaction) {
   EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
-  return submit(self, call.reduce(op, prescale, postscale).weigh(weight), std::move(keep),
-                blocking);
+  call.reduce(op, prescale, postscale).weigh(weight).transaction(std::move(transaction));
+  return submit(self, call, std::move(keep), blocking);
 }
 
 HandlePtr allgather(const HolderPtr& self, std::string name, const Tensors& tensors,
                     std::uint32_t process_set, py::object keep, bool blocking,
-                    std::uintptr_t stream) {
+                    std::uintptr_t stream, std::string transaction) {
   EntryBuilder call = call_of(Kind::kAllgather, std::move(name), process_set, tensors, stream);
-  return submit(self, call, std::move(keep), blocking);
+  return submit(self, call.transaction(std::move(transaction)), std::move(keep), blocking);
 }
 
 HandlePtr reducescatter(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
@@ -110,6 +111,12 @@ HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process
   return submit(self, call, py::none(), blocking);
 }
 
+HandlePtr commit(const HolderPtr& self, std::string name, std::string transaction,
+                 std::uint32_t process_set, bool blocking) {
+  EntryBuilder call(Kind::kCommit, std::move(name), process_set);
+  return submit(self, call.transaction(std::move(transaction)), py::none(), blocking);
+}
+
 HandlePtr join(const HolderPtr& self, bool blocking) {
   EntryBuilder call(Kind::kJoin, std::string(kJoinName));
   return submit(self, call, py::none(), blocking);
@@ -127,10 +134,12 @@ HandlePtr remove_process_set(const HolderPtr& self, std::string name, std::uint3
 }
 
 using LinkTuple = std::tuple<int, int, int, int, int>;
+using ProcessSetList = std::vector<std::pair<int, std::vector<int>>>;  // ids and ranks
 
 HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
                       const std::vector<LinkTuple>& links, int segment_fd, int bell_fd,
-                      std::vector<std::string> nccl_folders, int trace_file, bool trace_rounds) {
+                      std::vector<std::string> nccl_folders, int trace_file, bool trace_rounds,
+                      std::shared_ptr<Lobby> lobby, int epoch, ProcessSetList process_sets) {
   Fd trace_fd(trace_file);
   Fd segment(segment_fd);
   Fd bell(bell_fd);
@@ -154,9 +163,11 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
     backend = std::make_unique<HostBackend>(*fabric, config.value());
   }
   GpuLibraries gpus = GpuLibraries::search(config.value(), std::move(nccl_folders));
+  std::optional<Engine::Elastic> elastic;
+  if (lobby != nullptr) elastic = {{epoch, std::move(process_sets)}, std::move(lobby)};
   return std::make_shared<EngineHolder>(
       std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value()),
-                               std::move(gpus), std::move(trace)));
+                               std::move(gpus), std::move(trace), elastic));
 }
 
 py::dict counters(const HolderPtr& self) {
@@ -207,6 +218,12 @@ void abort(const HolderPtr& self, const std::string& reason) {
   engine.abort(reason);
 }
 
+void suspend(const HolderPtr& self, const std::string& reason) {
+  Engine& engine = self->engine();
+  const Unlocked unlocked;
+  engine.suspend(reason);
+}
+
 std::unique_ptr<GradientMemoryObject> allocate_gradient_memory(const HolderPtr& self, int gpu,
                                                                std::size_t bytes) {
   Engine& engine = self->engine();
@@ -228,20 +245,24 @@ void register_engine(py::module_& module) {
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
   register_gradient_memory(module);
+  register_lobby(module);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;
   const py::arg_v stream = py::arg("stream") = 0;
+  const py::arg_v transaction = py::arg("transaction") = "";
   py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
       .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
            py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
            py::arg("bell_fd") = -1, py::arg("nccl_folders") = std::vector<std::string>(),
-           py::arg("trace_file") = -1, py::arg("trace_rounds") = false)
+           py::arg("trace_file") = -1, py::arg("trace_rounds") = false,
+           py::arg("lobby") = py::none(), py::arg("epoch") = 0,
+           py::arg("process_sets") = ProcessSetList())
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
-           process_set, keep, blocking, stream)
+           process_set, keep, blocking, stream, transaction)
       .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
-           blocking, stream)
+           blocking, stream, transaction)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking,
            stream)
@@ -250,11 +271,14 @@ void register_engine(py::module_& module) {
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking, stream)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
+      .def("commit", &commit, py::arg("name"), py::arg("transaction"), process_set, blocking)
       .def("join", &join, blocking)
       .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
       .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
       .def("allocate_gradient_memory", &allocate_gradient_memory, py::arg("gpu"), py::arg("bytes"))
       .def("abort", &abort, py::arg("reason"))
+      .def("suspend", &suspend, py::arg("reason"))
+      .def("commit_counts", [](const HolderPtr& self) { return self->engine().commit_counts(); })
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)
       .def("stop_trace", &stop_trace)

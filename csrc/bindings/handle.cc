@@ -133,6 +133,7 @@ void HandleObject::wait_for_device(std::optional<std::uintptr_t> stream, const D
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
+  if (holder_->engine().elastic()) return;  // a commit has waited for the device already
   const Status world = holder_->engine().status();
   if (!world.ok() && world.code() != StatusCode::kShutdown) raise_status(world);
 }
@@ -181,6 +182,7 @@ void register_handle(py::module_& module) {
       .def_property_readonly("set_id", &HandleObject::set_id)
       .def_property_readonly("last_joined", &HandleObject::last_joined)
       .def_property_readonly("members", &HandleObject::members)
+      .def_property_readonly("epoch", &HandleObject::epoch)
       .def("take_output", &HandleObject::take_output, py::arg("index") = 0)
       .def("copy_output", &HandleObject::copy_output, py::arg("index"), py::arg("target"),
            py::arg("stream"))

@@ -9,8 +9,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "engine/lobby.h"
 #include "engine/world.h"
 #include "entry/entry.h"
 #include "execution/parts.h"
@@ -19,11 +21,17 @@ namespace hvdlite {
 
 class Engine {
  public:
+  // Of an elastic job: its world, and the lobby that all its engines share.
+  struct Elastic {
+    ElasticWorld world;
+    std::shared_ptr<Lobby> lobby;
+  };
   // Starts the engine's thread. `fabric` is null for a world of one; `backend` is the host's;
   // `trace` may be on already.
   Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
          GpuLibraries gpu_libraries = GpuLibraries::search(Config(), {}),
-         std::unique_ptr<Trace> trace = std::make_unique<Trace>());
+         std::unique_ptr<Trace> trace = std::make_unique<Trace>(),
+         const std::optional<Elastic>& elastic = std::nullopt);
   ~Engine();  // shuts down
 
   int rank() const { return parts_.rank; }
@@ -32,8 +40,13 @@ class Engine {
   // Submits an entry (request, inputs, outputs, gpu, weight filled in). The memory it points to
   // stays valid until its completion is released(). With `blocking` the caller promises to wait()
   // for it at once. In a world of one it is done when this returns. kInvalidArgument,
-  // kDuplicateName, or the sticky error: then the entry was not taken.
-  Status enqueue(EntryPtr entry, bool blocking);
+  // kDuplicateName, or the sticky error: then the entry was not taken. In an elastic job the lobby
+  // takes what comes after the world has ended by a failure.
+  Status enqueue(const EntryPtr& entry, bool blocking);
+  // The two halves of enqueue(), without the lobby: the checks, and what the entry needs of this
+  // engine; and the rest. submit() fails with a sticky error only where the world has ended.
+  Status check(Entry& entry);
+  Status submit(const EntryPtr& entry, bool blocking) { return world_->submit(entry, blocking); }
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline) {
     return world_->wait(entry, blocking, deadline);
@@ -52,11 +65,22 @@ class Engine {
   // by entries of the kinds kAddProcessSet (whose completion has the set_id) and kRemoveProcessSet.
   GroupPtr process_set(std::uint32_t id) const { return parts_.sets.get(id); }
 
-  // Ends the world on every rank with this reason. Returns when the peers have been told.
-  void abort(const std::string& reason) { world_->abort(reason); }
+  // Ends the world on every rank with this reason. Returns when the peers have been told. In an
+  // elastic job the others go on without this rank, whose own entries fail.
+  void abort(const std::string& reason);
   // Leaves cleanly: what is in flight may still end (within shutdown_timeout), other entries fail
-  // with kShutdown, the peers are told. Idempotent.
-  void shutdown() { world_->shutdown(); }
+  // with kShutdown, the peers are told. What waits in the lobby fails, too. Idempotent.
+  void shutdown();
+  // Elastic jobs: ends the world on this rank for this reason. Returns when all that was in flight
+  // is in the lobby.
+  void suspend(const std::string& reason) { world_->suspend(reason); }
+  // Elastic jobs: the commits that this rank has completed. Empty in a world of one.
+  CommitCounts commit_counts() const {
+    return parts_.commits == nullptr ? CommitCounts() : parts_.commits->counts();
+  }
+  bool elastic() const { return lobby_ != nullptr; }
+  // The highest id of a process set so far, in this world or one before it; 0: there was none.
+  int highest_set() const { return parts_.sets.highest(); }
 
   // The sticky error, or OK.
   Status status() const { return world_->status(); }
@@ -73,6 +97,7 @@ class Engine {
   Status mark_ready(Entry& entry);
 
   EngineParts parts_;
+  const std::shared_ptr<Lobby> lobby_;  // null: the job is not elastic
   const std::unique_ptr<World> world_;  // last: its thread uses the parts
 };
 

@@ -1,5 +1,7 @@
 #include "engine/lone_world.h"
 
+#include <utility>
+
 #include "entry/entry_check.h"
 
 namespace hvdlite {
@@ -27,20 +29,22 @@ Agreed agreed_alone(const EntryPtr& entry) {
 
 }  // namespace
 
-LoneWorld::LoneWorld(EngineParts& parts) : parts_(parts), executor_(parts) {}
+LoneWorld::LoneWorld(EngineParts& parts, Park park)
+    : parts_(parts), park_(std::move(park)), executor_(parts) {}
 
 Status LoneWorld::submit(EntryPtr entry, bool /*blocking*/) {
   HVDLITE_RETURN_IF_ERROR(check_alone(entry->request));
   // The continuation may submit in turn: not before this entry has released the mutex.
-  const auto then = entry->completion->take_continuation();
-  HVDLITE_RETURN_IF_ERROR(execute(entry));
+  std::function<void()> then;
+  HVDLITE_RETURN_IF_ERROR(execute(entry, then));
   if (then) then();
   return Status();
 }
 
-Status LoneWorld::execute(const EntryPtr& entry) {
+Status LoneWorld::execute(const EntryPtr& entry, std::function<void()>& then) {
   MutexLock lock(mutex_);
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(entry));
+  then = entry->completion->take_continuation();
   (void)parts_.queue.take();
   std::vector<Agreed> round = {agreed_alone(entry)};
   parts_.timeline.agreed(round);
@@ -55,6 +59,15 @@ bool LoneWorld::wait(const Entry& entry, bool /*blocking*/, Deadline deadline) {
 
 void LoneWorld::shutdown() {
   (void)parts_.queue.close(Status(StatusCode::kShutdown, "hvdlite was shut down"));
+}
+
+void LoneWorld::suspend(const std::string& reason) {
+  const Status cause(StatusCode::kRankFailed, reason);
+  {
+    MutexLock lock(mutex_);  // so no entry is half-way
+    (void)parts_.queue.close(cause);
+  }
+  if (park_) park_({cause, {}, nullptr, parts_.sets.others(), /*by_itself=*/false});
 }
 
 Tunables LoneWorld::tunables() const { return tunables_of(parts_.config); }

@@ -3,6 +3,8 @@
 // returns. So nobody waits, nothing is in flight when the world ends, and no error ends it.
 #pragma once
 
+#include <functional>
+
 #include "base/mutex.h"
 #include "engine/world.h"
 #include "execution/executor.h"
@@ -12,19 +14,22 @@ namespace hvdlite {
 
 class LoneWorld : public World {
  public:
-  explicit LoneWorld(EngineParts& parts);  // borrowed
+  LoneWorld(EngineParts& parts, Park park);  // the parts are borrowed
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
   void abort(const std::string& /*reason*/) override {}
   void shutdown() override;
+  void suspend(const std::string& reason) override;
   Status status() const override { return Status(); }
   Tunables tunables() const override;
 
  private:
-  Status execute(const EntryPtr& entry);
+  // `then`: the entry's continuation, which is the caller's to run.
+  Status execute(const EntryPtr& entry, std::function<void()>& then);
 
   EngineParts& parts_;
+  const Park park_;
   Mutex mutex_;  // its holder is the runner
   Executor executor_ HVDLITE_GUARDED_BY(mutex_);
 };

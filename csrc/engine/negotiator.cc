@@ -14,6 +14,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kCoordinatorRank = 0;
 constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
 constexpr auto kLastWordsTime = std::chrono::milliseconds(200);
+// Both of these in an elastic job.
+constexpr auto kElasticTime = std::chrono::milliseconds(5);
 
 Status garbage(const Frame& frame) {
   return Status(StatusCode::kInternal,
@@ -62,7 +64,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
                                    const Coordinator& coordinator) {
   std::vector<Response> own;
   for (const Response& response : all) {
-    if (response.form == Response::Form::kTune) {
+    if (response.form == Response::Form::kTune || response.form == Response::Form::kCut) {
       own.push_back(response);
       continue;
     }
@@ -76,9 +78,11 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 }  // namespace
 
 Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
-                       TensorQueue& queue, Counters& counters, const Timeline& timeline)
+                       TensorQueue& queue, Counters& counters, const Timeline& timeline,
+                       bool elastic)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
+      elastic_(elastic),
       sets_(sets),
       queue_(queue),
       counters_(counters),
@@ -88,8 +92,10 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       cache_(cache_capacity(config)),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline);
+  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
   coordinator_->add_set(*sets.get(0));
+  for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
+  coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }
@@ -154,7 +160,7 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
     case FrameType::kAbort: {
       Status cause;
       if (!decode_abort(frame.body, cause)) break;
-      if (told_.ok()) told_ = cause;
+      hear_cause(std::move(cause));
       return told_;
     }
     case FrameType::kGoodbye:
@@ -216,7 +222,7 @@ Status Negotiator::unanswered() const {
 
 Status Negotiator::root_cause(Status fallback) {
   // The data plane may see a peer go before that peer's last words arrive on the control channel.
-  const Deadline deadline = Deadline::after(kLastWordsTime);
+  const Deadline deadline = Deadline::after(elastic_ ? kElasticTime : kLastWordsTime);
   const int rank = fallback.failed_rank();
   const bool expected = fallback.code() == StatusCode::kRankFailed && rank >= 0 && rank != rank_;
   while (true) {
@@ -259,10 +265,19 @@ void Negotiator::listen_for_causes() {
 
 void Negotiator::listen_for_cause(const Frame& frame) {
   Status cause;
-  if (frame.type == FrameType::kAbort && told_.ok() && decode_abort(frame.body, cause)) {
-    told_ = cause;
+  if (frame.type == FrameType::kAbort && decode_abort(frame.body, cause)) {
+    hear_cause(std::move(cause));
   } else if (frame.type == FrameType::kGoodbye) {
     (void)handle_goodbye(frame);
+  }
+}
+
+void Negotiator::hear_cause(Status cause) {
+  if (!told_.ok()) return;
+  told_ = std::move(cause);
+  // The peer has shut down; to this rank, which goes on, it has failed.
+  if (elastic_ && told_.code() == StatusCode::kShutdown) {
+    told_ = Status(StatusCode::kRankFailed, told_.message(), told_.failed_rank());
   }
 }
 
@@ -324,6 +339,10 @@ Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Ro
     if (round.tunables || !round.entries.empty()) rounds.push_back(std::exchange(round, {}));
   };
   for (const Response& response : responses) {
+    if (response.form == Response::Form::kCut) {
+      end_round();
+      continue;
+    }
     if (response.form == Response::Form::kTune) {
       end_round();
       round.tunables = response.tunables;
@@ -342,13 +361,15 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::string key = request == nullptr ? "" : request->key();
   const auto found = pending_.find(key);
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
+  const bool sticky = response.form == Response::Form::kError && response.error.sticky();
+  if (sticky && elastic_) return response.error;  // the entry is parked with all others
   if (entry != nullptr) pending_.erase(found);
   if (response.form == Response::Form::kError) {
     if (entry != nullptr && entry->request.kind == Kind::kRemoveProcessSet) {
       queue_.reopen(entry->removes);
     }
     if (entry != nullptr) queue_.finish(entry, response.error);
-    return response.error.sticky() ? response.error : Status();
+    return sticky ? response.error : Status();
   }
   if (response.form == Response::Form::kFull) {
     cache_.remember(response.cache_id, key, response.request);
@@ -403,7 +424,7 @@ void Negotiator::send_all(const Bytes& frame, Deadline deadline) {
 }
 
 void Negotiator::announce_abort(const Status& cause) {
-  send_all(encode_abort(cause), Deadline::after(kAnnounceTime));
+  send_all(encode_abort(cause), Deadline::after(elastic_ ? kElasticTime : kAnnounceTime));
 }
 
 void Negotiator::announce_goodbye(std::uint64_t collectives) {

@@ -28,7 +28,7 @@ class Negotiator {
  public:
   // All borrowed; the engine owns them and outlives this.
   Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config, TensorQueue& queue,
-             Counters& counters, const Timeline& timeline);
+             Counters& counters, const Timeline& timeline, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
@@ -70,6 +70,7 @@ class Negotiator {
   Status unanswered() const;
   void listen_for_causes();
   void listen_for_cause(const Frame& frame);
+  void hear_cause(Status cause);
   Status coordinate(std::vector<Round>& rounds);
   Status flush_answers();  // kTimeout names the ranks that do not read them
   // Sends the responses to the other members; gives those for this rank.
@@ -81,6 +82,7 @@ class Negotiator {
 
   const int rank_;
   const int size_;
+  const bool elastic_;  // the registrar says who is gone, so this rank does not wait to hear it
   const ProcessSets& sets_;
   TensorQueue& queue_;
   Counters& counters_;

@@ -14,11 +14,12 @@ constexpr auto kLongestSlice = std::chrono::milliseconds(2);
 
 }  // namespace
 
-PeerWorld::PeerWorld(EngineParts& parts)
+PeerWorld::PeerWorld(EngineParts& parts, Park park)
     : parts_(parts),
       waiter_(*parts.fabric->waiter),
+      park_(std::move(park)),
       negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters,
-                  parts.timeline),
+                  parts.timeline, /*elastic=*/park_ != nullptr),
       executor_(parts),
       tunables_(tunables_of(parts.config)) {
   if (parts.config.autotune != 0 && parts.rank == 0) {
@@ -112,8 +113,13 @@ void PeerWorld::run_rounds(std::vector<Round>& rounds) {
       status = executor_.run(round.entries);
       if (!status.ok()) request_end(negotiator_.root_cause(std::move(status)));
     }
-    for (const Agreed& agreed : round.entries) {
-      if (agreed.entry != nullptr) fail(agreed.entry, this->status());
+    for (Agreed& agreed : round.entries) {
+      if (agreed.entry == nullptr) continue;
+      if (park_ != nullptr) {
+        unfinished_.push_back(std::move(agreed.entry));
+      } else {
+        fail(agreed.entry, this->status());
+      }
     }
     collectives_ += round.entries.size();
   }
@@ -174,6 +180,14 @@ void PeerWorld::end_world() {
     parts_.gpus.abort();
   }
   parts_.fabric->close();
+  for (EntryPtr& entry : unfinished_) entries.push_back(std::move(entry));
+  if (park_ != nullptr && !clean && !leaving_.load() && !aborted_.load()) {
+    park_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load()});
+    return;
+  }
+  if (parts_.commits != nullptr) {
+    for (EntryPtr& entry : parts_.commits->take_rest()) entries.push_back(std::move(entry));
+  }
   for (const EntryPtr& entry : entries) fail(entry, cause);
 }
 
@@ -197,7 +211,15 @@ void PeerWorld::request_end(Status cause) {
 }
 
 void PeerWorld::abort(const std::string& reason) {
+  aborted_.store(true);
   request_end(Status(StatusCode::kRankFailed, reason, parts_.rank));
+  waiter_.interrupt();
+  stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));
+}
+
+void PeerWorld::suspend(const std::string& reason) {
+  suspended_.store(true);
+  request_end(Status(StatusCode::kRankFailed, reason));
   waiter_.interrupt();
   stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));
 }

@@ -23,13 +23,15 @@ namespace hvdlite {
 
 class PeerWorld : public World {
  public:
-  // Borrows the parts, and starts the engine's thread.
-  explicit PeerWorld(EngineParts& parts);
+  // Borrows the parts, and starts the engine's thread, which calls `park` if the world ends by a
+  // failure.
+  PeerWorld(EngineParts& parts, Park park);
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
   void abort(const std::string& reason) override;
   void shutdown() override;
+  void suspend(const std::string& reason) override;
   Status status() const override;
   Tunables tunables() const override;
 
@@ -46,7 +48,7 @@ class PeerWorld : public World {
   void sleep(Deadline deadline, Sleeper sleeper);
   void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
-  void end_world();  // tells the peers, fails everything in flight
+  void end_world();  // tells the peers, fails or parks everything in flight
   void fail(const EntryPtr& entry, const Status& cause);
   void look_at_gpus();  // an error there ends the world
 
@@ -58,6 +60,7 @@ class PeerWorld : public World {
 
   EngineParts& parts_;
   Waiter& waiter_;  // the fabric's
+  const Park park_;
   RunnerToken token_;
 
   // The runner's, guarded by the token.
@@ -66,9 +69,12 @@ class PeerWorld : public World {
   std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
   std::uint64_t collectives_ = 0;  // entries that ended well
+  std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
 
   std::atomic<bool> ending_{false};   // sticky_ was set; the runner acts on it
   std::atomic<bool> leaving_{false};  // shutdown() was called
+  std::atomic<bool> aborted_{false};    // abort() was called
+  std::atomic<bool> suspended_{false};  // suspend() was called
 
   mutable Mutex mutex_;
   Tunables tunables_ HVDLITE_GUARDED_BY(mutex_);

@@ -5,14 +5,29 @@
 // executes collectives. The engine owns its world and destroys it after shutdown().
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/status.h"
 #include "base/tunables.h"
 #include "entry/entry.h"
+#include "execution/commit_book.h"
+#include "negotiation/process_set.h"
 
 namespace hvdlite {
+
+// What a world of an elastic job leaves when it ends by a failure (lobby.h).
+struct Parked {
+  Status cause;
+  std::vector<EntryPtr> entries;        // besides those in `commits`
+  std::shared_ptr<CommitBook> commits;  // null in a world of one
+  std::vector<GroupPtr> process_sets;   // besides that of all ranks
+  bool by_itself = true;                // not by suspend()
+};
+using Park = std::function<void(Parked)>;  // null: the job is not elastic
 
 class World {
  public:
@@ -23,6 +38,7 @@ class World {
   virtual bool wait(const Entry& entry, bool blocking, Deadline deadline) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void shutdown() = 0;
+  virtual void suspend(const std::string& reason) = 0;
   virtual Status status() const = 0;
   virtual Tunables tunables() const = 0;
 };

@@ -4,6 +4,14 @@
 
 namespace hvdlite {
 
+void Completion::clear_results() {
+  first_dimensions.clear();
+  outputs.clear();
+  set_id = last_joined = -1;
+  members = 0;
+  on_device = nullptr;
+}
+
 Status Completion::copy_output(std::size_t i, void* target, CudaStream stream) {
   Output& from = outputs[i];
   if (!from.device.valid()) {

@@ -60,17 +60,22 @@ class Completion {
     then_ = std::move(continuation);
     return true;
   }
-  // Runner only. Returns the continuation for a caller that runs it later than finish() would.
-  std::function<void()> take_continuation() { return std::exchange(then_, nullptr); }
-  // Runner only, once.
+  // Returns the continuation for a caller that runs it later than finish() would.
+  std::function<void()> take_continuation() {
+    MutexLock lock(mutex_);
+    return std::exchange(then_, nullptr);
+  }
+  // Once: by the runner, or by the lobby between two worlds.
   void finish(Status status) {
+    std::function<void()> then;
     {
       MutexLock lock(mutex_);
       status_ = std::move(status);
       done_.store(true, std::memory_order_release);
       changed_.notify_all();
+      then = std::exchange(then_, nullptr);
     }
-    if (const auto then = take_continuation()) then();
+    if (then) then();
   }
 
   // The members from here on are read after done() only: they need no lock, because nothing changes
@@ -80,12 +85,15 @@ class Completion {
   // made: of an allgather tensor by tensor, of an alltoall, those from each member by position in
   // the process set; of a reducescatter those of this rank, by tensor.
   std::vector<std::int64_t> first_dimensions;
+  int epoch = 0;                // elastic jobs: that of the world in which the result was made
   int set_id = -1;              // kAddProcessSet: the id of the new set
   int last_joined = -1;         // kJoin: the last rank to join
   std::vector<Output> outputs;  // by tensor
   int members = 0;  // what an average divides by: those of the process set that had not joined, or
                     // all, as HVDLITE_AVERAGE_OVER_JOINED says
   CudaEventPtr on_device;  // null: no GPU tensors. Written before finish()
+  // Forgets what was received, before the entry is submitted anew. Not after finish().
+  void clear_results();
   // Copies output i, once, to memory on its device, and gives the room back: on the host at once,
   // on a GPU as work of `stream`, which waits for `on_device` already. Any one thread, after done()
   // or from the continuation.

@@ -4,6 +4,8 @@
 // reads; from Engine::enqueue() on it is the runner's, except for its completion.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +25,18 @@ struct GpuSource {
   CudaEventPtr ready;  // that point; the engine marks it
 };
 
+// The input of a tensor that its own output overwrites, as it was before: an elastic job submits the
+// entry anew if a rank dies (execution/kept_inputs.h).
+struct KeptInput {
+  std::unique_ptr<std::byte[]> data;
+  std::size_t capacity = 0;  // of `data`, in bytes
+  // Instead of `data`, of a GPU tensor; the memory goes back to `pool`.
+  DeviceMemory device;
+  std::shared_ptr<DeviceMemoryPool> pool;
+  CudaEventPtr copied;  // the device has made the copy
+  bool valid() const { return data != nullptr || device.valid(); }
+};
+
 struct Entry {
   Request request;
   std::string key;                  // request.key(), made once
@@ -32,6 +46,8 @@ struct Entry {
   double weight = 1.0;              // this rank's, for weighted averages
   std::int64_t submitted_at = 0;    // trace_now() at the call, where the timeline was on
   std::uint32_t removes = 0;        // a removal's process set; the engine adds its ranks
+  std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts
+  std::vector<KeptInput> kept;       // by tensor; empty: none is kept
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
 };
 using EntryPtr = std::shared_ptr<Entry>;

@@ -32,6 +32,10 @@ class EntryBuilder {
   // `op` is the number of a ReduceOp.
   EntryBuilder& reduce(int op, double prescale, double postscale);
   EntryBuilder& weigh(std::optional<double> weight);
+  EntryBuilder& transaction(std::string name) {
+    entry_->request.transaction = std::move(name);
+    return *this;
+  }
   EntryBuilder& root(int rank) {
     entry_->request.root = rank;
     return *this;

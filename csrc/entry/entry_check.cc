@@ -13,6 +13,13 @@ Status invalid_call(const Request& request, const std::string& why) {
   return Status(StatusCode::kInvalidArgument, describe(request) + ": " + why);
 }
 
+Status duplicate_name(const Request& request) {
+  return Status(StatusCode::kDuplicateName,
+                describe(request) +
+                    ": an operation of this name is already in flight on this rank; wait for it "
+                    "first, or give each operation a name of its own");
+}
+
 Status of_call(const Request& request, const Status& why) {
   return Status(why.code(), describe(request) + ": " + why.message(), why.failed_rank());
 }
@@ -66,7 +73,7 @@ Status check_reduction(const Request& request, const TensorShape& tensor) {
 }
 
 Status check_shape(const Request& request, const TensorShape& tensor) {
-  if (tensor.name.size() > kMaxNameBytes || request.name.size() > kMaxNameBytes) {
+  if (tensor.name.size() > kMaxNameBytes) {
     return invalid_call(request, "a name has at most 512 bytes");
   }
   if (tensor.dims.size() > kMaxDimensions) {
@@ -128,6 +135,9 @@ Status check_overlap(const Entry& entry) {
 
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
+  if (std::max(request.name.size(), request.transaction.size()) > kMaxNameBytes) {
+    return invalid_call(request, "a name has at most 512 bytes");
+  }
   if (group == nullptr) {
     return invalid_call(request, "there is no process set " + std::to_string(request.process_set) +
                                      "; it was removed, or never added");

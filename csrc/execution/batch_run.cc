@@ -64,6 +64,8 @@ Status BatchRun::execute_kind() {
       parts_.gpus.forget_parts();
       first().entry->completion->last_joined = first().last_joined;
       return Status();
+    case Kind::kCommit:
+      return Status();  // the executor commits behind the round
     case Kind::kAddProcessSet:
     case Kind::kRemoveProcessSet:
       return change_sets();

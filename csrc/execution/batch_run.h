@@ -18,6 +18,7 @@
 #include "entry/entry.h"
 #include "execution/finite_check.h"
 #include "execution/fusion_plan.h"
+#include "execution/kept_inputs.h"
 #include "execution/parts.h"
 
 namespace hvdlite {
@@ -32,9 +33,11 @@ struct Members {
 // capacity. Every batch fills the memory anew.
 struct BatchBuffers {
   explicit BatchBuffers(EngineParts& parts)
-      : finite(parts.rank, parts.config.check_finite != 0, parts.counters.nonfinite) {}
+      : finite(parts.rank, parts.config.check_finite != 0, parts.counters.nonfinite),
+        kept(parts.gpus) {}
 
   FiniteCheck finite;
+  KeptInputs kept;
   std::vector<Piece> pieces;
   std::vector<double> weights;   // by tensor; then their sums
   std::vector<std::byte> zeros;  // what a rank of weight 0 gives
@@ -55,6 +58,8 @@ class BatchRun {
   // their producers. A status that is not sticky is the same on every member, and concerns the
   // batch alone.
   Status open();
+  // Elastic jobs: keeps the inputs that execute() overwrites.
+  Status keep_inputs() { return buffers_.kept.keep(batch_, round_, gpu_); }
   Status execute();
   // Marks the end of the batch on its GPU.
   Status close();

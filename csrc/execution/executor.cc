@@ -23,11 +23,12 @@ Status Executor::run(std::vector<Agreed>& round) {
       continue;
     }
     HVDLITE_RETURN_IF_ERROR(opened);
+    if (parts_.commits != nullptr) HVDLITE_RETURN_IF_ERROR(run.keep_inputs());
     HVDLITE_RETURN_IF_ERROR(run.execute());
     HVDLITE_RETURN_IF_ERROR(run.close());
     finish_batch(batch, members, round, left);
   }
-  return Status();
+  return parts_.commits == nullptr ? Status() : commit();
 }
 
 const Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
@@ -59,7 +60,12 @@ void Executor::finish_batch(const Batch& batch, const Members& members, std::vec
       members_.erase(static_cast<std::uint32_t>(agreed.set_id));
     }
     agreed.entry->completion->members = members.group.divisor();
-    parts_.queue.finish(agreed.entry, Status());
+    agreed.entry->completion->epoch = parts_.epoch;
+    if (parts_.commits != nullptr) {
+      parts_.commits->hold(agreed.entry, members.group);
+    } else {
+      parts_.queue.finish(agreed.entry, Status());
+    }
     agreed.entry = nullptr;
   }
 }

@@ -1,5 +1,6 @@
 // Runs the rounds that the ranks have agreed on: plans the batches of a round, lets each of them
-// run (batch_run.h), and finishes its entries.
+// run (batch_run.h), and finishes its entries. In an elastic job it holds the entries instead, and
+// commits behind the round (commit_book.h).
 //
 // Owned by the engine's world, which lends it the engine's parts; only the runner calls it, so it
 // needs no lock.
@@ -23,7 +24,7 @@ class Executor {
 
   // Executes the batches of one round and finishes its entries, each once all its tensors are done.
   // A failed status is final for the backend; entries that are not finished yet stay with the
-  // caller, in `round` (finished ones are reset to null there).
+  // caller, in `round` (finished and held ones are reset to null there).
   Status run(std::vector<Agreed>& round);
   // The rounds from here on use these settings.
   void tune(const Tunables& tunables) {
@@ -38,6 +39,12 @@ class Executor {
   void finish_batch(const Batch& batch, const Members& members, std::vector<Agreed>& round,
                     std::vector<std::size_t>& left);
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
+  // executor_commit.cc, elastic jobs: hands out what is due, set by set.
+  Status commit();
+  // The set is gone: its transactions that are not committed fail.
+  void drop_set(std::uint32_t set);
+  // Waits until the device has made the results of these entries.
+  Status await_device(const std::vector<EntryPtr>& entries, const Group& group);
 
   EngineParts& parts_;
   std::int64_t threshold_;  // bytes, of a batch

@@ -5,9 +5,11 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "base/config.h"
+#include "execution/commit_book.h"
 #include "execution/counters.h"
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
@@ -17,22 +19,34 @@
 
 namespace hvdlite {
 
+// What a world of an elastic job has from its predecessor.
+struct ElasticWorld {
+  int epoch = 0;
+  std::vector<std::pair<int, std::vector<int>>> process_sets;  // ids ascend; not the world's own
+};
+
 struct EngineParts {
   EngineParts(std::unique_ptr<Fabric> its_fabric, std::unique_ptr<Backend> its_backend,
-              Config its_config, GpuLibraries gpu_libraries, std::unique_ptr<Trace> its_trace)
+              Config its_config, GpuLibraries gpu_libraries, std::unique_ptr<Trace> its_trace,
+              const ElasticWorld* elastic, int highest_set)
       : rank(its_fabric ? its_fabric->topology.rank : 0),
         size(its_fabric ? its_fabric->topology.size : 1),
+        epoch(elastic ? elastic->epoch : 0),
         config(std::move(its_config)),
         trace(std::move(its_trace)),
         fabric(std::move(its_fabric)),
         backend(std::move(its_backend)),
         gpus(*backend, fabric.get(), config, std::move(gpu_libraries)),
-        sets(size) {
+        sets(size, highest_set) {
     backend->trace_to(*trace);
+    if (elastic == nullptr) return;
+    if (fabric != nullptr) commits = std::make_shared<CommitBook>();
+    for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);
   }
 
   const int rank;
   const int size;
+  const int epoch;
   const Config config;
   const std::unique_ptr<Trace> trace;  // before all that writes to it
   Timeline timeline{*trace};
@@ -41,6 +55,8 @@ struct EngineParts {
   GpuPlane gpus;
   ProcessSets sets;
   TensorQueue queue{timeline};
+  // Elastic jobs with several ranks; shared with the lobby.
+  std::shared_ptr<CommitBook> commits;
   Counters counters;  // the runner counts up, any thread reads
 };
 

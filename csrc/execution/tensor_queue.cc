@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "entry/entry_check.h"
+
 namespace hvdlite {
 
 Status TensorQueue::push(EntryPtr entry) {
@@ -21,14 +23,10 @@ Status TensorQueue::push(EntryPtr entry) {
     return Status(StatusCode::kInvalidArgument,
                   describe(entry->request) + ": its process set was removed on this rank");
   }
-  if (!in_flight_.insert(entry->key).second) {
-    return Status(StatusCode::kDuplicateName,
-                  describe(entry->request) +
-                      ": an operation of this name is already in flight on this rank; wait for it "
-                      "first, or give each operation a name of its own");
-  }
+  if (!in_flight_.insert(entry->key).second) return duplicate_name(entry->request);
   joining_ = entry->request.kind == Kind::kJoin;
   if (entry->request.kind == Kind::kRemoveProcessSet) removed_.insert(entry->removes);
+  entry->order = pushed_++;
   entries_.push_back(std::move(entry));
   waiting_.store(true, std::memory_order_seq_cst);
   return Status();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <unordered_set>
 #include <vector>
 
@@ -42,6 +43,7 @@ class TensorQueue {
 
   Mutex mutex_;  // guards what follows
   std::vector<EntryPtr> entries_ HVDLITE_GUARDED_BY(mutex_);
+  std::uint64_t pushed_ HVDLITE_GUARDED_BY(mutex_) = 0;  // entries so far
   std::unordered_set<std::string> in_flight_ HVDLITE_GUARDED_BY(mutex_);
   bool joining_ HVDLITE_GUARDED_BY(mutex_) = false;
   std::unordered_set<std::uint32_t> removed_ HVDLITE_GUARDED_BY(mutex_);  // process sets

@@ -58,6 +58,7 @@ Status left_early(int rank, std::uint64_t collectives, const std::string& missin
 
 void Coordinator::add_set(const Group& group) {
   books_[static_cast<std::uint32_t>(group.id)].group = group;
+  skip_ids(static_cast<std::uint32_t>(group.id));
 }
 
 Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
@@ -204,14 +205,14 @@ Coordinator::TimePoint Coordinator::idle_since(const Book& book, const Tally& ta
   return since;
 }
 
-void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
+void Coordinator::fail_stalled(TimePoint since, const std::string& reason, int rank) {
   for (auto& [id, book] : books_) {
     for (auto at = book.tallies.begin(); at != book.tallies.end();) {
       if (idle_since(book, at->second) > since) {
         ++at;
         continue;
       }
-      respond_error(at->second, Status(StatusCode::kStalled, reason));
+      respond_error(at->second, Status(StatusCode::kStalled, reason, rank));
       at = book.tallies.erase(at);
       --waiting_;
     }
@@ -264,9 +265,17 @@ Status Coordinator::note_absent(Book& book, const Tally& tally, Response& respon
     }
     book.absent = response.absent;
     book.generation = ++epochs_;
+    cut_round();
   }
   response.generation = book.generation;
   return Status();
+}
+
+void Coordinator::cut_round() {
+  if (!cuts_at_changes_) return;
+  Response response;
+  response.form = Response::Form::kCut;
+  responses_.push_back(std::move(response));
 }
 
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {

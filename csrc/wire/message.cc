@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
 constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an empty name
-constexpr std::size_t kMinRequestBytes = 37;  // fixed fields, an empty name, no tensor
+constexpr std::size_t kMinRequestBytes = 39;  // fixed fields, empty texts, no tensor
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
 Writer begin(FrameType type) {
@@ -65,6 +65,7 @@ void put_request(Writer& writer, const Request& request) {
   writer.put(request.prescale);
   writer.put(request.postscale);
   writer.put_text(request.name);
+  writer.put_text(request.transaction);
   writer.put(static_cast<std::uint32_t>(request.tensors.size()));
   for (const TensorShape& tensor : request.tensors) {
     writer.put(tensor.dtype);
@@ -114,6 +115,7 @@ void get_request(Reader& reader, Request& request) {
   request.prescale = reader.get<double>();
   request.postscale = reader.get<double>();
   request.name = reader.get_text(kMaxNameBytes);
+  request.transaction = reader.get_text(kMaxNameBytes);
   request.tensors.resize(reader.get_count(kMinTensorBytes));
   for (TensorShape& tensor : request.tensors) {
     get_tensor(reader, tensor);
@@ -166,6 +168,7 @@ void get_numbers(Reader& reader, Response& response) {
 
 void put_response(Writer& writer, const Response& response) {
   writer.put(response.form);
+  if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kTune) return put_tunables(writer, response.tunables);
   if (response.form == Response::Form::kError) {
     put_status(writer, response.error);
@@ -195,10 +198,11 @@ void get_absent(Reader& reader, Response& response) {
 
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kTune)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kCut)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
   if (response.form == Response::Form::kTune) return get_tunables(reader, response.tunables);
+  if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kError) {
     const Status status = get_status(reader);
     response.request.process_set = reader.get<std::uint32_t>();
@@ -219,7 +223,8 @@ bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }
 std::string_view name_of(Kind kind) {
   constexpr std::string_view kNames[] = {"allreduce", "allgather",       "broadcast",
                                          "barrier",   "alltoall",        "reducescatter",
-                                         "join",      "add_process_set", "remove_process_set"};
+                                         "join",      "add_process_set", "remove_process_set",
+                                         "commit"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -285,7 +290,7 @@ bool decode_submit(std::span<const std::byte> body, Submit& submit) {
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses) {
   Reader reader(body);
   Response last;  // the absent members that it names hold for the next responses too
-  for (std::uint32_t left = reader.get_count(5); left > 0; --left) {
+  for (std::uint32_t left = reader.get_count(1); left > 0; --left) {
     Response response;
     response.absent = last.absent;
     response.generation = last.generation;

@@ -7,7 +7,7 @@
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
-//              count:u32 tensor[count] count:u32 split:i64[count]
+//              transaction:text count:u32 tensor[count] count:u32 split:i64[count]
 //              split: a rank where the request changes the process sets
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
@@ -15,11 +15,12 @@
 //                      | full:   id:u32 request count:u32 number:i64[count]
 //                      | error:  code:u8 rank:i32 set:u32 name:text message:text
 //                      | absent: generation:u32 count:u32 rank:i32[count]
-//                      | tune:   count:u8 value:i64[count] )
+//                      | tune:   count:u8 value:i64[count]
+//                      | cut )
 //              number: first_dimensions; the one set_id, or the one last_joined rank, where the
 //              request changes the process sets, or is a join
 //              absent is not a response: it says who had joined, for the responses behind it; tune
-//              goes to every rank of the world and holds from here on
+//              and cut go to every rank of the world: tune holds from here on, and both end a round
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //
@@ -65,8 +66,9 @@ enum class Kind : std::uint8_t {
   // Changes of the process sets, which all ranks of the world make alike.
   kAddProcessSet = 7,
   kRemoveProcessSet = 8,
+  kCommit = 9,  // hands out the results of a transaction, see execution/commit_book.h
 };
-inline constexpr Kind kLastKind = Kind::kRemoveProcessSet;
+inline constexpr Kind kLastKind = Kind::kCommit;
 inline constexpr std::string_view kJoinName = "#join";
 std::string_view name_of(Kind kind);
 
@@ -94,6 +96,9 @@ struct Request {
   double prescale = 1.0;
   double postscale = 1.0;
   std::string name;
+  // In elastic jobs: the results are handed out by the commit of this transaction, together with
+  // all others of it. Empty: by themselves.
+  std::string transaction;
   std::vector<TensorShape> tensors;
   // Alltoall: how many rows go to each member; empty: the same number to each. This is what the
   // rank says; describe_bad_splits() checks it.
@@ -129,7 +134,14 @@ struct Submit {
 };
 
 struct Response {
-  enum class Form : std::uint8_t { kCached = 0, kFull = 1, kError = 2, kAbsent = 3, kTune = 4 };
+  enum class Form : std::uint8_t {
+    kCached = 0,
+    kFull = 1,
+    kError = 2,
+    kAbsent = 3,
+    kTune = 4,
+    kCut = 5,
+  };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
   Request request;                      // kFull; kError: process_set and name only

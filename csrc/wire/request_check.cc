@@ -51,6 +51,9 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
     return Difference{"operation", std::string(name_of(a.kind)), std::string(name_of(b.kind))};
   }
+  if (a.transaction != b.transaction) {
+    return Difference{"transaction", text_of(a.transaction), text_of(b.transaction)};
+  }
   if (a.op != b.op) {
     return Difference{"reduce op", std::string(name_of(a.op)), std::string(name_of(b.op))};
   }

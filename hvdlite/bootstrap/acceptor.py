@@ -17,7 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvdlite.bootstrap.address import same_user
-from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, Job, RefusedError, ServerHandshake
+from hvdlite.bootstrap.handshake import (
+    HANDSHAKE_SECONDS,
+    Job,
+    OtherEpochError,
+    RefusedError,
+    ServerHandshake,
+)
 
 _LEAST_ROOM = 256  # handshakes at once, at least
 _AT_ONCE = 64  # connections accepted before those that are in are served again
@@ -28,6 +34,10 @@ class _Pending:
     connection: socket.socket
     handshake: ServerHandshake
     deadline: float
+
+
+class _HungUpError(RefusedError):
+    """A connection ended before its handshake did."""
 
 
 class Acceptor:
@@ -42,6 +52,9 @@ class Acceptor:
         size: how many ranks the job has.
         selector: borrowed; its owner calls the key's data for each event, and `expire` regularly.
         welcome: takes the blocking socket, and the handshake with the peer's rank and role.
+        peers_return: peers may give up and come again in another epoch, as in elastic jobs; so it
+            is not worth a message when a peer hangs up or belongs to another epoch.
+        room: how many handshakes at once, if `size` only bounds the ranks; by default twice `size`.
     """
 
     def __init__(
@@ -51,14 +64,17 @@ class Acceptor:
         size: int,
         selector: selectors.BaseSelector,
         welcome: Callable[[socket.socket, ServerHandshake], None],
+        peers_return: bool = False,
+        room: int | None = None,
     ) -> None:
         self._listener = listener
         self._job = job
         self._size = size
         self._selector = selector
         self._welcome = welcome
-        self._room = max(_LEAST_ROOM, 2 * size)
+        self._room = max(_LEAST_ROOM, 2 * size if room is None else room)
         self._pending: OrderedDict[int, _Pending] = OrderedDict()
+        self._untold = (OtherEpochError, _HungUpError) if peers_return else ()
         self._told = False
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -111,7 +127,7 @@ class Acceptor:
         try:
             data = pending.connection.recv(pending.handshake.wanted())
             if not data:
-                raise RefusedError("a stranger hung up")
+                raise _HungUpError("a stranger hung up")
             answer = pending.handshake.feed(data)
             # Replies are far smaller than any socket's buffer.
             pending.connection.sendall(answer)
@@ -131,7 +147,8 @@ class Acceptor:
                 pending.connection.sendall(pending.handshake.refusal)
             except OSError:
                 pass  # The peer did not wait for the reason.
-        if isinstance(why, RefusedError) and not self._told:
+        expected = isinstance(why, (OSError, *self._untold))
+        if not expected and not self._told:
             self._told = True
             print(f"hvdlite: refused a connection: {why} (said once)", file=sys.stderr)
         self._drop(pending)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from hvdlite.errors import BootstrapError
 
 LONGEST_SECONDS = 1e6  # 11 days; the kernel's and Python's own limits are not far above it
-_SLICE_SECONDS = 0.1
+_SLICE_SECONDS = 0.02
 
 _Result = TypeVar("_Result")
 
@@ -38,17 +38,24 @@ def is_never(seconds: float) -> bool:
 class Deadline:
     """A point in time at which all waits end with TimeoutError; it may be infinitely far away.
 
-    Any thread, and any signal handler, may call `give_up`. Waits then raise GivenUpError within a
-    tenth of a second.
+    Any thread, and any signal handler, may call `give_up`. Waits then raise GivenUpError within
+    about 20 ms.
 
     Example:
         >>> Deadline(0).passed, Deadline(0).seconds_left
         (False, inf)
     """
 
-    def __init__(self, seconds: float) -> None:
-        """Set the deadline `seconds` from now, or at infinity if `is_never(seconds)`."""
-        self._at = math.inf if is_never(seconds) else time.monotonic() + seconds
+    def __init__(self, seconds: float, outer: Deadline | None = None) -> None:
+        """Set the deadline `seconds` from now, or at infinity if `is_never(seconds)`.
+
+        Args:
+            seconds: how long the waits may last.
+            outer: if given, this deadline also ends when `outer` passes or is given up.
+        """
+        at = math.inf if is_never(seconds) else time.monotonic() + seconds
+        self._at: float = at if outer is None else min(at, outer._at)
+        self._outer = outer
         self.given_up = False
 
     @property
@@ -67,6 +74,8 @@ class Deadline:
 
     def refuse_if_given_up(self) -> None:
         """Raise GivenUpError if `give_up` was called."""
+        if self._outer is not None:
+            self._outer.refuse_if_given_up()
         if self.given_up:
             raise GivenUpError(
                 "init() was given up: shutdown() was called while it ran, by a signal handler or "
@@ -119,5 +128,9 @@ class Deadline:
             view = view[self.attempt(connection, partial(connection.send, view)) :]
 
     def sleep(self, seconds: float) -> None:
-        """Sleep `seconds`, or less if `check` allows less; raise as `check` does."""
-        time.sleep(min(seconds, self.check()))
+        """Sleep `seconds`, or raise as `check` does."""
+        end = time.monotonic() + seconds
+        longest = self.check()
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, longest))
+            longest = self.check()

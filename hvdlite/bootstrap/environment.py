@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from pathlib import Path
 
+from hvdlite.bootstrap.deadline import is_never
 from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_launcher
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
@@ -57,6 +58,12 @@ class WorkerEnvironment:
         serves_store: whether this rank serves the store, because its launcher does not (rank 0
             under torchrun, mpirun, srun).
         start_timeout: seconds that the ranks have to find each other; 0 means no limit.
+        elastic: whether the job is elastic; `rendezvous` is then the address of its registrar, and
+            rank and size are those that the launcher planned.
+        elastic_worker: the number of this worker in an elastic job, which is never used again.
+        joiner: whether this worker of an elastic job was started after the first epoch was formed.
+        heartbeat: seconds without a word after which a worker of an elastic job, or the registrar,
+            counts as dead.
     """
 
     rank: int = 0
@@ -73,6 +80,10 @@ class WorkerEnvironment:
     launcher: str = "none"
     serves_store: bool = False
     start_timeout: float = 60.0
+    elastic: bool = False
+    elastic_worker: int = 0
+    joiner: bool = False
+    heartbeat: float = 3.0
 
 
 def take_token() -> None:
@@ -84,6 +95,16 @@ def take_token() -> None:
 def allow_pickle() -> bool:
     """Return whether collectives of objects may use pickle: HVDLITE_ALLOW_PICKLE is not 0."""
     return os.environ.get("HVDLITE_ALLOW_PICKLE", "1") != "0"
+
+
+def elastic_snapshot() -> bool:
+    """Return whether elastic states copy tensors: HVDLITE_ELASTIC_SNAPSHOT is not 0."""
+    return os.environ.get("HVDLITE_ELASTIC_SNAPSHOT", "1") != "0"
+
+
+def elastic_verify() -> bool:
+    """Return whether ranks compare parameters before a sync: HVDLITE_ELASTIC_VERIFY is 1."""
+    return os.environ.get("HVDLITE_ELASTIC_VERIFY", "0") == "1"
 
 
 def timeline_parts() -> Path | None:
@@ -129,7 +150,8 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         interfaces=_interfaces(variables),
         launcher="hvdlite-run",
     )
-    if size == 1:
+    elastic = variables.flag("HVDLITE_ELASTIC")
+    if size == 1 and not elastic:
         return worker
     _refuse_second_run(rank)
     token = variables.get(_TOKEN) or _kept_token
@@ -139,6 +161,8 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
             f"{_TOKEN} is missing: this process is a child of rank {rank}, and the children of a "
             f"rank do not get the secret of its job; call hvd.init() in the rank alone. {_GUARD}"
         )
+    if elastic:
+        worker = _elastic(variables, worker)
     return replace(
         worker,
         rendezvous=variables.address("HVDLITE_RENDEZVOUS"),
@@ -146,6 +170,24 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), _JOB_ID_BYTES),
         epoch=variables.number("HVDLITE_EPOCH", 0),
         start_timeout=_start_timeout(variables),
+    )
+
+
+def _elastic(variables: Variables, worker: WorkerEnvironment) -> WorkerEnvironment:
+    """Add what hvdlite-run tells a worker of an elastic job."""
+    heartbeat = variables.seconds("HVDLITE_ELASTIC_HEARTBEAT", worker.heartbeat)
+    if is_never(heartbeat):
+        value = variables.get("HVDLITE_ELASTIC_HEARTBEAT")
+        raise BootstrapError(
+            f"HVDLITE_ELASTIC_HEARTBEAT={value} cannot be used: an elastic job needs a limit; give "
+            "a number of seconds above 0"
+        )
+    return replace(
+        worker,
+        elastic=True,
+        elastic_worker=variables.number("HVDLITE_WORKER"),
+        joiner=variables.flag("HVDLITE_JOINER"),
+        heartbeat=heartbeat,
     )
 
 
@@ -197,6 +239,11 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
     Within a host, both follow from the job's variables, and the kernel guarantees that the peers
     are processes of this user. For several hosts, the user has to set the secret.
     """
+    if variables.flag("HVDLITE_ELASTIC"):
+        raise BootstrapError(
+            f"HVDLITE_ELASTIC is set, but {found.launcher} started this process; only hvdlite-run "
+            "starts elastic jobs (--min-np, --max-np); clear HVDLITE_ELASTIC for an ordinary job"
+        )
     worker = WorkerEnvironment(
         rank=found.rank,
         size=found.size,
@@ -249,3 +296,13 @@ def _what_to_bring(found: LauncherEnvironment, needs_token: bool) -> str:
         f"{found.launcher} started {found.size} ranks{local}; to meet across hosts they need the "
         f"same {' and '.join(wanted)} in every rank's environment, or start them with hvdlite-run"
     )
+
+
+def tell_scripts(**numbers: int) -> None:
+    """Set this rank's numbers in the environment, which scripts and their children read.
+
+    Args:
+        numbers: by the end of the variable's name, such as RANK.
+    """
+    for name, value in numbers.items():
+        os.environ[f"HVDLITE_{name}"] = os.environ[f"HOROVOD_{name}"] = str(value)

@@ -1,4 +1,6 @@
-"""Frames between a rank and the store, after the handshake: length, sequence, body, MAC.
+"""Frames between a rank and the store, or a worker and the registrar, after the handshake.
+
+A frame has a length, a sequence number, a body and a MAC.
 
 Each direction has a key of its own, derived from the nonces of both sides. The sequence number
 prevents replay and reordering. The length is checked before any memory is allocated for it.
@@ -47,14 +49,14 @@ class FrameReader:
         """Return the bodies that are complete now.
 
         Raises:
-            BootstrapError: the stream was tampered with, or the peer is not a store of hvdlite.
+            BootstrapError: the stream was tampered with, or the peer is not a server of hvdlite.
         """
         self._buffer += data
         bodies = []
         while len(self._buffer) >= _HEADER.size:
             length, sequence = _HEADER.unpack_from(self._buffer)
             if length > MAX_BODY_BYTES or sequence != self._sequence:
-                raise BootstrapError("a frame of the store is too long or out of order")
+                raise BootstrapError("a frame is too long or out of order")
             end = _HEADER.size + length
             if len(self._buffer) < end + _MAC_BYTES:
                 break
@@ -62,7 +64,7 @@ class FrameReader:
             body = bytes(self._buffer[_HEADER.size : end])
             mac = bytes(self._buffer[end : end + _MAC_BYTES])
             if not hmac.compare_digest(mac, _mac(self._key, header, body)):
-                raise BootstrapError("a frame of the store was tampered with")
+                raise BootstrapError("a frame was tampered with")
             del self._buffer[: end + _MAC_BYTES]
             self._sequence += 1
             bodies.append(body)

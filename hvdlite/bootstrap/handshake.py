@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import BootstrapError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HANDSHAKE_SECONDS = 2.0
 
 _MAGIC = b"HVL1"
@@ -42,6 +42,17 @@ class Role(enum.IntEnum):
     STORE = 1
     CONTROL = 2
     DATA = 3
+    STEWARD = 4
+
+
+def title(rank: int, role: Role) -> str:
+    """Name a client in messages; a steward gives the number of its worker, which has no rank yet.
+
+    Example:
+        >>> title(3, Role.CONTROL), title(3, Role.STEWARD)
+        ('rank 3', 'worker 3')
+    """
+    return f"{'worker' if role == Role.STEWARD else 'rank'} {rank}"
 
 
 class Refusal(enum.IntEnum):
@@ -54,6 +65,10 @@ class Refusal(enum.IntEnum):
 
 class RefusedError(BootstrapError):
     """The other side does not belong to this job; the message says what is known about it."""
+
+
+class OtherEpochError(RefusedError):
+    """The other side belongs to another epoch of this job."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ class ClientHandshake(_Side):
 
     def __init__(self, job: Job, rank: int, role: Role) -> None:
         super().__init__(job)
-        self._rank = rank
+        self._name = title(rank, role)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self.hello = _HELLO.pack(_MAGIC, PROTOCOL_VERSION, role, job.job_id, job.epoch, rank, nonce)
 
@@ -137,12 +152,12 @@ class ClientHandshake(_Side):
         status, version, epoch, _ = _REPLY.unpack(message)
         if status == Refusal.OTHER_VERSION:
             raise RefusedError(
-                f"rank {self._rank} speaks version {PROTOCOL_VERSION} of hvdlite's protocol, its "
+                f"{self._name} speaks version {PROTOCOL_VERSION} of hvdlite's protocol, its "
                 f"peer version {version}; install the same hvdlite on every host"
             )
         if status == Refusal.OTHER_EPOCH:
-            raise RefusedError(
-                f"rank {self._rank} belongs to epoch {self._job.epoch} of the job, its peer to "
+            raise OtherEpochError(
+                f"{self._name} belongs to epoch {self._job.epoch} of the job, its peer to "
                 f"epoch {epoch}; it is a leftover of an earlier start, or its peer is"
             )
         if status != Refusal.ACCEPTED:
@@ -192,4 +207,4 @@ class ServerHandshake(_Side):
     def _refuse(self, status: Refusal, why: str) -> bytes:
         """Store the reply with the reason, which the caller sends before it closes, and raise."""
         self.refusal = self._reply(status)
-        raise RefusedError(why)
+        raise (OtherEpochError if status == Refusal.OTHER_EPOCH else RefusedError)(why)

@@ -7,13 +7,14 @@ import time
 
 from hvdlite.bootstrap.address import dial
 from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, ClientHandshake, Job, Role
+from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, ClientHandshake, Job, Role, title
 from hvdlite.errors import BootstrapError
 
 # A server of another job hangs up at once, but a crowded server of this job may do so, too. So this
 # side dials several times.
 _QUICK_HANG_UPS = 8
 _AGAIN_SECONDS = 0.1
+_RETRY_SECONDS = 0.02  # until the next attempt to reach a server that does not listen yet
 
 
 class _HungUpError(Exception):
@@ -36,6 +37,7 @@ def introduce(
         OSError: no server can be reached at the address; TimeoutError at the deadline.
         BootstrapError: the server refuses, does not belong to this job, or does not answer in time.
     """
+    client = title(rank, role)
     quick = 0
     while quick < _QUICK_HANG_UPS:
         begun = time.monotonic()
@@ -47,7 +49,7 @@ def introduce(
         except TimeoutError:
             connection.close()
             raise BootstrapError(
-                f"the handshake of rank {rank} failed: its peer did not answer in time; is it "
+                f"the handshake of {client} failed: its peer did not answer in time; is it "
                 "stopped, or its machine overloaded?"
             ) from None
         except BaseException:
@@ -57,9 +59,48 @@ def introduce(
             quick += 1
         deadline.sleep(_AGAIN_SECONDS)
     raise BootstrapError(
-        f"the peer closed the connection of rank {rank} during the handshake: it belongs to "
+        f"the peer closed the connection of {client} during the handshake: it belongs to "
         "another job, or another user"
     )
+
+
+def reach(
+    server: str, address: str, job: Job, rank: int, role: Role, deadline: Deadline
+) -> tuple[socket.socket, ClientHandshake]:
+    """Introduce this rank to a server that may not listen yet.
+
+    Args:
+        server: the name of the server, for messages.
+        address: where it listens.
+        job: the job, and epoch, that both sides belong to.
+        rank: this rank, or the number of this worker.
+        role: what the connection is for.
+        deadline: limits all attempts.
+
+    Raises:
+        BootstrapError: the server cannot be reached until the deadline, or refuses.
+    """
+    error: OSError | None = None
+    while True:
+        try:
+            # Under torchrun, rank 0 serves the store, and may not have started it yet.
+            if error is not None:
+                deadline.sleep(_RETRY_SECONDS)
+            return introduce(address, job, rank, role, deadline)
+        except OSError as latest:
+            if deadline.passed:
+                raise BootstrapError(
+                    f"{title(rank, role)} cannot reach {server} at {address}: {error or latest}; "
+                    "does the launcher still run?"
+                ) from latest
+            error = latest
+
+
+def local_host(connection: socket.socket) -> str | None:
+    """Return the IP address from which this host reaches the peer; None over a Unix socket."""
+    if connection.family == socket.AF_UNIX:
+        return None
+    return str(connection.getsockname()[0])
 
 
 def _shake_hands(

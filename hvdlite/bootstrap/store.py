@@ -32,13 +32,12 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.frames import FrameReader, FrameWriter
 from hvdlite.bootstrap.handshake import (
     HANDSHAKE_SECONDS,
-    ClientHandshake,
     Job,
     Role,
     ServerHandshake,
     session_keys,
 )
-from hvdlite.bootstrap.introduction import introduce
+from hvdlite.bootstrap.introduction import local_host, reach
 from hvdlite.errors import BootstrapError
 
 _MAX_KEY_BYTES = 512
@@ -46,7 +45,6 @@ _KEY = struct.Struct("<Hd")  # length of the key, seconds that the rank can wait
 _BLOB = struct.Struct("<I")
 _TICK_SECONDS = 0.25  # how often the store checks deadlines
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
-_RETRY_SECONDS = 0.02  # between attempts of a client to connect
 _GIVEN, _FAILED = b"g", b"f"
 
 
@@ -217,32 +215,14 @@ class StoreClient:
         """
         self._deadline = deadline
         self._rank = rank
-        self._connection, handshake = self._reach(address, job)
+        self._connection, handshake = reach("the store", address, job, rank, Role.STORE, deadline)
         from_client, from_server = session_keys(job, handshake.transcript)
         self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)
-
-    def _reach(self, address: str, job: Job) -> tuple[socket.socket, ClientHandshake]:
-        error: OSError | None = None
-        while True:
-            try:
-                # Under torchrun, rank 0 serves the store, and may not have started it yet.
-                if error is not None:
-                    self._deadline.sleep(_RETRY_SECONDS)
-                return introduce(address, job, self._rank, Role.STORE, self._deadline)
-            except OSError as latest:
-                if self._deadline.passed:
-                    raise BootstrapError(
-                        f"rank {self._rank} cannot reach the store at {address}: "
-                        f"{error or latest}; does the launcher still run?"
-                    ) from latest
-                error = latest
 
     @property
     def local_host(self) -> str | None:
         """The IP address from which this host reaches the store; None over a Unix socket."""
-        if self._connection.family == socket.AF_UNIX:
-            return None
-        return str(self._connection.getsockname()[0])
+        return local_host(self._connection)
 
     def exchange(self, key: str, blob: bytes) -> list[bytes]:
         """Send a blob, and return those of all ranks, in rank order.

@@ -70,6 +70,17 @@ class Variables:
         """Return a number of at least 0; None if the variable is not set."""
         return self.number(name) if name in self else None
 
+    def flag(self, name: str) -> bool:
+        """Return whether a variable is 1; it may also be 0 or not be set.
+
+        Raises:
+            BootstrapError: the variable is something else.
+        """
+        value = self.get(name)
+        if value not in (None, "0", "1"):
+            raise BootstrapError(f"{name}={value} cannot be used: give 1 or 0")
+        return value == "1"
+
     def seconds(self, name: str, default: float) -> float:
         """Return a time in seconds of at least 0; `deadline.Deadline` takes 0 for "no limit".
 

@@ -24,6 +24,7 @@ _MODULES = {
     "horovod.torch.mpi_ops": "hvdlite.torch",
     "horovod.tensorflow.mpi_ops": "hvdlite.tensorflow",
     "horovod.common.basics": "hvdlite.basics",
+    "horovod.common.elastic": "hvdlite.compat.elastic",
     "horovod.common.exceptions": "hvdlite.errors",
     "horovod.common.process_sets": "hvdlite.process_sets",
     "horovod.runner": "hvdlite.compat.runner",

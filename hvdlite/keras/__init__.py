@@ -21,7 +21,7 @@ from typing import Any
 from hvdlite import api
 from hvdlite.api import *
 from hvdlite.join import join
-from hvdlite.keras import callbacks
+from hvdlite.keras import callbacks, elastic
 from hvdlite.keras.adapters import import_adapter, seam
 from hvdlite.keras.collectives import (
     allgather,
@@ -48,6 +48,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "join",
     "load_model",
     "reducescatter",

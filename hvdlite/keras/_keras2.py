@@ -17,12 +17,12 @@ import tensorflow as tf
 import tf_keras
 
 from hvdlite.errors import ArgumentError
-from hvdlite.keras._tensorflow import allreduce_gradients, scale_gradient
+from hvdlite.keras._tensorflow import allreduce_gradients, collective_errors, scale_gradient
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.distribution import Distributed, Distribution, distribute
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
-__all__ = ["Optimizer", "allreduce_gradients", "scale_gradient"]
+__all__ = ["Optimizer", "allreduce_gradients", "collective_errors", "scale_gradient"]
 
 _Legacy: Any = tf_keras.optimizers.legacy.Optimizer
 _LossScaling: Any = tf_keras.mixed_precision.LossScaleOptimizer

@@ -11,10 +11,17 @@ from hvdlite.compression import Compressor
 from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.compression import Compression
+from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
-__all__ = ["Compression", "allreduce_gradients", "keep_apply", "scale_gradient"]
+__all__ = [
+    "Compression",
+    "allreduce_gradients",
+    "collective_errors",
+    "keep_apply",
+    "scale_gradient",
+]
 
 
 @traced_as_it_is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,16 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import Named, readable
 from hvdlite.torch.compression import Compression
 
-__all__ = ["Compression", "allreduce_gradients", "keep_apply", "scale_gradient"]
+__all__ = [
+    "Compression",
+    "allreduce_gradients",
+    "collective_errors",
+    "keep_apply",
+    "scale_gradient",
+]
+
+# PyTorch raises the errors of collectives as they are.
+collective_errors = contextlib.nullcontext
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

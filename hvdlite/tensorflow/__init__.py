@@ -29,6 +29,7 @@ from typing import Any
 
 from hvdlite import api, basics
 from hvdlite.api import *
+from hvdlite.tensorflow import elastic
 from hvdlite.tensorflow.collectives.ops import (
     allreduce,
     barrier,
@@ -90,6 +91,7 @@ __all__ = [
     "broadcast_variables",
     "cross_rank_op",
     "cross_size_op",
+    "elastic",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",

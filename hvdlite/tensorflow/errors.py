@@ -6,6 +6,8 @@ TensorFlow itself raises the error, so that it has TensorFlow's class only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -47,3 +49,14 @@ def both(error: Any) -> Any:
         if type(error) is kind.__base__:
             return kind(error.node_def, error.op, error.message)
     return error
+
+
+@contextmanager
+def collective_errors() -> Iterator[None]:
+    """Raise a CollectiveError where a graph raises TensorFlow's own AbortedError."""
+    try:
+        yield
+    except tf.errors.AbortedError as error:
+        if isinstance(error, errors.CollectiveError):
+            raise
+        raise errors.CollectiveError(error.message) from error

@@ -7,4 +7,5 @@ import sys
 
 _keras = importlib.import_module("hvdlite.keras")
 sys.modules[f"{__name__}.callbacks"] = importlib.import_module("hvdlite.keras.callbacks")
+sys.modules[f"{__name__}.elastic"] = importlib.import_module("hvdlite.keras.elastic")
 sys.modules[__name__] = _keras

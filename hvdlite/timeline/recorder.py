@@ -54,6 +54,7 @@ class Recorder:
         clock: ClockOffset,
         job_id: bytes,
         folder: Path | None,
+        epoch: int | None = None,
     ) -> None:
         """Make a recorder; nothing is written yet.
 
@@ -63,7 +64,11 @@ class Recorder:
             clock: the offset of this host's clock to rank 0's.
             job_id: distinguishes the parts of this job from those that another job left.
             folder: the folder whose parts hvdlite-run merges; None without hvdlite-run.
+            epoch: the number of the world in an elastic job, whose workers have not begun equally
+                many sessions; None in other jobs.
         """
+        self.target: Path | None = None  # the file that the user has named, while a part is written
+        self._epoch = epoch
         self._rank = rank
         self._size = len(host_of)
         self._remote = [other for other, host in enumerate(host_of) if host != host_of[0]]
@@ -89,7 +94,7 @@ class Recorder:
         if path in ("", "DYNAMIC"):
             return -1
         target = Path(path)
-        if _sessions > 0:
+        if _sessions > 0 and self._epoch is None:
             target = target.with_stem(f"{target.stem}.{_sessions}")
         return self.begin(target)
 
@@ -107,17 +112,20 @@ class Recorder:
             raise ArgumentError(
                 "a timeline is being written already; call hvd.stop_timeline() first"
             )
-        target = Path(path).absolute()
+        asked = target = Path(path).absolute()
+        if self._epoch:
+            target = asked.with_stem(f"{asked.stem}.epoch{self._epoch}")
         _check_writable(target)
         folder = self._folder or target.with_name(target.name + ".parts")
-        part = Part(folder / f"{self._job}.{_sessions}", self._new_header(target))
+        session = f"{_sessions}" if self._epoch is None else f"{asked.stem}.epoch{self._epoch}"
+        part = Part(folder / f"{self._job}.{session}", self._new_header(target))
         try:
             fd = _open(part)
         except OSError as error:
             raise ArgumentError(
                 f"the timeline {target} cannot be written: {part.folder}: {error.strerror}"
             ) from error
-        self._part = part
+        self._part, self.target = part, asked
         _sessions += 1
         return fd
 
@@ -135,12 +143,16 @@ class Recorder:
 
     def cancel(self) -> None:
         """Remove the part that has begun, before any event was written."""
-        part, self._part = self._part, None
+        part = self._take_part()
         if part is None:
             return
         _remove(part, part.path(self._rank, complete=False))
 
-    def end(self, gather: Gather) -> None:
+    def _take_part(self) -> Part | None:
+        part, self._part, self.target = self._part, None, None
+        return part
+
+    def end(self, gather: Gather | None) -> None:
         """Complete this rank's part, and merge the session if this was its last part.
 
         Without a part this does nothing, and neither in a child of fork(), whose parent writes the
@@ -148,19 +160,21 @@ class Recorder:
 
         Args:
             gather: an allgather for several hosts: it takes the bytes of this rank and the name of
-                the collective, and returns the bytes of all ranks.
+                the collective, and returns the bytes of all ranks. None if the world is over: then
+                the parts stay in their folders.
 
         Raises:
             OSError: a file cannot be written.
             Exception: whatever `gather` raises; the part stays in its folder.
         """
-        part, self._part = self._part, None
+        part = self._take_part()
         if part is None or os.getpid() != self._process:
             return
         own = part.path(self._rank, complete=True)
         part.path(self._rank, complete=False).rename(own)
         if self._remote:
-            self._end_across_hosts(part, own, gather)
+            if gather is not None:
+                self._end_across_hosts(part, own, gather)
         elif all(part.path(rank, complete=True).exists() for rank in range(self._size)):
             try:
                 claimed = _claim(part.folder)

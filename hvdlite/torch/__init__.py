@@ -15,6 +15,7 @@ from hvdlite import api
 from hvdlite.api import *
 from hvdlite.join import join
 from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.torch import elastic
 from hvdlite.torch.collectives.allreduce import (
     allreduce,
     allreduce_,
@@ -78,6 +79,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",

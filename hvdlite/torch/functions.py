@@ -177,7 +177,7 @@ def broadcast_optimizer_state(
         process_set,
     )
     if not is_root:
-        _load_exactly(optimizer, _put_tensors(skeleton, tensors))
+        load_exactly(optimizer, _put_tensors(skeleton, tensors))
 
 
 def _zero_gradients(optimizer: Any) -> None:
@@ -187,10 +187,10 @@ def _zero_gradients(optimizer: Any) -> None:
                 param.grad = torch.zeros_like(param)
 
 
-def _load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Load a state, and undo torch's casts to each parameter's dtype.
+def load_exactly(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Load an optimizer's state, and undo torch's casts to each parameter's dtype.
 
-    The root's own state was not cast, and all ranks must compute in the same precision.
+    The state was not cast where it was made, and all ranks must compute in the same precision.
     """
     optimizer.load_state_dict(state_dict)
     params = [param for group in optimizer.param_groups for param in group["params"]]

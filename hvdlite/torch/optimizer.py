@@ -183,7 +183,7 @@ class _Evaluations:
         self._reducer.synchronize()
         if loss is None or not self._reducer.takes_part:
             return loss
-        op, prescale, postscale, weight, process_set, _ = self._reducer.reduction
+        op, prescale, postscale, weight, process_set, *_ = self._reducer.reduction
         value = torch.as_tensor(loss).detach()
         reduced = allreduce(value, op=op, prescale_factor=prescale, postscale_factor=postscale,
                             process_set=process_set, weight=weight)  # fmt: skip

@@ -64,13 +64,13 @@ def test_fixed_port_is_used_again_and_again() -> None:
 
 def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
     """Stop rank 0 in the moment in which rank 1 dials it, for longer than a handshake may take."""
-    from hvdlite.bootstrap import connect
+    from hvdlite.bootstrap.mesh import Mesh
 
     pid = Path(folder) / "pid"
     if os.environ["HVDLITE_RANK"] == "0":
         pid.write_text(str(os.getpid()))
     else:
-        dial = connect._Mesh._dial
+        dial = Mesh._dial
 
         def stop_then_dial(mesh: Any, *arguments: Any) -> None:
             stopped = int(pid.read_text())
@@ -78,7 +78,7 @@ def start_with_a_stopped_peer(folder: str) -> dict[str, Any]:
             threading.Timer(HANDSHAKE_SECONDS + 0.5, os.kill, (stopped, signal.SIGCONT)).start()
             dial(mesh, *arguments)
 
-        connect._Mesh._dial = stop_then_dial  # type: ignore[method-assign]
+        Mesh._dial = stop_then_dial  # type: ignore[method-assign]
     begun = time.monotonic()
     basics.init()
     return {"took": time.monotonic() - begun, "works": works("after")}
@@ -193,12 +193,12 @@ def test_ranks_that_try_again_meet_though_one_has_failed_before(
 
 def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
     """Interrupt rank 0 while it waits for rank 1 to dial it; then let both start again."""
-    from hvdlite.bootstrap import connect
+    from hvdlite.bootstrap.mesh import Mesh
 
     told: dict[str, Any] = {"failures": 0}
     dialled, interrupted = Path(folder) / "dialled", Path(folder) / "interrupted"
     first = os.environ["HVDLITE_RANK"] == "0"
-    dial = connect._Mesh._dial
+    dial = Mesh._dial
 
     def wait_then_dial(mesh: Any, *arguments: Any) -> None:
         dialled.touch()
@@ -206,7 +206,7 @@ def interrupt_among_dials(folder: str, times: int) -> dict[str, Any]:
             time.sleep(0.005)
         dial(mesh, *arguments)
 
-    connect._Mesh._dial = wait_then_dial  # type: ignore[method-assign]
+    Mesh._dial = wait_then_dial  # type: ignore[method-assign]
 
     def interrupt_main() -> None:
         while not dialled.exists():

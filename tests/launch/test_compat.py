@@ -15,7 +15,9 @@ from launcher import run_launcher
 TORCH = """
 import horovod
 import horovod.torch as hvd
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.elastic import ObjectState, State, run_fn
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.torch.elastic.state import TorchState
 from horovod.torch.mpi_ops import rank, size
 import torch
 import hvdlite, hvdlite.torch, hvdlite.errors
@@ -23,6 +25,9 @@ import hvdlite, hvdlite.torch, hvdlite.errors
 assert hvd is hvdlite.torch is horovod.torch
 assert hvd.__name__ == hvd.__spec__.name == "hvdlite.torch"
 assert HorovodInternalError is hvdlite.errors.HorovodInternalError
+assert HostsUpdatedInterrupt is hvdlite.errors.HostsUpdatedInterrupt
+assert hvd.elastic is horovod.torch.elastic is hvdlite.torch.elastic
+assert TorchState is hvd.elastic.TorchState and issubclass(TorchState, ObjectState)
 assert horovod.__version__ == hvdlite.__version__
 hvd.init()
 torch.manual_seed(hvd.rank())
@@ -45,12 +50,16 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import horovod.tensorflow.keras as hvd
 import horovod.keras
 from horovod.tensorflow.keras.callbacks import BroadcastGlobalVariablesCallback
-import horovod.tensorflow
+from horovod.tensorflow.keras.elastic import KerasState
+import horovod.keras.elastic
+import horovod.tensorflow.elastic
 import keras, numpy, tensorflow as tf
 import hvdlite.keras, hvdlite.tensorflow
 
 assert hvd is horovod.keras is hvdlite.keras
 assert horovod.tensorflow is hvdlite.tensorflow
+assert hvd.elastic is horovod.keras.elastic and hvd.elastic.KerasState is KerasState
+assert issubclass(horovod.tensorflow.elastic.TensorFlowKerasState, KerasState)
 hvd.init()
 keras.utils.set_random_seed(hvd.rank())
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])

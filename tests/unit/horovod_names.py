@@ -23,7 +23,7 @@ Compressor.compress Compressor.decompress SyncBatchNorm elastic.run elastic.Torc
 elastic.TorchState.commit elastic.TorchState.save elastic.TorchState.restore
 elastic.TorchState.sync elastic.TorchState.check_host_updates
 elastic.TorchState.register_reset_callbacks elastic.TorchState.on_reset
-elastic.TorchState.get_handler_registry elastic.TorchState.set_handler_registry
+elastic.state.get_handler_registry elastic.state.set_handler_registry
 elastic.ElasticSampler elastic.ElasticSampler.set_epoch elastic.ElasticSampler.record_batch
 elastic.ElasticSampler.state_dict elastic.ElasticSampler.load_state_dict
 elastic.ElasticSampler.reset

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from hvdlite.bootstrap.address import dial
-from hvdlite.bootstrap.connect import Connection, _check_agreed, connect
+from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.mesh import check_agreed
 from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import BootstrapError
 
@@ -131,7 +132,7 @@ def test_sixty_four_ranks_connect() -> None:
 def test_ranks_with_different_settings_are_refused() -> None:
     message = r"rank 0 has HVDLITE_SHM_CHUNK=1, rank 1 has HVDLITE_SHM_CHUNK=2"
     with pytest.raises(BootstrapError, match=message):
-        _check_agreed([{"HVDLITE_SHM_CHUNK": "1"}, {"HVDLITE_SHM_CHUNK": "2"}])
+        check_agreed([{"HVDLITE_SHM_CHUNK": "1"}, {"HVDLITE_SHM_CHUNK": "2"}])
 
 
 def test_missing_rank_is_named_by_all_others() -> None:

@@ -218,3 +218,51 @@ def test_topology_follows_from_the_hosts() -> None:
     assert [topology.local_size for topology in topologies] == [3, 2, 3, 3, 2]
     assert [topology.cross_rank for topology in topologies] == [0, 1, 0, 0, 1]
     assert [topology.cross_size for topology in topologies] == [2, 2, 2, 1, 2]
+
+
+ELASTIC = {**OWN, "HVDLITE_ELASTIC": "1", "HVDLITE_WORKER": "9", "HVDLITE_NODE": "0"}
+
+
+def test_worker_of_an_elastic_job_knows_its_number() -> None:
+    worker = detect({**ELASTIC, "HVDLITE_ELASTIC_HEARTBEAT": "1.5"})
+    assert (worker.elastic, worker.elastic_worker, worker.joiner) == (True, 9, False)
+    assert (worker.rank, worker.size, worker.heartbeat) == (1, 4, 1.5)
+    assert detect({**ELASTIC, "HVDLITE_JOINER": "1"}).joiner
+    assert not detect(OWN).elastic
+    assert not detect({**ELASTIC, "HVDLITE_ELASTIC": "0"}).elastic
+
+
+def test_elastic_job_of_one_rank_knows_its_registrar() -> None:
+    worker = detect({**ELASTIC, "HVDLITE_RANK": "0", "HVDLITE_SIZE": "1"})
+    assert (worker.size, worker.rendezvous, len(worker.token)) == (1, "unix:name", 32)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"HVDLITE_WORKER": ""}, "HVDLITE_WORKER is not set"),
+        ({"HVDLITE_WORKER": "-1"}, "HVDLITE_WORKER=-1 is not a number from 0"),
+        ({"HVDLITE_ELASTIC": "yes"}, "HVDLITE_ELASTIC=yes cannot be used: give 1 or 0"),
+        ({"HVDLITE_JOINER": "2"}, "HVDLITE_JOINER=2 cannot be used: give 1 or 0"),
+        ({"HVDLITE_ELASTIC_HEARTBEAT": "x"}, "HVDLITE_ELASTIC_HEARTBEAT=x cannot be used"),
+        ({"HVDLITE_ELASTIC_HEARTBEAT": "0"}, "give a number of seconds above 0"),
+        ({"HVDLITE_ELASTIC_HEARTBEAT": "inf"}, "give a number of seconds above 0"),
+        ({"HVDLITE_RENDEZVOUS": ""}, "HVDLITE_RENDEZVOUS is not set"),
+        ({"HVDLITE_TOKEN": ""}, "HVDLITE_TOKEN is missing"),
+        ({"HVDLITE_JOB_ID": ""}, "HVDLITE_ELASTIC is set, but a script of your own started this"),
+    ],
+)
+def test_wrong_variables_of_an_elastic_job_are_named(
+    changed: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdlite.bootstrap.environment._kept_token", None)
+    for alone in ({}, {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "1"}):
+        if alone and "HVDLITE_JOB_ID" in changed:
+            continue  # A single rank that was started by hand needs no launcher.
+        with pytest.raises(BootstrapError, match=message):
+            detect({**ELASTIC, **alone, **changed})
+
+
+def test_other_launchers_cannot_start_elastic_jobs() -> None:
+    with pytest.raises(BootstrapError, match="HVDLITE_ELASTIC is set, but torchrun started this"):
+        detect({**TORCHRUN, "HVDLITE_ELASTIC": "1"})

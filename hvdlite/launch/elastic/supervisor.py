@@ -98,6 +98,7 @@ class ElasticSupervisor(Supervisor):
         self._min_np = min_np
         self._starter: Callable[[Start], None] = lambda start: None
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
+        self._trained: set[int] = set()  # workers that were members of any epoch
         self._formed = False  # whether the first epoch was formed
         self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
         self._drains: set[int] = set()  # workers that shall leave at the next boundary
@@ -129,6 +130,7 @@ class ElasticSupervisor(Supervisor):
         first = list(first)
         self._starter = starter
         self._members = tuple(start.worker for start in first)
+        self._trained.update(self._members)
         self.run([partial(self._start, start) for start in first])
 
     def _start(self, start: Start) -> None:
@@ -198,7 +200,8 @@ class ElasticSupervisor(Supervisor):
         leaves = number in self._leaves
         well = ending.ok or leaves or number in self._drains
         self._registrar.ended(number, died_of(ending), well)
-        finished = ending.ok and number in self._members and not leaves
+        # It said goodbye before it ended, so the next epoch may have been formed without it.
+        finished = ending.ok and number in self._trained and not leaves
         asked = ending.by_signal and ending.status == signal.SIGTERM
         self._fleet.ended(
             number,
@@ -258,6 +261,7 @@ class ElasticSupervisor(Supervisor):
             self._console.say(event.line)
             self._formed = True
             self._members = event.workers
+            self._trained.update(event.workers)
             kept = {one.number for one in self._workers}.union(event.workers)
             self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
             self._leaves &= kept

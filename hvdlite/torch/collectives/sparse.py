@@ -100,7 +100,9 @@ class RowGathering:
         for source, label in zip(self._sources, labels, strict=True):
             check(source, label)
         specs = [spec(label, s, None) for label, s in zip(labels, self._sources, strict=True)]
-        self.core = start_allgather(name, specs, reduction.process_set, self._sources, blocking)
+        self.core = start_allgather(
+            name, specs, reduction.process_set, self._sources, blocking, reduction.transaction
+        )
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def finish(self) -> list[GatheredRows]:
@@ -122,7 +124,7 @@ class RowGathering:
 
     def _factors(self, weights: Received) -> torch.Tensor | None:
         """Return the factor for the rows of each rank; None if all are 1."""
-        op, _, postscale, weight, _, _ = self._reduction
+        op, _, postscale, weight, *_ = self._reduction
         ranks = len(weights.rows)
         if weight is None:
             factor = postscale / (self.core.members if op == ops.Average else 1)

@@ -87,6 +87,7 @@ class Reduction(NamedTuple):
     weight: float | None = None
     process_set: ProcessSet = global_process_set
     wire: int | None = None  # the core's number of the dtype as which float32 and float64 travel
+    transaction: str = ""  # of an elastic job, see `_core.Engine.commit`
 
 
 def _submit(
@@ -119,8 +120,9 @@ def start_allreduce(
     blocking: bool,
 ) -> Submission:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight, process_set, _ = reduction
-    enqueue = partial(basics.engine().allreduce, name, specs, op, prescale, postscale, weight)
+    op, prescale, postscale, weight, process_set, _, transaction = reduction
+    reduce = basics.engine().allreduce
+    enqueue = partial(reduce, name, specs, op, prescale, postscale, weight, transaction=transaction)
     return _submit(enqueue, specs, process_set, keep, blocking)
 
 
@@ -130,9 +132,10 @@ def start_allgather(
     process_set: ProcessSet,
     keep: object,
     blocking: bool,
+    transaction: str = "",
 ) -> Submission:
     """Submit tensors to be concatenated along their first dimensions; see `take_received`."""
-    enqueue = partial(basics.engine().allgather, name, specs)
+    enqueue = partial(basics.engine().allgather, name, specs, transaction=transaction)
     return _submit(enqueue, specs, process_set, keep, blocking)
 
 
@@ -144,7 +147,7 @@ def start_reducescatter(
     blocking: bool,
 ) -> Submission:
     """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
-    op, prescale, postscale, _, process_set, _ = reduction
+    op, prescale, postscale, _, process_set, _, _ = reduction
     enqueue = partial(basics.engine().reducescatter, name, specs, op, prescale, postscale)
     return _submit(enqueue, specs, process_set, keep, blocking)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import operation_names, ops
+from hvdlite import basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
@@ -34,6 +34,7 @@ from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets,
 from hvdlite.torch.optimizers.gradient_memory import GradientMemory
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.transaction import StepTransaction
 
 Weight = float | Callable[[], float] | None
 
@@ -116,6 +117,7 @@ class GradientReducer:
         self._steps = 0  # since all ranks began to count
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
+        self._transaction = StepTransaction(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self))
         # Reduced gradients, to which no backward may add; used with op=Sum only.
         self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
@@ -238,7 +240,7 @@ class GradientReducer:
             self._cycle.weighed = True
         try:
             self._replicas.start(self._layout, self._names)
-            bucket.submit(self.reduction, blocking, self._steps)
+            bucket.submit(self._step_reduction, blocking, self._steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
             raise
@@ -248,9 +250,15 @@ class GradientReducer:
         """How the gradients of this cycle are combined; between cycles, those of the last one."""
         return self.settings.reduction._replace(weight=self._weight)
 
+    @property
+    def _step_reduction(self) -> Reduction:
+        return self.reduction._replace(transaction=self._transaction.name)
+
     # The cycle.
 
     def _open_cycle(self) -> None:
+        if self._cycle.open and self._restarts != operation_names.restarts():
+            self._leave_behind()
         if self._cycle.open:
             return
         self._update_layout()
@@ -269,6 +277,12 @@ class GradientReducer:
         self._cycle.open = True
         self._reduced = False
         self._cycle.backwards = 0
+        self._transaction.begin()
+
+    def _leave_behind(self) -> None:
+        """Drop a cycle that began before the ranks of an elastic job met at a boundary."""
+        if basics.in_elastic_job():
+            self._end_cycle()
 
     def synchronize(self) -> None:
         """Reduce the gradients that are not reduced yet, and wait for all of them.
@@ -302,6 +316,8 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
+        if self._buckets and self._cycle.open:
+            self._transaction.end(blocking)
 
     def _wait(self, dropped: bool = False) -> None:
         failure = self._cycle.failure
@@ -318,6 +334,8 @@ class GradientReducer:
             differing = self._replicas.finish()
         except HvdliteError as error:
             failure = failure or error
+        ended = self._transaction.finish(dropped or failure is not None)
+        failure = failure or ended
         self._end_cycle()
         if failure is not None:
             raise failure
@@ -342,6 +360,7 @@ class GradientReducer:
             bucket.reset()
         self._replicas.forget()
         self._end.forget()
+        self._transaction.drop()
         self._cycle = _Cycle()
 
     def count_step(self) -> None:

@@ -1,0 +1,11 @@
+// The lobby as Python's steward holds it, see engine/lobby.h. Any thread that holds the GIL may call
+// it; it releases the GIL while it ends or submits collectives.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hvdlite {
+
+void register_lobby(pybind11::module_& module);
+
+}  // namespace hvdlite

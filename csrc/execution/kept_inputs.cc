@@ -1,0 +1,129 @@
+#include "execution/kept_inputs.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "entry/entry_check.h"
+
+namespace hvdlite {
+namespace {
+
+bool overlap(const void* a, const void* b, std::uint64_t bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(a);
+  const auto second = reinterpret_cast<std::uintptr_t>(b);
+  return first < second + bytes && second < first + bytes;
+}
+
+Status no_memory(const Entry& entry, std::uint64_t bytes, const std::string& why = "") {
+  return Status(StatusCode::kInternal, describe(entry.request) + ": no memory for the " +
+                                           std::to_string(bytes) +
+                                           " bytes of its input that an elastic job keeps" + why);
+}
+
+// The output overlaps the input, so the memory may be written.
+void* writable(const Entry& entry, std::size_t tensor) {
+  return const_cast<void*>(entry.inputs[tensor]);  // NOLINT
+}
+
+Status restore_on_device(const Entry& entry, std::size_t tensor, const KeptInput& kept) {
+  CudaDevice& device = kept.copied->device();
+  const CudaDevice::Current current(device);
+  HVDLITE_RETURN_IF_ERROR(
+      device.check(device.api().copy(address(writable(entry, tensor)), kept.device.address(),
+                                     entry.request.tensors[tensor].bytes(), device.stream()),
+                   "restoring an input"));
+  const Result<CudaEventPtr> end = device.record(device.stream());
+  HVDLITE_RETURN_IF_ERROR(end.status());
+  while (!end.value()->reached()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  return Status();
+}
+
+}  // namespace
+
+Status KeptInputs::keep(const Batch& batch, const std::vector<Agreed>& round,
+                        DeviceBackend* plane) {
+  if (batch.kind != Kind::kAllreduce) return Status();
+  for (const TensorRef& ref : batch.tensors) {
+    HVDLITE_RETURN_IF_ERROR(keep_tensor(*round[ref.agreed].entry, ref.tensor, plane));
+  }
+  return Status();
+}
+
+Status KeptInputs::keep_tensor(Entry& entry, std::size_t tensor, DeviceBackend* plane) {
+  const TensorShape& shape = entry.request.tensors[tensor];
+  const std::uint64_t bytes = shape.bytes();
+  if (bytes == 0 || !overlap(entry.inputs[tensor], entry.outputs[tensor], bytes)) return Status();
+  entry.kept.resize(entry.request.tensors.size());
+  if (shape.device == DeviceType::kGpu) return keep_on_device(entry, tensor, plane->device());
+  KeptInput& kept = entry.kept[tensor];
+  kept = take(bytes);
+  if (!kept.valid()) return no_memory(entry, bytes);
+  std::memcpy(kept.data.get(), entry.inputs[tensor], bytes);
+  return Status();
+}
+
+Status KeptInputs::keep_on_device(Entry& entry, std::size_t tensor, CudaDevice& device) {
+  const std::uint64_t bytes = entry.request.tensors[tensor].bytes();
+  Result<DeviceMemory> memory = gpus_.allocate(device.ordinal(), bytes);
+  if (!memory.ok()) return no_memory(entry, bytes, " (" + memory.status().message() + ")");
+  KeptInput& kept = entry.kept[tensor];
+  kept.device = std::move(memory.value());
+  kept.pool = gpus_.pool(device.ordinal());
+  const CudaDevice::Current current(device);
+  HVDLITE_RETURN_IF_ERROR(
+      device.check(device.api().copy(kept.device.address(), address(entry.inputs[tensor]), bytes,
+                                     device.stream()),
+                   "keeping an input"));
+  Result<CudaEventPtr> copied = device.record(device.stream());
+  HVDLITE_RETURN_IF_ERROR(copied.status());
+  kept.copied = std::move(copied.value());
+  return Status();
+}
+
+KeptInput KeptInputs::take(std::size_t bytes) {
+  // Powers of two: so the pool never has more of a size than were kept at one time. Pages that no
+  // input reaches cost nothing.
+  const std::size_t capacity = std::bit_ceil(bytes);
+  const auto found = std::find_if(pool_.begin(), pool_.end(), [&](const KeptInput& one) {
+    return one.capacity == capacity;
+  });
+  KeptInput taken;
+  if (found == pool_.end()) {
+    taken.data.reset(new (std::nothrow) std::byte[capacity]);
+    taken.capacity = capacity;
+    return taken;
+  }
+  taken = std::move(*found);
+  pool_.erase(found);
+  return taken;
+}
+
+void KeptInputs::release(Entry& entry) {
+  for (KeptInput& kept : std::exchange(entry.kept, {})) {
+    if (kept.device.valid()) {
+      kept.pool->give_back(std::move(kept.device), std::move(kept.copied));
+    } else if (kept.valid()) {
+      pool_.push_back(std::move(kept));
+    }
+  }
+}
+
+Status restore_inputs(Entry& entry) {
+  for (std::size_t i = 0; i < entry.kept.size(); ++i) {
+    const KeptInput& kept = entry.kept[i];
+    if (kept.device.valid()) {
+      HVDLITE_RETURN_IF_ERROR(restore_on_device(entry, i, kept));
+    } else if (kept.valid()) {
+      std::memcpy(writable(entry, i), kept.data.get(), entry.request.tensors[i].bytes());
+    }
+  }
+  entry.kept.clear();
+  return Status();
+}
+
+}  // namespace hvdlite

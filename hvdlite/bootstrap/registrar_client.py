@@ -1,0 +1,214 @@
+"""A worker's connection to the registrar of its elastic job.
+
+Both sides send JSON objects in the frames of `frames`, and `{"kind": "alive"}` when they have
+nothing else to say. So each side notices when the other one, or the network, has gone silent.
+
+Example:
+    client = RegistrarClient(address, job, worker.elastic_worker, deadline, print, print)
+    client.send({"kind": "bye", "commits": {}, "status": "done"})
+    client.close()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hvdlite.bootstrap import forked
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.frames import FrameReader, FrameWriter
+from hvdlite.bootstrap.handshake import Job, Role, session_keys
+from hvdlite.bootstrap.introduction import local_host, reach
+from hvdlite.errors import BootstrapError
+
+MAX_MESSAGE_BYTES = 1 << 20
+_BEATS = 4  # messages "alive" in the time after which a side counts as dead
+_LATE_SECONDS = 1.0  # how much longer than the registrar this side waits before it gives up
+_LINGER_SECONDS = 1.0  # how long `close` waits until the registrar has read the last message
+_ALIVE = {"kind": "alive"}
+
+
+class RegistrarClient:
+    """The connection, and the daemon thread that reads from it.
+
+    Any thread may call `send` and `close`. A forked child closes its copy of the connection.
+
+    Attributes:
+        local_host: the IP address from which this host reaches the registrar; None over a Unix
+            socket.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        job: Job,
+        worker: int,
+        deadline: Deadline,
+        on_message: Callable[[dict[str, Any]], None],
+        on_end: Callable[[str], None],
+        heartbeat: float = 3.0,
+    ) -> None:
+        """Connect to the registrar, and start to read.
+
+        Args:
+            address: the address of the registrar.
+            job: the job that this worker belongs to, in epoch 0.
+            worker: the number of this worker.
+            deadline: limits the connecting, and nothing later.
+            on_message: called on the reading thread with each message but "alive". This thread
+                also sends the heartbeat, so the function must return well within `heartbeat`. An
+                exception of it ends the connection.
+            on_end: called once, on the reading thread, with the reason, when the connection has
+                ended. After `close` it is not called.
+            heartbeat: seconds without a word after which the registrar gives a worker up.
+
+        Raises:
+            BootstrapError: the registrar cannot be reached, or refuses this worker.
+        """
+        self._worker = worker
+        self._connection, handshake = reach(
+            "the registrar", address, job, worker, Role.STEWARD, deadline
+        )
+        from_client, from_server = session_keys(job, handshake.transcript)
+        self._writer, self._reader = FrameWriter(from_client), FrameReader(from_server)
+        self._on_message, self._on_end = on_message, on_end
+        self._heartbeat = heartbeat
+        # A registrar that does not read for so long is as dead as one that does not write.
+        self._connection.settimeout(heartbeat + _LATE_SECONDS)
+        self.local_host = local_host(self._connection)
+        self._sending = threading.Lock()
+        self._closing = False
+        self._end: str | None = None  # why the connection has ended; set once, under `_sending`
+        forked.leave_to_parent(self)
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-registrar", daemon=True)
+        self._thread.start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message.
+
+        Raises:
+            BootstrapError: the connection has ended, or the message is too long.
+        """
+        body = json.dumps(message).encode()
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise BootstrapError(
+                f"worker {self._worker} cannot send {len(body)} bytes to the registrar: a message "
+                f"has at most {MAX_MESSAGE_BYTES}"
+            )
+        with self._sending:
+            if self._end is None:
+                try:
+                    self._connection.sendall(self._writer.wrap(body))
+                except OSError as error:
+                    # A part of the frame may be on its way, so nothing can follow it.
+                    self._end = f"worker {self._worker} lost the registrar: {error}"
+                    self._hang_up()
+            if self._end is not None:
+                raise BootstrapError(self._end)
+
+    def close(self) -> None:
+        """End the connection, after everything that was sent; `on_end` is not called any more."""
+        self._closing = True
+        with self._sending:
+            self._end = self._end or f"worker {self._worker} has closed this connection"
+            # If this side closed at once with unread messages, TCP would discard what was sent.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LINGER_SECONDS)
+
+    def close_in_child(self) -> None:
+        """Close the copy of a forked child, where the reading thread does not exist."""
+        self._sending = threading.Lock()
+        self._closing = True
+        self._end = f"process {os.getpid()} is a forked child of worker {self._worker}"
+        self._connection.close()
+
+    def _hang_up(self) -> None:
+        """Make the reading thread notice the end."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        reason = f"worker {self._worker} lost the registrar"
+        try:
+            self._read()
+        except OSError as error:
+            reason += f": {error}"
+        except BootstrapError as error:
+            reason = str(error)
+        closing = self._closing
+        if not closing:
+            self._hang_up()
+            with self._sending:
+                reason = self._end = self._end or reason
+        self._connection.close()
+        if not closing:
+            self._on_end(reason)
+
+    def _read(self) -> None:
+        """Read, and send the heartbeat, until the connection ends.
+
+        Raises:
+            BootstrapError: the registrar hung up, is silent, or sent something else than messages.
+        """
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        heard = time.monotonic()
+        beat = heard + self._heartbeat / _BEATS
+        while True:
+            limit = heard + self._heartbeat + _LATE_SECONDS
+            left = min(beat, limit) - time.monotonic()
+            # What has arrived counts before the clock, which runs on while this process is stopped.
+            if poller.poll(max(0.0, 1000 * left)):
+                if not self._take():
+                    raise BootstrapError(f"worker {self._worker} lost the registrar: it hung up")
+                heard = time.monotonic()
+            elif time.monotonic() >= limit:
+                raise BootstrapError(
+                    f"worker {self._worker} lost the registrar: it was silent for "
+                    f"{self._heartbeat + _LATE_SECONDS:g} s"
+                )
+            if time.monotonic() >= beat and not self._closing:
+                self.send(_ALIVE)
+                beat = time.monotonic() + self._heartbeat / _BEATS
+
+    def _take(self) -> bool:
+        """Receive, and handle the messages that are complete; return False at the end."""
+        data = self._connection.recv(1 << 16)
+        for body in self._reader.feed(data):
+            message = self._parse(body)
+            if message["kind"] != "alive" and not self._closing:
+                self._handle(message)
+        return bool(data)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        try:
+            self._on_message(message)
+        except BaseException as error:  # With SystemExit, Python would end this thread silently.
+            raise BootstrapError(
+                f"worker {self._worker} failed on message '{message['kind']}' of the registrar: "
+                f"{error!r}"
+            ) from error
+        if message["kind"] == "refused":
+            raise BootstrapError(
+                f"the registrar refused worker {self._worker}: {message.get('reason')}"
+            )
+
+    def _parse(self, body: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(body) if len(body) <= MAX_MESSAGE_BYTES else None
+        except ValueError:
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+            raise BootstrapError(
+                f"worker {self._worker} got something else than a message from the registrar"
+            )
+        return message

@@ -1,0 +1,20 @@
+"""Elastic training: ranks die, join and leave, and the training function goes on.
+
+The adapters have states that know their framework: `hvdlite.torch.elastic.TorchState`,
+`hvdlite.keras.elastic.KerasState` and `hvdlite.tensorflow.elastic.TensorFlowState`. This package
+has what they share, and imports no framework.
+
+Example:
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     for state.epoch in range(state.epoch, 10):
+    ...         train_one_epoch(state)
+    ...         state.commit()
+    >>> train(hvd.elastic.TorchState(model, optimizer, epoch=0))
+"""
+
+from hvdlite.elastic.epochs import Epoch, history
+from hvdlite.elastic.run import run
+from hvdlite.elastic.state import ObjectState, State
+
+__all__ = ["Epoch", "ObjectState", "State", "history", "run"]

@@ -1,0 +1,61 @@
+"""This process's membership in an elastic job, as `hvdlite.elastic.run` uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a rank does after a boundary; all ranks get the same `sync` and `changed`.
+
+    Attributes:
+        leave: this rank ends here, without an error.
+        sync: the ranks receive the state of rank 0.
+        changed: the world is a new one.
+    """
+
+    leave: bool
+    sync: bool
+    changed: bool
+
+
+class Membership(Protocol):
+    """The side of the steward that the training function meets."""
+
+    def enter(self, restored: bool) -> Decision:
+        """Wait at the boundary until a world has been formed.
+
+        Args:
+            restored: whether a HorovodInternalError led this rank here.
+        """
+
+    def first_joins(self) -> bool:
+        """Return whether this rank joined a job that was running already."""
+
+
+_membership: Membership | None = None
+_received = False  # whether this process has received the state of the training
+
+
+def current_membership() -> Membership | None:
+    """Return the membership of this process; None outside elastic jobs."""
+    return _membership
+
+
+def install_membership(one: Membership | None) -> None:
+    """Set the membership of this process, or remove it."""
+    global _membership, _received
+    _membership, _received = one, False
+
+
+def has_state() -> bool:
+    """Return whether this rank has the state of the training: it began with it, or received it."""
+    return _received or _membership is None or not _membership.first_joins()
+
+
+def note_state() -> None:
+    """Note that this rank has the state of the training from now on."""
+    global _received
+    _received = True

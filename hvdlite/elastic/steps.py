@@ -1,0 +1,144 @@
+"""The optimizer's steps that this worker has made, each with the epoch whose ranks made it.
+
+In an elastic job the reducer of gradients calls `announced`, `begun`, `committed` and `dropped`,
+in the training thread or in autograd's. A sampler asks `progress` and `epoch_of`, because a batch
+counts for the ranks that made the batch's step. Steps are counted from 1 over the life of the
+process, all optimizers together. Outside elastic jobs nothing calls this module.
+
+Example:
+    >>> forget()
+    >>> begun()
+    >>> progress().under_way, progress().committed
+    (True, 0)
+    >>> committed(epoch=3)
+    >>> progress().under_way, progress().committed, epoch_of(1)
+    (False, 1, 3)
+    >>> forget()
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+from hvdlite.elastic import epochs
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the steps of this process are.
+
+    Attributes:
+        announced: whether the steps of this process are reported at all.
+        committed: how many steps were committed, which is the number of the last one.
+        ended: how many steps were committed or dropped.
+        under_way: whether gradients of the next step are under way.
+        epoch: of the last step that was committed or dropped; None before the first one.
+    """
+
+    announced: bool = False
+    committed: int = 0
+    ended: int = 0
+    under_way: bool = False
+    epoch: int | None = None
+
+
+_lock = threading.Lock()
+# Both are under _lock. A new list item begins where steps are committed in another epoch.
+_progress = Progress()
+_epochs: list[tuple[int, int]] = []  # (number of the first step, epoch)
+
+
+def announced() -> None:
+    """Note that steps will be reported, so that samples count when their step is committed.
+
+    The reducer calls it when it is made. Without it, a batch that is recorded before the first
+    gradient of the process counts at once, as in a script whose steps nobody reports.
+    """
+    global _progress
+    with _lock:
+        _progress = replace(_progress, announced=True)
+
+
+def begun() -> None:
+    """Note that gradients of a step are under way, from the first gradient of its first backward.
+
+    Further calls before `committed` or `dropped` do nothing.
+    """
+    global _progress
+    with _lock:
+        if not _progress.under_way:
+            _progress = replace(_progress, announced=True, under_way=True)
+
+
+def committed(epoch: int) -> None:
+    """Note that the gradients of a step were handed out.
+
+    Args:
+        epoch: the number of the epoch whose ranks they were reduced over.
+    """
+    global _progress
+    with _lock:
+        number = _progress.committed + 1
+        if not _epochs or _epochs[-1][1] != epoch:
+            _epochs.append((number, epoch))
+        _progress = Progress(
+            announced=True, committed=number, ended=_progress.ended + 1, epoch=epoch
+        )
+
+
+def dropped() -> None:
+    """Note that the gradients under way will not make a step. Without such gradients, do nothing.
+
+    The function that trains has ended, its backward has raised, or the gradients were zeroed.
+    """
+    global _progress
+    now = epochs.current()
+    with _lock:
+        if _progress.under_way:
+            _progress = replace(
+                _progress,
+                ended=_progress.ended + 1,
+                under_way=False,
+                epoch=None if now is None else now.number,
+            )
+
+
+def progress() -> Progress:
+    """Return how far the steps are, all of it at one moment.
+
+    Example:
+        >>> forget()
+        >>> progress().ended
+        0
+    """
+    with _lock:
+        return _progress
+
+
+def epoch_of(step: int) -> int | None:
+    """Return the epoch whose ranks made this step; None if the step is not committed.
+
+    Args:
+        step: the number of the step, from 1.
+
+    Example:
+        >>> forget()
+        >>> committed(0); committed(0); committed(2)
+        >>> [epoch_of(step) for step in (1, 2, 3, 4)]
+        [0, 0, 2, None]
+        >>> forget()
+    """
+    with _lock:
+        if not 1 <= step <= _progress.committed:
+            return None
+        return _epochs[bisect_right(_epochs, step, key=lambda item: item[0]) - 1][1]
+
+
+def forget() -> None:
+    """Forget all steps, as in a process that has just started."""
+    global _progress
+    with _lock:
+        _progress = Progress()
+        _epochs.clear()

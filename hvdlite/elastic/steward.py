@@ -1,0 +1,369 @@
+"""The steward: a thread in each worker of an elastic job that takes it from one world to the next.
+
+It sleeps until the registrar says something, or the worker's world ends. When a member has died,
+the engine *parks* what it had in flight in the lobby. The steward reports what this worker has
+handed out, hands out what another survivor has (the *cut*), connects to the remaining members, and
+gives the rest to the next engine. The training thread sleeps in its collective meanwhile, and sees
+nothing of it. At a *boundary* the training thread waits in `enter`, and ranks may join and leave.
+
+The registrar, in the launcher, is the one authority: this thread decides nothing by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvdlite import _core
+from hvdlite.bootstrap.clock import SAME_CLOCK
+from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
+from hvdlite.bootstrap.deadline import Deadline, GivenUpError
+from hvdlite.bootstrap.environment import WorkerEnvironment, tell_scripts
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.registrar_client import RegistrarClient
+from hvdlite.elastic import epochs, steps
+from hvdlite.elastic.epochs import Epoch
+from hvdlite.elastic.inbox import Inbox, Message
+from hvdlite.elastic.membership import Decision, has_state, install_membership
+from hvdlite.elastic.run import notify
+from hvdlite.errors import BootstrapError
+
+_NO_EPOCH = -1
+_AT_BOUNDARY: Message = {"kind": "at boundary"}
+_END: Message = {"kind": "end"}
+
+
+# Makes the next world of this process: takes its connection, its epoch, the lobby, and by rank of
+# the former world the next rank; returns None if the process has left the job meanwhile.
+Follow = Callable[[Connection, int, _core.Lobby, Sequence[int]], "_core.Engine | None"]
+
+
+class Steward:
+    """One worker's membership in an elastic job.
+
+    `begin`, `attach`, `enter` and `leave` are for the training thread. Everything else runs in the
+    steward thread.
+    """
+
+    def __init__(
+        self, worker: WorkerEnvironment, agreed: Mapping[str, str], follow: Follow
+    ) -> None:
+        """Prepare; `begin` starts the thread.
+
+        Args:
+            worker: the launcher's description of this worker.
+            agreed: by variable, the settings that must be equal on every rank.
+            follow: see `hvdlite.basics.follow`.
+        """
+        self.lobby = _core.Lobby()
+        self._worker = worker
+        self._agreed = dict(agreed)
+        self._follow = follow
+        self._inbox = Inbox(self.lobby.lost_fd)
+        self._thread = threading.Thread(target=self._run, name="hvdlite-steward", daemon=True)
+        self._offer: Offer | None = None
+        self._client: RegistrarClient | None = None
+        # The steward thread's, once it runs.
+        self._epoch = _NO_EPOCH  # of the last world that was formed
+        self._members: list[int] = []  # its workers by rank
+        self._engine: _core.Engine | None = None
+        self._parked = False
+        self._heard = _NO_EPOCH  # of the last GATHER
+        self._attempt: Deadline | None = None  # of the connecting that runs
+        # Between the steward thread and the training thread.
+        self._changed = threading.Condition()
+        self._boundary: bool | None = None  # whether the rank that waits there has restored
+        self._decision: Decision | None = None
+        self._first: Connection | None = None
+        self._over: str | None = None  # why the job is over for this worker
+
+    # The training thread.
+
+    def begin(self, deadline: Deadline) -> Connection:
+        """Register this worker, and wait for its first world; a joiner gets a world of one.
+
+        Raises:
+            BootstrapError: the job cannot start, or the registrar refuses this worker.
+            GivenUpError: the deadline was given up.
+        """
+        try:
+            self._register(deadline)
+            return Connection() if self._worker.joiner else self._await_first(deadline)
+        except BaseException:
+            self.leave({})
+            raise
+
+    def _register(self, deadline: Deadline) -> None:
+        assert self._worker.rendezvous is not None
+        self._client = RegistrarClient(
+            self._worker.rendezvous,
+            Job(self._worker.token, self._worker.job_id, 0),
+            self._worker.elastic_worker,
+            deadline,
+            self._hear,
+            self._lose_registrar,
+            self._worker.heartbeat,
+        )
+        self._offer = Offer(self._worker, self._client.local_host, self._agreed)
+
+    def _await_first(self, deadline: Deadline) -> Connection:
+        self._thread.start()
+        with self._changed:
+            while self._first is None and self._over is None:
+                self._changed.wait(deadline.check())
+            if self._first is None:
+                raise BootstrapError(self._over or "the job has ended")
+            return self._first
+
+    def attach(self, engine: _core.Engine) -> None:
+        """Take note of the engine of the first world, and begin to look after it."""
+        self.lobby.resume(engine, [])
+        with self._changed:
+            self._engine = engine
+            self._changed.notify_all()
+        if self._worker.joiner:
+            self._thread.start()
+        install_membership(self)
+
+    def enter(self, restored: bool) -> Decision:
+        """Wait at the boundary until a world has been formed; see `Membership`.
+
+        Raises:
+            BootstrapError: the job is over, or the registrar refuses this worker.
+        """
+        with self._changed:
+            self._boundary, self._decision = restored, None
+            self._inbox.put(_AT_BOUNDARY)
+            while self._decision is None and self._over is None:
+                self._changed.wait()
+            self._boundary = None
+            if self._decision is None:
+                raise BootstrapError(self._over or "the job has ended")
+            return self._decision
+
+    def first_joins(self) -> bool:
+        """Return whether this worker joined a job that was running already."""
+        return self._worker.joiner
+
+    def leave(self, commits: Mapping[int, int]) -> None:
+        """Say goodbye to the registrar; the engine has been shut down.
+
+        Args:
+            commits: by process set, the engine's count of commits.
+        """
+        install_membership(None)
+        with self._changed:
+            self._over = self._over or "hvdlite was shut down"
+            self._changed.notify_all()
+        if self._attempt is not None:
+            self._attempt.give_up()
+        self._inbox.put(_END)
+        self.lobby.fail("hvdlite was shut down on this rank")
+        try:
+            self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
+        except BootstrapError:
+            pass  # The registrar has gone, and with it the job.
+        if self._client is not None:
+            self._client.close()
+        if self._offer is not None:
+            self._offer.close()
+
+    # The thread that reads from the registrar.
+
+    def _hear(self, message: Message) -> None:
+        attempt = self._attempt
+        if message["kind"] == "gather" and attempt is not None:
+            attempt.give_up()
+        self._inbox.put(message)
+
+    def _lose_registrar(self, reason: str) -> None:
+        self._inbox.put({"kind": "refused", "reason": reason})
+        if self._attempt is not None:
+            self._attempt.give_up()
+
+    # The steward thread.
+
+    def _run(self) -> None:
+        handle: dict[str, Callable[[Message], None]] = {
+            "lost": self._on_lost,
+            "at boundary": lambda _: self._ready_at_boundary(),
+            "gather": self._on_gather,
+            "epoch": self._on_epoch,
+            "continue": self._on_continue,
+            "cut": lambda message: self.lobby.deliver(_as_numbers(message["cut"])),
+            "restore": lambda message: self.lobby.fail(message.get("reason") or "see the launcher"),
+            "notice": lambda message: notify(message["version"], message["removed"]),
+            "leave": lambda _: self._decide(Decision(leave=True, sync=False, changed=False)),
+            "refused": self._on_refused,
+        }
+        try:
+            if not self._worker.joiner:
+                self._ready("start")
+            while self._over is None:
+                message = self._inbox.take()
+                if message is not None and message["kind"] in handle:
+                    handle[message["kind"]](message)
+        except BootstrapError as error:  # The registrar is out of reach: the job is over.
+            self._on_refused({"reason": str(error)})
+
+    def _on_lost(self, _: Message) -> None:
+        # The end of a former world may have been told by a GATHER before, and this one lives.
+        ended = bool(self.lobby.report([])["reason"])
+        if ended and not self._parked and self._boundary is None:
+            self._parked = True
+            self._ready("lost")
+
+    def _on_gather(self, message: Message) -> None:
+        self._heard = message["epoch"]
+        if self._boundary is not None:
+            self._ready_at_boundary()
+        elif self._engine is None:
+            self._ready("start")
+        else:
+            if not self._parked:
+                self._parked = True
+                self._engine.suspend(message["reason"])
+            self._ready("lost", [worker for worker, _ in message["gone"]])
+
+    def _ready_at_boundary(self) -> None:
+        self._ready("join" if self._epoch == _NO_EPOCH else "boundary")
+
+    def _ready(self, why: str, gone: Sequence[int] = ()) -> None:
+        """Say where this worker is, and what it has handed out."""
+        assert self._offer is not None
+        ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
+        report = self.lobby.report(ranks) if self._parked else None
+        commits = report["commits"] if report else self._commits()
+        self._send(
+            {
+                "kind": "ready",
+                "epoch": self._epoch,
+                "why": why,
+                "heard": self._heard,
+                "synced": has_state() or not self._worker.joiner,
+                "steps": steps.progress().committed,
+                "offer": self._offer.description,
+                "commits": _as_text(commits),
+                "stuck": report["stuck"] if report else None,
+                "accused": self._accused(report["accused"]) if report else None,
+                "reason": report["reason"] if report else "",
+                "restored": bool(self._boundary),
+            }
+        )
+
+    def _accused(self, rank: int | None) -> int | None:
+        """Return the worker of the rank that failed, unless it is this one."""
+        if rank is None or rank >= len(self._members):
+            return None
+        worker = self._members[rank]
+        return None if worker == self._worker.elastic_worker else worker
+
+    def _commits(self) -> Mapping[int, int]:
+        return self._engine.commit_counts() if self._engine is not None else {}
+
+    def _on_epoch(self, message: Message) -> None:
+        members = [worker for worker, _ in message["members"]]
+        if message["mode"] == "resume":
+            self.lobby.deliver(_as_numbers(message["cut"]))
+        elif self._engine is not None:
+            self._engine.shutdown()
+        try:
+            self._adopt(message, members, self._connect(message, members))
+        except GivenUpError:
+            pass  # A GATHER, or the end, is in the inbox.
+        except UnreachableError as error:
+            report = {"worker": members[error.rank], "reason": str(error)}
+            self._send({"kind": "unreachable", "epoch": message["epoch"], **report})
+        except BootstrapError as error:
+            self._fail(str(error))
+
+    def _connect(self, message: Message, members: Sequence[int]) -> Connection:
+        assert self._offer is not None
+        epoch: int = message["epoch"]
+        attempt = self._attempt = Deadline(self._worker.start_timeout)
+
+        def meet(clock: Any) -> list[Any]:
+            self._send({"kind": "connected", "epoch": epoch, "clock": clock})
+            return self._await_go(epoch)
+
+        try:
+            if len(members) == 1:
+                meet(list(SAME_CLOCK))
+                return Connection(local_rank=self._worker.local_rank or 0)
+            job = Job(self._worker.token, self._worker.job_id, epoch)
+            offers = [offer for _, offer in message["members"]]
+            return connect_members(
+                self._offer, message["rank"], offers, job, _core.create_segment, attempt, meet
+            )
+        finally:
+            self._attempt = None
+
+    def _await_go(self, epoch: int) -> list[Any]:
+        while True:
+            message = self._inbox.take()
+            assert message is not None
+            if message["kind"] == "go" and message["epoch"] == epoch:
+                clocks: list[Any] = message["clocks"]
+                return clocks
+            if message["kind"] in ("gather", "refused", "end"):
+                self._inbox.put_back(message)
+                raise GivenUpError("another member was lost while this world was formed")
+
+    def _adopt(self, message: Message, members: list[int], connection: Connection) -> None:
+        """Go on in the world that has been formed."""
+        epoch = Epoch(message["epoch"], tuple(members), self._worker.elastic_worker,
+                      message["reason"])  # fmt: skip
+        rank_of = [members.index(one) if one in members else -1 for one in self._members]
+        self._epoch, self._members, self._parked = epoch.number, members, False
+        epochs.record(epoch)
+        if message["mode"] == "start":
+            with self._changed:
+                self._first = connection
+                self._changed.notify_all()
+                while self._engine is None and self._over is None:
+                    self._changed.wait()
+        else:
+            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of)
+        tell_scripts(
+            RANK=connection.rank,
+            SIZE=connection.size,
+            LOCAL_SIZE=connection.local_size,
+            CROSS_RANK=connection.cross_rank,
+            CROSS_SIZE=connection.cross_size,
+        )
+        # After the start the training thread may be at its first boundary before this line runs.
+        if self._boundary is not None and message["mode"] == "boundary":
+            self._decide(Decision(leave=False, sync=message["sync"], changed=True))
+
+    def _on_continue(self, message: Message) -> None:
+        self._decide(Decision(leave=False, sync=message["sync"], changed=False))
+
+    def _decide(self, decision: Decision) -> None:
+        with self._changed:
+            self._decision, self._boundary = decision, None
+            self._changed.notify_all()
+
+    def _fail(self, reason: str) -> None:
+        """The worker cannot go on: its waiting operations raise, and it ends by itself."""
+        with self._changed:
+            self._over = self._over or reason
+            self._changed.notify_all()
+        if self._engine is not None:
+            self._engine.suspend(reason)
+        self.lobby.fail(reason)
+
+    def _on_refused(self, message: Message) -> None:
+        self._fail(f"worker {self._worker.elastic_worker} is out of the job: {message['reason']}")
+
+    def _send(self, message: Message) -> None:
+        if self._client is not None:
+            self._client.send(message)
+
+
+def _as_text(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(process_set): count for process_set, count in counts.items()}
+
+
+def _as_numbers(counts: Mapping[str, int]) -> dict[int, int]:
+    return {int(process_set): count for process_set, count in counts.items()}

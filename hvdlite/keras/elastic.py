@@ -1,0 +1,321 @@
+"""Elastic training with Keras: `hvd.elastic.run`, `KerasState`, and callbacks that keep it.
+
+On the TensorFlow backend each gradient is redone by itself when a rank dies. So within the step in
+which that happens, some gradients may be averages over the ranks before and others over those that
+are left; every rank applies the same ones, each exactly once.
+
+`fit` fixes the number of steps of an epoch before it calls callbacks. A function that is called
+again in the middle of an epoch therefore gives `fit` the steps that are left, one epoch at a time:
+
+Example:
+    >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     while state.epoch < 10:
+    ...         model.fit(
+    ...             data,
+    ...             steps_per_epoch=steps - state.batch,
+    ...             callbacks=[
+    ...                 hvd.elastic.UpdateBatchStateCallback(state),
+    ...                 hvd.elastic.UpdateEpochStateCallback(state),
+    ...                 hvd.elastic.CommitStateCallback(state, batches_per_commit=10),
+    ...             ],
+    ...         )
+    >>> train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdlite import elastic
+from hvdlite.elastic import history
+from hvdlite.elastic.state import State
+from hvdlite.elastic.tensor_state import TensorState
+from hvdlite.elastic.variables import VariableCopies
+from hvdlite.errors import ArgumentError
+from hvdlite.keras.adapters import keras_2, seam
+from hvdlite.keras.callbacks import Logs, _Callback
+from hvdlite.keras.collectives import broadcast_variables, checksum
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "TensorFlowKerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "history",
+    "run",
+]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a training function elastic; see `hvdlite.elastic.run`.
+
+    Args:
+        func: its first argument is a state.
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     model.fit(data, callbacks=[hvd.elastic.CommitStateCallback(state)])
+    """
+
+    @functools.wraps(func)
+    def translated(state: State, *args: Any, **kwargs: Any) -> Any:
+        adapter = keras_2(getattr(state, "model", None)) or seam()
+        with adapter.collective_errors():
+            return func(state, *args, **kwargs)
+
+    return elastic.run(translated)
+
+
+class KerasState(TensorState):
+    """A model, its optimizer and plain objects of an elastic job.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Save model and optimizer, and make the attributes.
+
+        Args:
+            model: a built model of Keras 3 or of Keras 2.
+            optimizer: its optimizer, if it is not the one of `compile`. It is built here, so that
+                a rank that joins has all variables that the other ranks have.
+            kwargs: further attributes; they travel pickled.
+
+        Raises:
+            ArgumentError: the model is not built, or a value cannot be pickled.
+        """
+        if not getattr(model, "built", True):
+            raise ArgumentError(
+                f"{type(self).__name__} saves a model's weights, and this model has none yet; "
+                "build it first: give it an Input, or call model.build(input_shape)"
+            )
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        self._copies = VariableCopies(_to_array)
+        self._copies.save(self._variables())
+        super().__init__(**kwargs)
+
+    def save(self) -> None:
+        """Copy weights, states of random seeds, optimizer and attributes."""
+        self._copies.save(self._variables())
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last `save`.
+
+        Raises:
+            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
+        """
+        self._copies.restore()
+        super().restore()
+
+    def _layout(self) -> dict[str, str]:
+        return {
+            f"{part} {i}": _describe(variable)
+            for part, variables in self._parts().items()
+            for i, variable in enumerate(variables)
+        }
+
+    def _sync_tensors(self) -> None:
+        # Each rank keeps its own states of random seeds.
+        for variables in self._parts().values():
+            broadcast_variables(variables, root_rank=0)
+
+    def _parameters(self) -> dict[str, Any]:
+        return {str(getattr(one, "path", one.name)): one for one in self.model.trainable_variables}
+
+    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
+        return [checksum(one) for one in parameters]
+
+    def _parts(self) -> dict[str, list[Any]]:
+        weights = list(self.model.weights)
+        return {"weight": weights, "optimizer variable": self._optimizer_variables()}
+
+    def _variables(self) -> list[Any]:
+        return [*self.model.variables, *self._optimizer_variables()]
+
+    def _optimizer_variables(self) -> list[Any]:
+        """List the optimizer's variables; build it first if necessary."""
+        if self.optimizer is None:
+            return []
+        older = keras_2(self.optimizer)
+        if older is not None:
+            return list(older.optimizer_variables(self.optimizer, self.model.trainable_variables))
+        if not self.optimizer.built:
+            self.optimizer.build(self.model.trainable_variables)
+        return list(self.optimizer.variables)
+
+
+class TensorFlowKerasState(KerasState):
+    """`KerasState` under the name that Horovod has for it in `horovod.tensorflow.elastic`.
+
+    Example:
+        >>> state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        """Save model and optimizer, and make the attributes.
+
+        Args:
+            model: as for `KerasState`, like all other arguments.
+            optimizer: its optimizer.
+            backend: accepted for scripts written for Horovod; without effect.
+            kwargs: further attributes.
+        """
+        super().__init__(model, optimizer, **kwargs)
+
+
+class CommitStateCallback(_Callback):
+    """Commits the state every so many batches, and at the end of each epoch.
+
+    It commits before the next batch (or epoch) begins, when all other callbacks have seen the end
+    of the last one. So the order of the callbacks does not matter.
+
+    Example:
+        >>> model.fit(data, callbacks=[hvd.elastic.CommitStateCallback(state, 10)])
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        """Choose the state.
+
+        Args:
+            state: what is committed.
+            batches_per_commit: how many batches there are from one commit to the next. A commit
+                copies model and optimizer; what is not committed is lost only in a failure that
+                the remaining ranks cannot redo.
+        """
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ArgumentError(
+                f"batches_per_commit={batches_per_commit}: there is at least one batch between "
+                "two commits"
+            )
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches = 0  # since the last commit
+        self._epoch_ended = False
+
+    def commit(self) -> None:
+        """Commit the state; a subclass may do more."""
+        self.state.commit()
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Count from zero, on all ranks alike."""
+        self._batches = 0
+        self._epoch_ended = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Commit what the last epoch has left."""
+        self._commit_if_due()
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        """Commit what the last batches have left, if they are enough."""
+        self._commit_if_due()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Count the batch."""
+        self._batches += 1
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Note the end of the epoch."""
+        self._epoch_ended = True
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Commit what the last epoch has left."""
+        self._commit_if_due()
+
+    def _commit_if_due(self) -> None:
+        if self._epoch_ended or self._batches >= self.batches_per_commit:
+            self._batches = 0
+            self._epoch_ended = False
+            self.commit()
+
+
+class UpdateBatchStateCallback(_Callback):
+    """Keeps in `state.batch` how many batches of the epoch are done; 0 at the end of the epoch.
+
+    `fit` has fixed the number of steps before callbacks are called, so this callback cannot shorten
+    the epoch in which a function is called again. Give `fit` what is left:
+    `steps_per_epoch=steps - state.batch`.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, batch=0)
+        >>> model.fit(data, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)])
+    """
+
+    def __init__(self, state: State) -> None:
+        """Choose the state.
+
+        Args:
+            state: has an attribute `batch`.
+        """
+        super().__init__()
+        self.state: Any = _with_attribute(state, "batch", self)
+        self._before = 0  # batches of this epoch that were done before `fit` was called
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Go on counting where the last call of the function ended."""
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Count the batch."""
+        self.state.batch = self._before + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Begin another epoch."""
+        self.state.batch = self._before = 0
+
+
+class UpdateEpochStateCallback(_Callback):
+    """Keeps in `state.epoch` how many epochs are done, in all calls of `fit` together.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, epoch=0)
+        >>> model.fit(
+        ...     data,
+        ...     epochs=10 - state.epoch,
+        ...     callbacks=[hvd.elastic.UpdateEpochStateCallback(state)],
+        ... )
+    """
+
+    def __init__(self, state: State) -> None:
+        """Choose the state.
+
+        Args:
+            state: has an attribute `epoch`.
+        """
+        super().__init__()
+        self.state: Any = _with_attribute(state, "epoch", self)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Count the epoch."""
+        self.state.epoch += 1
+
+
+def _with_attribute(state: State, name: str, callback: _Callback) -> State:
+    if not hasattr(state, name):
+        raise ArgumentError(
+            f"{type(callback).__name__} keeps its count in state.{name}; make the state with "
+            f"{name}=0"
+        )
+    return state
+
+
+def _describe(variable: Any) -> str:
+    return f"{keras.backend.standardize_dtype(variable.dtype)} {list(variable.shape)}"
+
+
+def _to_array(variable: Any) -> Any:
+    return np.asarray(keras.ops.convert_to_numpy(variable))

@@ -1,0 +1,112 @@
+"""What the membership of an elastic job decides: messages to workers, and events for the launcher.
+
+Example:
+    >>> Send(3, {"kind": "restore"}).worker
+    3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows. Times are seconds; 0 means without a limit.
+
+    Attributes:
+        np: how many workers the job starts with.
+        min_np: fewer workers do not leave a boundary.
+        max_np: more workers do not join; None without a limit.
+        elastic_timeout: how long a boundary waits for `min_np` workers.
+        reset_limit: how many epochs may follow the first one; None without a limit.
+        heartbeat: a worker that says nothing for this long, and half a second, is evicted.
+        start_timeout: how long the first `np` workers may take to become ready.
+    """
+
+    np: int
+    min_np: int
+    max_np: int | None = None
+    elastic_timeout: float = 600.0
+    reset_limit: int | None = None
+    heartbeat: float = 3.0
+    start_timeout: float = 60.0
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send this message to this worker."""
+
+    worker: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection of this worker once it has what was sent to it."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class EpochFormed:
+    """All workers of an epoch are connected.
+
+    Attributes:
+        epoch: its number.
+        workers: its members in the order of their ranks.
+        line: one line for the user: who went or came and why, and how many ranks go on.
+    """
+
+    epoch: int
+    workers: tuple[int, ...]
+    line: str
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Kill the process group of this worker now; it is not a member any more."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """This worker was asked to leave: it will exit with 0."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A joiner does not fit the job."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The workers have entered `hvd.elastic.run`: from now on joiners make sense."""
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Show this to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job cannot go on; nothing follows this event."""
+
+    reason: str
+
+
+Event: TypeAlias = EpochFormed | Evict | Leaving | Refused | Entered | Warn | Failed
+Action: TypeAlias = Send | Close | Event

@@ -1,0 +1,471 @@
+"""What follows from the state of an elastic job: the decisions of `membership.Membership`.
+
+Example:
+    >>> epochs = Epochs(Limits(np=2, min_np=1))
+    >>> epochs.phase.name, epochs.epoch, epochs.members, epochs.wake_at()
+    ('STARTING', -1, [], None)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hvdlite.bootstrap.deadline import is_never
+from hvdlite.launch.elastic.accusations import Accusations
+from hvdlite.launch.elastic.actions import (
+    Action,
+    Close,
+    Evict,
+    Failed,
+    Leaving,
+    Limits,
+    Message,
+    Send,
+    Warn,
+)
+from hvdlite.launch.elastic.growth import Notices, plan
+from hvdlite.launch.elastic.patience import Patience
+from hvdlite.launch.elastic.record import Change, Formed, Record
+from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
+from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
+
+_FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
+_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
+_EXPLAINED_SECONDS = 0.25  # from the end of a connection to that of its process, usually
+LOST_CONNECTION = "lost its connection to the launcher"
+
+
+class Epochs:
+    """The state of a job, and every decision that is made from it alone, in `_settle`.
+
+    Attributes:
+        phase: what the job does.
+        epoch: the last epoch that was announced; -1 before the first.
+        members: its members that live, in the order of their ranks.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.phase = Phase.STARTING
+        self.epoch = -1  # the last one that was announced
+        self.members: list[Worker] = []  # of that epoch, living, in the order of their ranks
+        self._limits = limits
+        self._workers: dict[int, Worker] = {}  # all that live
+        self._parted: dict[int, Parted] = {}  # gone, but for their processes
+        self._out: list[Action] = []
+        self._now = 0.0
+        # Of the epoch that was formed last:
+        self._formed = -1
+        self._world: frozenset[int] = frozenset()
+        self._record = Record()
+        self._last: Formed | None = None  # the epoch before is to be shown
+        # Of what comes next:
+        self._mode = "start"
+        self._gather_at: float | None = None
+        self._restoring = False
+        self._short_since: float | None = None  # when a boundary began to wait for joiners
+        self._accusations = Accusations()
+        # Of the whole job:
+        self._start_by: float | None = None
+        self._entered = False
+        self._growing = True
+        self._notices = Notices()
+        self._patience = Patience(limits.reset_limit)
+        self._watch = Watch()
+
+    def wake_at(self) -> float | None:
+        """Return when `tick` must be called if nothing happens before; None for never."""
+        if self.phase is Phase.OVER:
+            return None
+        times = [parted.due for parted in self._parted.values() if parted.due < math.inf]
+        later = [self._gather_at, self._accusations.verdict_at, self._give_up_at()]
+        later.append(self._watch.due_at)
+        later.append(self._last.at + _EXPLAINED_SECONDS if self._last is not None else None)
+        times += [when for when in later if when is not None]
+        # What was due at the last settling was either done, or it waits for something else.
+        return min((when for when in times if when > self._now), default=None)
+
+    def knows(self, worker: int) -> bool:
+        """Return whether this worker was announced and still lives."""
+        return worker in self._workers
+
+    # Who goes.
+
+    def _remove(self, one: Worker, change: Change, now: float) -> None:
+        del self._workers[one.number]
+        if one in self.members:
+            self.members.remove(one)
+        elif one.joiner:
+            return
+        self._record.went(change, now)
+        self._accusations.dismiss()
+        self._notices.deal_anew = self._entered
+        self._gather_by(now if change.counts else now + _FAREWELL_SECONDS)
+
+    def _evict(self, one: Worker, why: str, now: float) -> None:
+        self._out += [Evict(one.number, why), Close(one.number)]
+        self._remove(one, Change(one.name, f"was evicted: {why}", one.number), now)
+
+    def _leave(self, one: Worker) -> None:
+        self._send(one, {"kind": "leave"})
+        self._out.append(Leaving(one.number))
+        del self._workers[one.number]
+        if one in self.members:
+            self.members.remove(one)
+            change = Change(one.name, f"left: {one.draining}", one.number, trouble=False)
+            self._record.went(change, self._now)
+
+    def _break(self, now: float) -> None:
+        """A link of the present world broke, or one of the next world could not be made."""
+        self._record.whole = False
+        self._record.sign(now)
+        self._gather_by(now)
+
+    def _gather_by(self, when: float) -> None:
+        self._gather_at = when if self._gather_at is None else min(when, self._gather_at)
+
+    # What follows.
+
+    def _settle(self, now: float) -> list[Action]:
+        self._now = now
+        for number, parted in list(self._parted.items()):
+            if now >= parted.due:
+                del self._parted[number]
+                self._out.append(Evict(number, LOST_CONNECTION))
+        self._show_if_explained(now)
+        while self._step(now):
+            pass
+        self._show_if_explained(now)
+        self._notify()
+        self._warn(now)
+        out, self._out = self._out, []
+        return out
+
+    def _step(self, now: float) -> bool:
+        """Take the next step, if there is one; return whether there was."""
+        if self.phase is Phase.OVER:
+            return False
+        give_up = self._give_up_at()
+        if give_up is not None and now >= give_up:
+            self._fail(self._why_given_up())
+        elif self.phase is Phase.DONE:
+            return self._dismiss_joiners()
+        elif self._formed < 0 and self._record.changed:
+            return self._start_without()
+        elif self.phase is Phase.STARTING:
+            return self._start()
+        elif not self.members:
+            return self._finish()
+        elif not self._growing and self._dismiss_joiners():
+            return True
+        elif self.phase is Phase.FORMED:
+            return self._look(now)
+        elif self.phase is Phase.GATHERING:
+            return self._answers(now)
+        elif self.phase is Phase.FORMING:
+            return self._connections(now)
+        return False
+
+    def _start(self) -> bool:
+        first = [one for one in self._workers.values() if not one.joiner]
+        if len(first) < self._limits.np or any(one.place is not Place.WAITING for one in first):
+            return False
+        self._announce("start", sorted(first, key=lambda one: one.number), sync=False)
+        return True
+
+    def _start_without(self) -> bool:
+        """Fail if a worker has gone before the first epoch was formed, unless all just end."""
+        if any(parted.member for parted in self._parted.values()):
+            return False  # Its end is about to tell why.
+        waiting = any(one.place is not Place.STARTING for one in self._workers.values())
+        trouble = self._record.trouble
+        if trouble or waiting:
+            what = trouble.text if trouble else self._record.reason()
+            self._fail(f"{what} before all workers were connected")
+        elif not self._workers:
+            self.phase = Phase.DONE
+        else:
+            return False
+        return True
+
+    def _finish(self) -> bool:
+        """No member is left: the job is done, or has failed."""
+        if any(parted.member for parted in self._parted.values()):
+            return False  # Their ends tell whether they failed.
+        trouble = self._record.trouble
+        if trouble is not None:
+            self._fail(f"no worker is left; the first that went: {trouble.text}")
+        elif self._growing:
+            self._fail(f"no worker is left: {self._reason()}")
+        else:
+            self.phase = Phase.DONE
+        return True
+
+    def _dismiss_joiners(self) -> bool:
+        waiting = self._waiting()
+        for one in waiting:
+            one.draining = one.draining or "the job is ending"
+            self._leave(one)
+        return bool(waiting)
+
+    def _look(self, now: float) -> bool:
+        """FORMED: all members at a boundary, or something that ends the epoch."""
+        if all(one.place is Place.BOUNDARY for one in self.members):
+            return self._boundary(now)
+        if self._gather_at is None and any(one.restored for one in self.members):
+            self._gather_by(now + _RESTORED_SECONDS)
+        if self._gather_at is None or now < self._gather_at:
+            return False
+        self._gather()
+        return True
+
+    def _gather(self) -> None:
+        """Tell all members to park, and wait for their answers."""
+        self._show()
+        asked = self.epoch + 1
+        gone = [[worker, why] for worker, why in self._record.gone]
+        for one in self.members:
+            # Who has parked by itself and cannot say which GATHER it answers has answered already.
+            early = self.phase is Phase.FORMED and one.place is Place.PARKED
+            if one.tells_heard or not early:
+                one.place = Place.RUNNING
+            one.asked = asked
+            reason = self._reason()
+            self._send(one, {"kind": "gather", "epoch": asked, "gone": gone, "reason": reason})
+        self.phase = Phase.GATHERING
+        self._record.whole = False  # The engines end by it.
+        self._gather_at = None
+
+    def _answers(self, now: float) -> bool:
+        """GATHERING: decide once all members have answered."""
+        if not all(one.answered for one in self.members):
+            return False
+        accused = self._accusations.worst({one.number for one in self.members})
+        if accused is not None and self._accusations.verdict_at is not None:
+            if now < self._accusations.verdict_at:
+                return False
+            worker, why = accused
+            self._evict(self._workers[worker], why, now)
+            return True
+        parked = [one for one in self.members if one.place is Place.PARKED]
+        if not parked:
+            return self._boundary(now)
+        if not any(one.synced for one in self.members):
+            self._fail(f"no worker is left that has the state of the job: {self._reason()}")
+        elif len(parked) < len(self.members) or self._hopeless(parked):
+            self._call_to_boundary(parked)
+        elif self._worth_it():
+            self._announce("resume", self.members, sync=False)
+        return True
+
+    def _hopeless(self, parked: list[Worker]) -> bool:
+        """Return whether the collectives of parked members cannot be redone."""
+        self._restoring = (
+            self._restoring
+            or any(one.stuck is not None for one in parked)
+            or any(one.restored for one in self.members)
+        )
+        return self._restoring
+
+    def _call_to_boundary(self, parked: list[Worker]) -> None:
+        stuck = next((one.stuck for one in parked if one.stuck is not None), None)
+        if self._hopeless(parked):
+            message: Message = {"kind": "restore", "reason": stuck or self._reason()}
+        else:
+            message = {"kind": "cut", "cut": dict(self._record.cut)}
+        for one in parked:
+            one.place = Place.COMING
+            self._send(one, message)
+
+    def _boundary(self, now: float) -> bool:
+        """All members are at a boundary: who leaves, who joins, and whether it is enough."""
+        if not any(one.synced for one in self.members):
+            self._fail(f"no worker is left that has the state of the job: {self._reason()}")
+            return True
+        planned = plan(self._limits, self.members, self._waiting(), self._growing)
+        for one in planned.leavers:
+            self._leave(one)
+        if planned.missing:
+            self._short_since = now if self._short_since is None else self._short_since
+            return bool(planned.leavers) or self._give_up_at() == now
+        members = sorted(self.members, key=lambda one: not one.synced) + planned.joiners
+        sync = any(one.fresh or one.restored or not one.synced for one in members)
+        restored = [one for one in members if one.restored]
+        if restored:
+            self._record.accept_symptom()
+        stays = self._record.whole and not planned.joiners
+        if stays and not restored:
+            self._continue(sync)
+        elif self._worth_it(planned.joiners):
+            if stays:
+                self._continue(sync)
+            else:
+                self._announce("boundary", members, sync)
+        return True
+
+    def _continue(self, sync: bool) -> None:
+        """All are at a boundary, and the engine stays."""
+        for one in self.members:
+            one.place, one.fresh, one.restored = Place.RUNNING, False, False
+            one.synced = one.synced or not one.tells_synced
+            self._send(one, {"kind": "continue", "epoch": self._formed, "sync": sync})
+        self._notices.begin(at_boundary=True)
+        self._patience.formed(counts=False)
+        self._forget()
+
+    def _announce(self, mode: str, members: list[Worker], sync: bool) -> None:
+        """Tell the members of the next epoch about each other; they connect."""
+        self._show()
+        self.epoch += 1
+        self.members = list(members)
+        self._mode = mode
+        self._gather_at = self._short_since = None
+        self._accusations.begin()
+        common = {
+            "kind": "epoch",
+            "epoch": self.epoch,
+            "members": [[one.number, one.offer] for one in members],
+            "cut": dict(self._record.cut) if mode == "resume" else {},
+            "mode": mode,
+            "sync": sync,
+            "reason": self._reason(),
+        }
+        for rank, one in enumerate(members):
+            one.connected = False
+            if mode == "boundary":
+                one.place = Place.BOUNDARY  # A joiner waits there, too.
+            self._send(one, {**common, "rank": rank})
+        self.phase = Phase.FORMING
+
+    def _connections(self, now: float) -> bool:
+        """FORMING: all members are connected, or one of them has gone."""
+        if self._gather_at is not None:
+            if self._formed < 0:
+                self._fail(self._record.reason())
+            else:
+                self._gather()
+            return True
+        if not all(one.connected for one in self.members):
+            return False
+        clocks = [one.clock for one in self.members]
+        for one in self.members:
+            self._send(one, {"kind": "go", "epoch": self.epoch, "clocks": clocks})
+        self._formed_now(now)
+        return True
+
+    def _formed_now(self, now: float) -> None:
+        workers = tuple(one.number for one in self.members)
+        self._last = Formed(self.epoch, workers, self._joined(), self._record, now)
+        counts = not self._record.quiet or bool(self._joined())
+        self._patience.formed(counts=self._formed >= 0 and counts)
+        for one in self.members:
+            if self._mode != "resume" or one.place is not Place.BOUNDARY:
+                one.place = Place.RUNNING
+            if self._mode == "boundary":
+                one.fresh = one.restored = False
+                one.synced = one.synced or not one.tells_synced
+        self._formed = self.epoch
+        self._world = frozenset(workers)
+        self.phase = Phase.FORMED
+        self._notices.begin(at_boundary=self._mode != "resume")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin an epoch, or go on in it, with nothing to hold against it."""
+        self._record = Record()
+        self._gather_at, self._restoring, self._short_since = None, False, None
+        self._accusations.forget()
+
+    def _worth_it(self, joiners: Sequence[Worker] = ()) -> bool:
+        """Return whether another epoch is worth it; fail if it is not."""
+        record = self._record
+        if record.quiet and not joiners:
+            return True
+        trouble = record.trouble is not None or not (record.whole or record.changed)
+        reason = record.reason(joiners)
+        complaint = self._patience.judge(record.cut, record.steps, reason, trouble)
+        if complaint:
+            self._fail(complaint)
+        return complaint is None
+
+    def _fail(self, reason: str) -> None:
+        self._show()
+        self._out.append(Failed(reason))
+        self.phase = Phase.OVER
+
+    # What the user and the members are told.
+
+    def _show(self) -> None:
+        """Show the epoch that was formed last, if it has not been shown."""
+        if self._last is not None:
+            self._out.append(self._last.event())
+            self._last = None
+
+    def _show_if_explained(self, now: float) -> None:
+        """Show it, unless the end of a process is about to tell why the epoch was formed."""
+        if self._last is not None:
+            gone = [self._parted.get(worker) for worker, _ in self._last.record.gone]
+            explained = all(parted is None or parted.due == math.inf for parted in gone)
+            if explained or now >= self._last.at + _EXPLAINED_SECONDS:
+                self._show()
+
+    def _waiting(self) -> list[Worker]:
+        waiting = [
+            one
+            for one in self._workers.values()
+            if one.joiner and one.place is Place.WAITING and one not in self.members
+        ]
+        return sorted(waiting, key=lambda one: one.number)
+
+    def _send(self, one: Worker, message: Message) -> None:
+        self._out.append(Send(one.number, message))
+
+    def _notify(self) -> None:
+        if self.phase is not Phase.FORMED or not (self._entered and self._record.whole):
+            return
+        due = self._notices.due(self._limits, self.members, self._waiting(), self._growing)
+        if due is not None:
+            version, removed = due
+            for one in self.members:
+                self._send(one, {"kind": "notice", "version": version, "removed": removed})
+
+    def _joined(self) -> list[Worker]:
+        if not self._world:
+            return []
+        return [one for one in self.members if one.number not in self._world]
+
+    def _reason(self) -> str:
+        return self._record.reason(self._joined())
+
+    def _give_up_at(self) -> float | None:
+        if self.phase is Phase.DONE:
+            return None
+        if self._formed < 0 and self._start_by is not None:
+            return None if is_never(self._limits.start_timeout) else self._start_by
+        if self._short_since is None or is_never(self._limits.elastic_timeout):
+            return None
+        return self._short_since + self._limits.elastic_timeout
+
+    def _why_given_up(self) -> str:
+        if self._formed >= 0:
+            return (
+                f"{len(self.members)} workers have waited at a boundary for --elastic-timeout "
+                f"({self._limits.elastic_timeout:g} s), and --min-np is {self._limits.min_np}"
+            )
+        return (
+            f"{self._limits.np} workers were not connected within --start-timeout "
+            f"({self._limits.start_timeout:g} s): {self._wait()}"
+        )
+
+    def _wait(self) -> str:
+        """Say for whom the job waits; "" if it does not."""
+        if self.phase is Phase.STARTING:
+            return describe_start([one for one in self._workers.values() if not one.joiner])
+        if self._short_since is not None:
+            return describe_shortage(self.members, self._limits.min_np)
+        return describe(self.phase, self.epoch, self.members)
+
+    def _warn(self, now: float) -> None:
+        wait = self._wait()
+        if self._watch.due(wait, now) and self.phase is not Phase.OVER:
+            self._out.append(Warn(wait))

@@ -1,0 +1,96 @@
+"""Who joins and who leaves when all members are at a boundary, and when to call them there.
+
+Example:
+    >>> limits = Limits(np=2, min_np=2, max_np=3)
+    >>> members = [Worker(number, "a", joiner=False) for number in (0, 1)]
+    >>> plan(limits, members, [Worker(2, "b", joiner=True)], growing=True).joiners[0].number
+    2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.launch.elastic.actions import Limits
+from hvdlite.launch.elastic.roster import Worker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens at a boundary.
+
+    Attributes:
+        leavers: leave now, whether or not the others go on.
+        joiners: join if the others go on.
+        missing: how many workers are missing; the boundary waits for them.
+    """
+
+    leavers: list[Worker]
+    joiners: list[Worker]
+    missing: int
+
+
+def plan(
+    limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
+) -> Plan:
+    """Decide who leaves, who joins, and how many workers are missing.
+
+    A member that shall leave stays as long as nobody else has the job's state: it first hands the
+    state over to joiners, in an epoch with both. A job that does not grow any more, because some
+    worker has finished, goes on with any number of workers.
+
+    Args:
+        limits: what the user allows.
+        members: all of them, at the boundary.
+        waiting: joiners, in the order in which they may join.
+        growing: whether joiners may join.
+    """
+    staying = [worker for worker in members if worker.draining is None]
+    joiners = fitting(limits, members, waiting) if growing else []
+    if not any(worker.synced for worker in staying):
+        return Plan([], joiners, missing=0 if joiners or not growing else 1)
+    leavers = [worker for worker in members if worker.draining is not None]
+    short = limits.min_np - len(staying) - len(joiners) if growing else 0
+    return Plan(leavers, joiners, max(0, short))
+
+
+def fitting(limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker]) -> list[Worker]:
+    """Return the joiners for whom there is room at the next boundary."""
+    if limits.max_np is None:
+        return list(waiting)
+    staying = [worker for worker in members if worker.draining is None]
+    room = limits.max_np - len(staying)
+    return list(waiting[: max(0, room)])
+
+
+class Notices:
+    """When the members are told to come to the next boundary.
+
+    A notice says that somebody joins or leaves, or that data is to be dealt anew because a worker
+    has gone. It is due once for each such reason, and again in each new epoch.
+    """
+
+    def __init__(self) -> None:
+        self.deal_anew = False
+        self._version = 0
+        self._told: object = None
+
+    def begin(self, at_boundary: bool) -> None:
+        """Begin anew: an epoch was formed, or goes on; data was dealt anew if at a boundary."""
+        self._told = None
+        if at_boundary:
+            self.deal_anew = False
+
+    def due(
+        self, limits: Limits, members: Sequence[Worker], waiting: Sequence[Worker], growing: bool
+    ) -> tuple[int, bool] | None:
+        """Return the version of a notice that is due now, and whether nobody joins by it."""
+        joiners = fitting(limits, members, waiting) if growing else []
+        leavers = [worker.number for worker in members if worker.draining is not None]
+        reasons = ([worker.number for worker in joiners], leavers, self.deal_anew)
+        if not any(reasons) or reasons == self._told:
+            return None
+        self._told = reasons
+        self._version += 1
+        return self._version, not joiners

@@ -1,0 +1,228 @@
+"""Which workers make up the world of each epoch of an elastic job: a pure state machine.
+
+It has no clock, no socket and no thread: each method takes what happened and the time, and returns
+what to do. What happened only changes the state. All decisions are made from the state alone, in
+`epochs.Epochs`, so they do not depend on the order in which things happened.
+
+    STARTING   the first workers become ready; a death here fails the job, as nothing is lost yet
+    FORMED     the members of an epoch train
+    GATHERING  the world broke; each member parks and says READY, or waits at a boundary
+    FORMING    the members of the next epoch connect
+    DONE       all workers have finished; joiners that are still to come are asked to leave
+    OVER       the job has failed
+
+Messages cross: a worker may say READY at the moment when GATHER is sent to it. A READY that says
+by `heard` which GATHER it answers is not taken for the answer to a later one.
+
+Example:
+    >>> from hvdlite.launch.elastic.actions import Limits
+    >>> membership = Membership(Limits(np=1, min_np=1))
+    >>> membership.expect(0, "a", joiner=False, now=0.0)
+    []
+    >>> ready = {"kind": "ready", "epoch": -1, "why": "start", "offer": {}, "commits": {}}
+    >>> membership.received(0, ready, now=0.1)[0].message["kind"]
+    'epoch'
+    >>> membership.received(0, {"kind": "connected", "epoch": 0, "clock": []}, now=0.2)[1].line
+    'epoch 0: 1 rank starts'
+"""
+
+from __future__ import annotations
+
+import math
+
+from hvdlite.launch.elastic.actions import Action, Close, Entered, Message, Refused
+from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
+from hvdlite.launch.elastic.record import Change
+from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
+
+SILENT_SECONDS = 0.5  # beyond the heartbeat
+
+
+class Membership(Epochs):
+    """The state machine; a method for each thing that happens."""
+
+    def expect(self, worker: int, host: str, joiner: bool, now: float) -> list[Action]:
+        """A process is about to be started as this worker."""
+        self._workers[worker] = Worker(worker, host, joiner, synced=not joiner)
+        if self._start_by is None:
+            self._start_by = now + self._limits.start_timeout
+        return self._settle(now)
+
+    def received(self, worker: int, message: Message, now: float) -> list[Action]:
+        """A living worker sent this message, which is well-formed."""
+        one = self._workers.get(worker)
+        if one is not None and self.phase is not Phase.OVER:
+            kind = message["kind"]
+            if kind == "ready":
+                self._ready(one, message, now)
+            elif kind == "connected":
+                if self.phase is Phase.FORMING and message["epoch"] == self.epoch:
+                    one.connected, one.clock = True, message["clock"]
+            elif kind == "unreachable":
+                self._unreachable(one, message, now)
+            elif kind == "bye":
+                self._record.report(message)
+                self._part(one, math.inf)
+                self._finished(one, "finished", now)
+        return self._settle(now)
+
+    def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
+        """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
+        why = f"ended with {why}" if why.startswith("exit status") else why
+        parted = self._parted.pop(worker, None)
+        one = self._workers.get(worker)
+        if parted is not None:
+            self._learn(parted, why, clean, now)
+        elif one is not None and clean:
+            self._stop_growing(one, one in self.members)
+            self._finished(one, why, now)
+        elif one is not None:
+            self._remove(one, Change(one.name, why, worker), now)
+        return self._settle(now)
+
+    def connection_lost(self, worker: int, now: float) -> list[Action]:
+        """The connection of a worker ended; without BYE before it, this is its death."""
+        one = self._workers.get(worker)
+        if one is not None:
+            self._part(one, now + self._limits.heartbeat)
+            self._remove(one, Change(one.name, LOST_CONNECTION, worker), now)
+        return self._settle(now)
+
+    def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
+        """A connected worker has said nothing for the heartbeat and half a second."""
+        silence = self._limits.heartbeat + SILENT_SECONDS
+        return self.evict(worker, f"sent nothing for {silence:g} s", now)
+
+    def drain(self, worker: int, why: str, now: float) -> list[Action]:
+        """A worker shall leave at the next boundary."""
+        one = self._workers.get(worker)
+        if one is not None and one.draining is None:
+            one.draining = why
+            if one in self._waiting():
+                self._leave(one)
+        return self._settle(now)
+
+    def evict(self, worker: int, why: str, now: float) -> list[Action]:
+        """A verdict: this worker is not a member any more, and is to be killed."""
+        one = self._workers.get(worker)
+        if one is not None:
+            self._evict(one, why, now)
+        return self._settle(now)
+
+    def give_up(self, reason: str, now: float) -> list[Action]:
+        """The job cannot go on, for a reason outside of this state machine."""
+        if self.phase is not Phase.OVER:
+            self._fail(reason)
+        return self._settle(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """The time has come that `wake_at` named, or any other time."""
+        return self._settle(now)
+
+    # What workers say.
+
+    def _ready(self, one: Worker, message: Message, now: float) -> None:
+        if one.number in self._world and message["epoch"] != self._formed:
+            return  # It crossed GO, and tells of a former epoch.
+        self._record.report(message)
+        one.tells_heard = "heard" in message
+        if one.joiner and "synced" in message:
+            one.tells_synced, one.synced = True, message["synced"]
+        if one not in self.members:
+            self._arrived(one, message)
+            return
+        if self.phase is not Phase.FORMING and message.get("accused") is not None:
+            self._accusations.add(one.number, message["accused"], message["reason"], now)
+        if message.get("heard", one.asked) < one.asked:
+            return  # It crossed a GATHER, whose answer will come.
+        if message["why"] != "lost":
+            self._came(one, message, now)
+        elif self.phase is Phase.GATHERING:
+            self._parked(one, message)
+        elif self.phase is Phase.FORMED:
+            self._parked(one, message)
+            self._break(now)
+
+    def _arrived(self, one: Worker, message: Message) -> None:
+        """A worker is ready to start or to join, or repeats it."""
+        one.place, one.offer = Place.WAITING, message["offer"]
+        if not one.joiner:
+            return
+        if one.draining is not None:
+            self._leave(one)
+        elif self._world:
+            different = next(filter(None, (mismatch(one, w) for w in self.members[:1])), None)
+            if different:
+                reason = f"{different}; give every worker the same settings"
+                self._send(one, {"kind": "refused", "reason": reason})
+                self._out += [Close(one.number), Refused(one.number, reason)]
+                del self._workers[one.number]
+
+    def _came(self, one: Worker, message: Message, now: float) -> None:
+        """A member is at a boundary, or says so again."""
+        if self.phase is Phase.FORMING and self._mode != "resume":
+            return  # It waits at this boundary for the epoch; this READY is an older one.
+        if not self._entered:
+            self._entered = True
+            self._out.append(Entered())
+        one.place, one.stuck = Place.BOUNDARY, None
+        one.offer = message["offer"]
+        self._record.sign(now)
+        if message.get("restored") and not one.restored:
+            one.restored = True
+            why = f"restored its last commit: {message['reason'] or 'an error'}"
+            self._record.symptom(one.name, why)
+
+    def _parked(self, one: Worker, message: Message) -> None:
+        one.place, one.offer = Place.PARKED, message["offer"]
+        one.stuck = message.get("stuck")
+        self._record.symptom(one.name, f"lost its world: {message['reason'] or 'a link broke'}")
+
+    def _unreachable(self, one: Worker, message: Message, now: float) -> None:
+        if message["epoch"] != self.epoch or one not in self.members:
+            return
+        accused = next((w for w in self.members if w.number == message["worker"]), None)
+        if self.phase not in (Phase.FORMING, Phase.GATHERING) or accused is None:
+            return
+        why = f"cannot reach {accused.name}: {message['reason']}"
+        self._accusations.add(one.number, accused.number, why, now, anew=True)
+        self._record.symptom(one.name, why)
+        if self.phase is Phase.FORMING:
+            self._break(now)
+
+    # Who goes.
+
+    def _part(self, one: Worker, due: float) -> None:
+        """Only the process of a worker is left; its end will tell more."""
+        member = one in self.members or not one.joiner
+        self._parted[one.number] = Parted(one, due, member)
+
+    def _finished(self, one: Worker, why: str, now: float) -> None:
+        """A worker has left without an error, as far as is known."""
+        drained = one.draining is not None
+        why = f"left: {one.draining}" if drained else why
+        change = Change(one.name, why, one.number, trouble=False, counts=drained)
+        self._remove(one, change, now)
+
+    def _learn(self, parted: Parted, why: str, clean: bool, now: float) -> None:
+        """The process of a worker that had parted has ended, which tells how it parted.
+
+        A script that raises says goodbye, too, before its process ends.
+        """
+        one = parted.worker
+        if clean:
+            self._stop_growing(one, parted.member)
+            drained = one.draining is not None
+            better = why if parted.due < math.inf else None
+            self._record.learn(one.number, better, trouble=False, counts=drained)
+        else:
+            known = self._record.learn(one.number, why, trouble=True, counts=True)
+            if known and self.phase is Phase.FORMED:
+                self._gather_by(now)
+        if self._last is not None and parted.due < math.inf:
+            self._last.record.learn(one.number, why, trouble=not clean, counts=True)
+
+    def _stop_growing(self, one: Worker, member: bool) -> None:
+        """A process has ended well: if the script is done, nobody takes its place."""
+        if one.draining is None and (member or not one.joiner):
+            self._growing = False

@@ -1,0 +1,90 @@
+"""When an elastic job is given up: too many resets, or epochs that never commit a step.
+
+Example:
+    >>> patience = Patience(reset_limit=1)
+    >>> patience.formed(counts=False)
+    >>> patience.judge({"0": 7}, None, "worker 1 died of SIGKILL", trouble=True)
+    >>> patience.formed(counts=True)
+    >>> patience.judge({"0": 9}, None, "worker 2 died of SIGKILL", trouble=True)
+    'the job was formed anew 1 times, which is the --reset-limit; last: worker 1 died of SIGKILL'
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+_MOST_FRUITLESS = 3  # epochs in a row that may end before a step is committed
+_REASONS_SHOWN = 3
+
+
+class Patience:
+    """Counts epochs, and how many of them in a row came to nothing."""
+
+    def __init__(self, reset_limit: int | None) -> None:
+        self._limit = reset_limit
+        self._resets = 0
+        self._reasons: deque[str] = deque(maxlen=_REASONS_SHOWN)
+        self._fruitless = 0
+        self._first_reason = ""
+        self._judged = True  # until an epoch was formed, nothing came to nothing
+        self._commits: dict[str, int] = {}
+        self._steps = 0
+
+    def formed(self, counts: bool) -> None:
+        """An epoch was formed, or goes on after an error; `counts` if it is a reset."""
+        self._judged = False
+        if counts:
+            self._resets += 1
+
+    def judge(
+        self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
+    ) -> str | None:
+        """Judge the epoch that ends; return why the job must be given up, or None.
+
+        Args:
+            commits: by process set, the newest commit that a worker has reported.
+            steps: how many steps were committed, if the workers report it.
+            reason: why another epoch follows.
+            trouble: whether something went wrong in the epoch.
+        """
+        complaint = self._judge_fruits(commits, steps, reason, trouble)
+        if complaint is None and self._limit is not None and self._resets >= self._limit:
+            last = "; ".join(self._reasons) or reason
+            complaint = (
+                f"the job was formed anew {self._resets} times, which is the --reset-limit; "
+                f"last: {last}"
+            )
+        self._reasons.append(reason)
+        return complaint
+
+    def _judge_fruits(
+        self, commits: Mapping[str, int], steps: int | None, reason: str, trouble: bool
+    ) -> str | None:
+        fruitful = self._progressed(commits, steps)
+        if self._judged:
+            return None
+        self._judged = True
+        if fruitful:
+            self._fruitless = 0
+        if fruitful or not trouble:
+            return None
+        self._fruitless += 1
+        if self._fruitless == 1:
+            self._first_reason = reason
+        if self._fruitless < _MOST_FRUITLESS:
+            return None
+        return (
+            f"{_MOST_FRUITLESS} epochs in a row ended before a step was committed; the first "
+            f"ended because {self._first_reason}"
+        )
+
+    def _progressed(self, commits: Mapping[str, int], steps: int | None) -> bool:
+        if steps is not None:
+            progressed = steps > self._steps
+            self._steps = max(self._steps, steps)
+            return progressed
+        progressed = any(count > self._commits.get(name, 0) for name, count in commits.items())
+        for name, count in commits.items():
+            self._commits[name] = max(count, self._commits.get(name, 0))
+        return progressed

@@ -1,0 +1,163 @@
+"""What happened since an epoch was formed: why it ends, and what its workers have handed out.
+
+Example:
+    >>> record = Record()
+    >>> record.went(Change("worker 2 (host a)", "died of SIGKILL", 2), now=5.0)
+    >>> record.line(3, world_size=3, joined=[], now=5.041)
+    'epoch 3: worker 2 (host a) died of SIGKILL; 3 ranks go on after 41 ms'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hvdlite.launch.elastic.actions import EpochFormed, Message
+from hvdlite.launch.elastic.roster import Worker, listed
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why an epoch follows another one.
+
+    Attributes:
+        name: what changed: a worker, by its name.
+        why: the rest of the clause: "died of SIGKILL", "finished".
+        worker: the number of the worker that went; None if nobody did.
+        trouble: whether something went wrong.
+        counts: whether the next epoch counts as a reset; that a worker has finished does not.
+    """
+
+    name: str
+    why: str
+    worker: int | None = None
+    trouble: bool = True
+    counts: bool = True
+
+    @property
+    def text(self) -> str:
+        """The clause for the line of the epoch."""
+        return f"{self.name} {self.why}"
+
+
+class Record:
+    """The record of one epoch, from the moment in which it was formed.
+
+    Attributes:
+        whole: whether nobody has gone and no link broke.
+        cut: by process set, the newest commit that any worker has reported.
+        steps: how many steps were committed; None if the workers do not report it.
+    """
+
+    def __init__(self) -> None:
+        self.whole = True
+        self.cut: dict[str, int] = {}
+        self.steps: int | None = None
+        self._changes: list[Change] = []
+        self._symptom: Change | None = None  # what a worker reported, if nobody is to blame
+        self._sign: float | None = None  # when the first sign came that an epoch must follow
+
+    def report(self, message: Message) -> None:
+        """Note what a worker has handed out: the cut is never below it.
+
+        Reports of workers that die afterwards count, too. Who completed a commit knows that all
+        members have executed what is in it, so the others can hand it out.
+        """
+        commits: Mapping[str, int] = message.get("commits") or {}
+        for name, count in commits.items():
+            self.cut[name] = max(count, self.cut.get(name, count))
+        if "steps" in message:
+            self.steps = max(message["steps"], self.steps or 0)
+
+    def sign(self, now: float) -> None:
+        """Note the time of the first sign."""
+        self._sign = now if self._sign is None else self._sign
+
+    def went(self, change: Change, now: float) -> None:
+        """A worker has gone."""
+        self.whole = False
+        self._changes.append(change)
+        self.sign(now)
+
+    def symptom(self, name: str, why: str) -> None:
+        """A worker reported something that explains the next epoch if nothing better does."""
+        self._symptom = self._symptom or Change(name, why)
+
+    def accept_symptom(self) -> None:
+        """Nothing explains it better."""
+        if self._symptom is not None and not self._changes:
+            self._changes.append(self._symptom)
+
+    def learn(self, worker: int, why: str | None, trouble: bool, counts: bool) -> bool:
+        """More is known about how a worker has gone; return whether this epoch ends by it.
+
+        If `why` is None, the reason that is known stays.
+        """
+        known = any(change.worker == worker for change in self._changes)
+        self._changes = [
+            replace(change, why=why or change.why, trouble=trouble, counts=counts)
+            if change.worker == worker
+            else change
+            for change in self._changes
+        ]
+        return known
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is known to have changed."""
+        return bool(self._changes)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether only workers that finished have gone."""
+        return self.changed and not any(change.counts for change in self._changes)
+
+    @property
+    def trouble(self) -> Change | None:
+        """What went wrong first."""
+        return next((change for change in self._changes if change.trouble), None)
+
+    @property
+    def gone(self) -> list[tuple[int, str]]:
+        """The workers that have gone, each with the reason."""
+        return [(one.worker, one.why) for one in self._changes if one.worker is not None]
+
+    def reason(self, joined: Sequence[Worker] = ()) -> str:
+        """Say why the next epoch follows."""
+        texts = [change.text for change in self._changes]
+        if not texts and self._symptom is not None:
+            texts = [self._symptom.text]
+        return listed([*texts, *(f"{one.name} joined" for one in joined)], "; ")
+
+    def line(self, epoch: int, world_size: int, joined: Sequence[Worker], now: float) -> str:
+        """Return the line for the user about the epoch that follows."""
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        if epoch == 0:
+            return f"epoch 0: {ranks} start{'s' if world_size == 1 else ''}"
+        verb = "goes" if world_size == 1 else "go"
+        took = 0.0 if self._sign is None else 1000 * (now - self._sign)
+        return f"epoch {epoch}: {self.reason(joined)}; {ranks} {verb} on after {took:.0f} ms"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """An epoch that was formed, and is to be shown.
+
+    Attributes:
+        epoch: its number.
+        workers: its members by rank.
+        joined: those that were not members before.
+        record: of the epoch before.
+        at: when it was formed.
+    """
+
+    epoch: int
+    workers: tuple[int, ...]
+    joined: list[Worker]
+    record: Record
+    at: float
+
+    def event(self) -> EpochFormed:
+        """Return the event that shows it."""
+        line = self.record.line(self.epoch, len(self.workers), self.joined, self.at)
+        return EpochFormed(self.epoch, self.workers, line)

@@ -1,0 +1,130 @@
+"""What the membership knows of each worker, and how it names workers.
+
+Example:
+    >>> named([Worker(2, "a", joiner=False), Worker(5, "b", joiner=True)])
+    'worker 2 (host a), worker 5 (host b)'
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_MOST_NAMED = 4  # a sentence names at most so many workers
+
+
+class Phase(enum.Enum):
+    """What the job does; `membership` says more."""
+
+    STARTING = "starting"
+    FORMED = "formed"
+    GATHERING = "gathering"
+    FORMING = "forming"
+    DONE = "done"
+    OVER = "over"
+
+
+class Place(enum.Enum):
+    """Where a worker is, as far as its messages tell."""
+
+    STARTING = "starting"  # its process was announced; it has not said READY
+    WAITING = "waiting"  # READY to start or to join; in no epoch yet
+    RUNNING = "running"  # a member that trains, or that has not yet answered GATHER
+    PARKED = "parked"  # a member whose engine has ended
+    BOUNDARY = "boundary"  # a member that waits in `hvd.elastic.run`
+    COMING = "coming"  # a member that got CUT or RESTORE, and comes to the boundary by itself
+
+
+@dataclass
+class Worker:
+    """One living worker.
+
+    Attributes:
+        number: never used again.
+        host: where it runs, for sentences.
+        joiner: whether it was started after the first epoch.
+        place: where it is.
+        offer: how others reach it; opaque but for "agreed".
+        stuck: why a collective of it cannot be redone; None if all can.
+        restored: whether it came to the boundary through HorovodInternalError.
+        fresh: whether it has not passed a boundary yet.
+        synced: whether it has the job's state. The first workers have, a joiner once it has synced.
+        asked: the epoch of the newest GATHER that was sent to it.
+        tells_heard: whether its READY says which GATHER it answers.
+        tells_synced: whether its READY says whether it has synced.
+        draining: why it shall leave at the next boundary; None if it shall not.
+        connected: whether it has said CONNECTED to the epoch that is being formed.
+        clock: what it sent with CONNECTED.
+    """
+
+    number: int
+    host: str
+    joiner: bool
+    place: Place = Place.STARTING
+    offer: dict[str, Any] = field(default_factory=dict)
+    stuck: str | None = None
+    restored: bool = False
+    fresh: bool = True
+    synced: bool = True
+    asked: int = -1
+    tells_heard: bool = False
+    tells_synced: bool = False
+    draining: str | None = None
+    connected: bool = False
+    clock: Any = None
+
+    @property
+    def name(self) -> str:
+        """The name of the worker in a sentence."""
+        return f"worker {self.number} (host {self.host})"
+
+    @property
+    def answered(self) -> bool:
+        """Whether a new epoch can be decided without waiting for this member."""
+        return self.place in (Place.PARKED, Place.BOUNDARY)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A worker that is not with the job any more, and whose process has not ended yet.
+
+    Attributes:
+        worker: who it was.
+        due: when its process must have ended; infinity if it said goodbye.
+        member: whether it was a member.
+    """
+
+    worker: Worker
+    due: float
+    member: bool
+
+
+def named(workers: Sequence[Worker]) -> str:
+    """Name some workers in a sentence: the first few, and how many more there are."""
+    return listed([worker.name for worker in workers], ", ")
+
+
+def listed(texts: Sequence[str], separator: str) -> str:
+    """Join the first few texts, and say how many more there are."""
+    shown = separator.join(texts[:_MOST_NAMED])
+    more = len(texts) - _MOST_NAMED
+    return f"{shown}{separator}and {more} more" if more > 0 else shown
+
+
+def mismatch(joiner: Worker, member: Worker) -> str | None:
+    """Return how the settings of a joiner differ from those of a member; None if they agree.
+
+    Both offers carry their settings, by name, under "agreed".
+    """
+    theirs, ours = joiner.offer.get("agreed"), member.offer.get("agreed")
+    if not isinstance(theirs, dict) or not isinstance(ours, dict):
+        return None
+    different = [
+        f"{name} is {theirs.get(name, 'unset')} on {joiner.name}, "
+        f"and {ours.get(name, 'unset')} on {member.name}"
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name)
+    ]
+    return "; ".join(different) or None

@@ -1,0 +1,58 @@
+"""For whom an elastic job waits: what the user is told every 10 seconds.
+
+Example:
+    >>> watch = Watch()
+    >>> watch.due("waits for worker 1", now=0.0), watch.due("waits for worker 1", now=10.0)
+    (False, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvdlite.launch.elastic.roster import Phase, Place, Worker, named
+
+_WARN_SECONDS = 10.0
+
+
+class Watch:
+    """Says when to warn of a wait that goes on."""
+
+    def __init__(self) -> None:
+        self._wait = ""
+        self.due_at: float | None = None
+
+    def due(self, wait: str, now: float) -> bool:
+        """Return whether to warn now of this wait; "" if there is none."""
+        if wait == self._wait and (self.due_at is None or now < self.due_at):
+            return False
+        warn = wait == self._wait
+        self._wait = wait
+        self.due_at = now + _WARN_SECONDS if wait else None
+        return warn
+
+
+def describe_start(first: Sequence[Worker]) -> str:
+    """Say which of the first workers are not ready."""
+    late = [one for one in first if one.place is not Place.WAITING]
+    return f"waits for {named(late)} to call hvd.init()" if late else ""
+
+
+def describe_shortage(members: Sequence[Worker], min_np: int) -> str:
+    """Say that a boundary waits for joiners."""
+    return f"{len(members)} of at least {min_np} workers wait at a boundary for others to join"
+
+
+def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:
+    """Say which members keep the others waiting; "" if none does."""
+    if phase is Phase.FORMING:
+        late = [one for one in members if not one.connected]
+        return f"epoch {epoch} waits for {named(late)} to connect" if late else ""
+    late = [one for one in members if not one.answered]
+    if phase is Phase.GATHERING and late:
+        coming = any(one.place is Place.COMING for one in late)
+        what = "come to the boundary" if coming else "leave the epoch that has ended"
+        return f"waits for {named(late)} to {what}"
+    if phase is Phase.FORMED and 0 < len(late) < len(members):
+        return f"a boundary waits for {named(late)}"
+    return ""

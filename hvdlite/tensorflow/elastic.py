@@ -1,0 +1,133 @@
+"""Elastic training with TensorFlow: `hvd.elastic.run` and `TensorFlowState`.
+
+Each collective in a graph is redone by itself when a rank dies. So within the step in which that
+happens, some gradients may be averages over the ranks before and others over those that are left;
+every rank applies the same ones, each exactly once.
+
+Example:
+    >>> state = hvd.elastic.TensorFlowState(model.trainable_variables, step=0)
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     for state.step in range(state.step, 1000):
+    ...         train_one_step()
+    ...         if state.step % 10 == 0:
+    ...             state.commit()
+    >>> train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdlite import elastic
+from hvdlite.elastic import history
+from hvdlite.elastic.tensor_state import TensorState
+from hvdlite.elastic.variables import VariableCopies
+from hvdlite.errors import ArgumentError, UnsupportedError
+from hvdlite.tensorflow.errors import collective_errors
+from hvdlite.tensorflow.functions import broadcast_variables
+
+__all__ = ["TensorFlowState", "history", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a training function elastic; see `hvdlite.elastic.run`.
+
+    Args:
+        func: its first argument is a state.
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state): ...
+    """
+
+    @functools.wraps(func)
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        with collective_errors():
+            return func(*args, **kwargs)
+
+    return elastic.run(translated)
+
+
+class TensorFlowState(TensorState):
+    """Variables and plain objects of an elastic job.
+
+    Example:
+        >>> state = hvd.elastic.TensorFlowState([*model.weights, *optimizer.variables], step=0)
+    """
+
+    def __init__(
+        self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any
+    ) -> None:
+        """Save the variables and make the attributes.
+
+        Args:
+            variables: the same ones in the same order on all ranks.
+            session: only None is accepted: states work eagerly.
+            kwargs: further attributes; they travel pickled.
+
+        Raises:
+            UnsupportedError: a session, or a graph of TensorFlow 1.
+            ArgumentError: no variables; or a value cannot be pickled.
+        """
+        if session is not None or not tf.executing_eagerly():
+            raise UnsupportedError(
+                "TensorFlowState works eagerly, without a session; elastic training of graphs of "
+                "TensorFlow 1 is not supported"
+            )
+        if variables is None:
+            raise ArgumentError(
+                "TensorFlow 2 has no global variables; give TensorFlowState those of the training: "
+                "[*model.weights, *optimizer.variables]"
+            )
+        self.variables = list(variables)
+        self._copies = VariableCopies(_to_array)
+        self._copies.save(self.variables)
+        super().__init__(**kwargs)
+
+    def save(self) -> None:
+        """Copy the variables and the attributes."""
+        self._copies.save(self.variables)
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last `save`.
+
+        Raises:
+            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
+        """
+        self._copies.restore()
+        super().restore()
+
+    def _layout(self) -> dict[str, str]:
+        return {
+            f"variable {i}": f"{variable.dtype} {list(variable.shape)}"
+            for i, variable in enumerate(self.variables)
+        }
+
+    def _sync_tensors(self) -> None:
+        broadcast_variables(self.variables, root_rank=0)
+
+    def _parameters(self) -> dict[str, Any]:
+        return {f"variable {i}": one for i, one in enumerate(self.variables) if one.trainable}
+
+    def _checksums(self, parameters: Sequence[Any]) -> list[int]:
+        return [zlib.crc32(_to_array(one).tobytes()) for one in parameters]
+
+
+def _to_array(variable: Any) -> Any:
+    return np.asarray(variable.numpy())
+
+
+def __getattr__(name: str) -> Any:
+    """Import the state of Keras models at its first use: TensorFlow does not need Keras."""
+    if name == "TensorFlowKerasState":
+        return importlib.import_module("hvdlite.keras.elastic").TensorFlowKerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,30 @@
+"""Elastic training with PyTorch: `hvd.elastic.run`, `TorchState` and `ElasticSampler`.
+
+Example:
+    >>> sampler = hvd.elastic.ElasticSampler(dataset)
+    >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     while state.epoch < 10:
+    ...         train_one_epoch(state)
+    ...         state.epoch += 1
+    ...         state.commit()
+    >>> train(state)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hvdlite.elastic import history, run
+from hvdlite.torch.elastic.state import TorchState
+
+__all__ = ["ElasticSampler", "TorchState", "history", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the sampler at its first use: it imports torch's data loading."""
+    if name == "ElasticSampler":
+        return importlib.import_module("hvdlite.torch.elastic.sampler").ElasticSampler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,357 @@
+"""A sampler that deals the samples of an epoch anew when ranks come or go, and forgets none."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sized
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from hvdlite import basics
+from hvdlite.elastic import epochs, steps
+from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
+from hvdlite.errors import ArgumentError, ElasticSamplerWarning
+
+
+class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
+    """Deals the indices of a data set to the ranks, and what remains of them after each change.
+
+    Give it to a `DataLoader` and to `hvd.elastic.TorchState`, so that what remains is dealt anew
+    whenever the function under `hvd.elastic.run` is entered again. In your loop:
+
+    1. Call `record_batch` for each batch, with the same sizes on all ranks. It may stand anywhere
+       in the loop: a batch counts when its step is committed, for the ranks that made the step.
+    2. Call `state.commit()` or `state.check_host_updates()` at the end of an epoch, too: if a rank
+       died in the epoch, the rest of its samples is then dealt to the others.
+    3. Call `set_epoch` after that, at the end of the epoch rather than at its beginning.
+
+    Then every sample of an epoch is seen exactly once, except that each deal repeats at most
+    size()-1 samples so that all ranks get equally many (`padded`). A batch that was loaded ahead
+    and not recorded comes again after a deal. Without hvd.DistributedOptimizer nobody reports
+    steps: a batch then counts when it is recorded, for the ranks of that moment.
+
+    The order is the one of Horovod's ElasticSampler, for every seed and epoch, so its checkpoints
+    can be loaded. In a world that cannot change it works like torch's DistributedSampler.
+
+    Attributes:
+        dataset: the data set, whose length stays the same.
+        shuffle: whether each epoch has an order of its own.
+        seed: decides these orders, together with the epoch.
+        epoch: the number of the epoch of the data set.
+
+    Example:
+        >>> import hvdlite.torch as hvd
+        >>> from hvdlite.torch.elastic import ElasticSampler
+        >>> hvd.init()
+        >>> sampler = ElasticSampler(range(5), shuffle=False)
+        >>> list(sampler)
+        [0, 1, 2, 3, 4]
+        >>> sampler.record_batch(0, 2)
+        >>> sampler.reset()
+        >>> list(sampler)
+        [2, 3, 4]
+        >>> sampler.set_epoch(1)
+        >>> len(sampler)
+        5
+        >>> hvd.shutdown()
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        """Deal the samples of epoch 0.
+
+        Args:
+            dataset: anything with a length; the same on all ranks.
+            shuffle: whether to shuffle, each epoch in another way.
+            seed: the same on all ranks.
+
+        Raises:
+            NotInitializedError: `init` was not called.
+        """
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self._excluded: frozenset[int] = frozenset()  # as an older Horovod has recorded them
+        self._closed: tuple[Done, ...] = ()
+        self._order: list[int] | None = None  # of this epoch; made when it is needed
+        self._dealt: list[int] | None = None  # what this segment deals; made when it is needed
+        self._loop_began = False
+        self._deal()
+
+    def _deal(self) -> None:
+        now = epochs.current()
+        self._seat = basics.rank() if now is None else now.rank
+        workers = tuple(range(basics.size())) if now is None else now.workers
+        samples = left_over(len(self.dataset) - len(self._excluded), self._closed)
+        self._segment = Segment(samples, workers, steps.progress().ended)
+        self._dealt = None
+        self._loop_began = False
+        self._checked = now  # the epoch that was checked for joiners
+
+    # What a loop calls.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: no sample of it is done yet. Call it at the end of the one before.
+
+        Warns of samples of a dead worker that nobody has seen.
+
+        Args:
+            epoch: the number of the new epoch.
+        """
+        self._settle()
+        self._warn_of_missed(epoch)
+        self._warn_of_repeated(epoch)
+        self.epoch = epoch
+        self._begin_epoch((), frozenset())
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Record that this rank has done, or is about to do, the next `batch_size` of its samples.
+
+        Args:
+            batch_idx: not used; batches are recorded in order.
+            batch_size: how many samples, the same on all ranks; for the last batch it may be the
+                size of a full one.
+
+        Raises:
+            ArgumentError: the size is negative.
+        """
+        if batch_size < 0:
+            raise ArgumentError(
+                f"record_batch({batch_idx}, {batch_size}): the second argument is the number of "
+                "samples in the batch, which cannot be negative"
+            )
+        now = epochs.current()
+        if now is None:
+            self._segment.count(int(batch_size))
+        else:
+            self._segment.record(int(batch_size), steps.progress(), now.number)
+            self._settle()
+            self._warn_of_joiners(now)
+
+    def reset(self) -> None:
+        """Deal what remains of the epoch to the ranks of the present world.
+
+        `hvd.elastic.TorchState` calls it. All ranks call it at the same place.
+        """
+        self._settle()
+        self._closed = close(self._closed, self._segment)
+        self._deal()
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the indices of this rank; the sampler deals the same ones until `reset`."""
+        self._segment.begin(steps.progress().ended)
+        self._loop_began = True
+        return iter(take(self._indices(), self.num_replicas, self.rank))
+
+    def __len__(self) -> int:
+        return self._segment.share
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what another rank needs to deal the same samples: a few integers.
+
+        The state holds what all ranks have done, so the state of one rank is enough.
+
+        Example:
+            >>> import hvdlite.torch as hvd
+            >>> hvd.init()
+            >>> sampler = ElasticSampler(range(100))
+            >>> sampler.record_batch(0, 32)
+            >>> sampler.state_dict()["processed_num"], sampler.state_dict()["segments"]
+            (32, [[32]])
+            >>> hvd.shutdown()
+        """
+        self._settle()
+        state: dict[str, Any] = {
+            "epoch": self.epoch,
+            "processed_num": self.processed_num,
+            "segments": [list(done) for done in close(self._closed, self._segment)],
+            "samples": len(self.dataset),
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+        if self._excluded:
+            state["processed_indices"] = sorted(self._excluded)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state, and deal what remains to the ranks of the present world.
+
+        All ranks load the same state: that of rank 0, or that of a checkpoint.
+
+        Args:
+            state_dict: what `state_dict` returned, in a world of any size, or Horovod's, which has
+                "epoch" and either "processed_num" or "processed_indices".
+
+        Raises:
+            ArgumentError: a key is missing, or the state is of other samples or of another order.
+        """
+        closed = self._closed_in(state_dict)
+        if closed and "segments" in state_dict:
+            self._refuse_other_order(state_dict)
+        excluded = state_dict.get("processed_indices", ())
+        if "segments" not in state_dict and "processed_num" in state_dict:
+            excluded = ()  # Both keys say the same.
+        self.epoch = state_dict["epoch"]
+        self._begin_epoch(closed, frozenset(map(int, excluded)))
+
+    def _closed_in(self, state: Mapping[str, Any]) -> tuple[Done, ...]:
+        keys = state.keys()
+        if "epoch" not in keys or not keys & {"segments", "processed_num", "processed_indices"}:
+            raise ArgumentError(
+                f"ElasticSampler.load_state_dict: the keys {sorted(keys)} are not those of a "
+                "sampler's state; give what ElasticSampler.state_dict() returned"
+            )
+        if "segments" in keys:
+            return tuple(tuple(map(int, done)) for done in state["segments"])
+        done = int(state.get("processed_num", 0))
+        return ((done,),) if done > 0 else ()
+
+    def _refuse_other_order(self, state: Mapping[str, Any]) -> None:
+        own = {"samples": len(self.dataset), "shuffle": self.shuffle}
+        if self.shuffle:
+            own["seed"] = self.seed
+        for key, value in own.items():
+            if state.get(key, value) != value:
+                raise ArgumentError(
+                    f"ElasticSampler.load_state_dict: the state was made with {key}="
+                    f"{state[key]!r}, and this sampler has {key}={value!r}; which samples are done "
+                    "is known for one order only. Make both samplers alike, on all ranks"
+                )
+
+    # What a script may read.
+
+    @property
+    def num_replicas(self) -> int:
+        """Among how many ranks the samples were dealt."""
+        return len(self._segment.workers)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number when the samples were dealt."""
+        return self._seat
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples each rank gets; `len` of the sampler."""
+        return self._segment.share
+
+    @property
+    def total_size(self) -> int:
+        """How many samples all ranks together get, with the repeated ones."""
+        return self._segment.share * self.num_replicas
+
+    @property
+    def padded(self) -> int:
+        """How many samples this deal repeats so that all ranks get equally many."""
+        return self._segment.padded
+
+    @property
+    def processed_num(self) -> int:
+        """How many samples of the epoch are done, by all ranks together."""
+        self._settle()
+        return len(self.dataset) - self._segment.samples + self._segment.processed
+
+    @property
+    def processed_indices(self) -> set[int]:
+        """The samples of the epoch that are done, by all ranks together."""
+        self._settle()
+        left = remaining(self._full_order(), close(self._closed, self._segment))
+        return set(range(len(self.dataset))).difference(left)
+
+    @property
+    def remaining_indices(self) -> list[int]:
+        """What was dealt last, in order: what remained of the epoch then."""
+        return list(self._indices())
+
+    # Inside.
+
+    def _begin_epoch(self, closed: tuple[Done, ...], excluded: frozenset[int]) -> None:
+        self._closed, self._excluded = closed, excluded
+        self._order = None
+        self._deal()
+
+    def _full_order(self) -> list[int]:
+        if self._order is None:
+            order = list(range(len(self.dataset)))
+            if self.shuffle:
+                random.Random(self.seed + self.epoch).shuffle(order)
+            if self._excluded:
+                order = [one for one in order if one not in self._excluded]
+            self._order = order
+        return self._order
+
+    def _indices(self) -> list[int]:
+        if self._dealt is None:
+            order = self._full_order()
+            self._dealt = remaining(order, self._closed) if self._closed else order
+        return self._dealt
+
+    def _settle(self) -> None:
+        self._segment.settle(steps.progress().announced, steps.epoch_of, _workers_in)
+
+    def _warn_of_missed(self, epoch: int) -> None:
+        now = epochs.current()
+        recorded = any(self._segment.done)
+        if now is None or now.rank != 0 or not (recorded or self._loop_began):
+            return
+        missed = self._segment.missed(self._seat, now.workers)
+        if missed:
+            count = f"{sum(missed.values())} samples"
+            warnings.warn(
+                f"ElasticSampler.set_epoch({epoch}): {count if recorded else f'up to {count}'} of "
+                f"epoch {self.epoch} were dealt to workers that are gone, and no rank has seen "
+                f"them: {_reasons(missed)}. Call state.commit() or state.check_host_updates() at "
+                "the end of each epoch, before set_epoch(): such samples are then dealt to the "
+                "ranks that are left",
+                ElasticSamplerWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_repeated(self, epoch: int) -> None:
+        done = len(self.dataset) - self._segment.samples
+        fresh = not any(self._segment.done) and self._segment.samples > 0
+        now = epochs.current()
+        speaks = (self._seat if now is None else now.rank) == 0
+        if epoch == self.epoch and done > 0 and fresh and speaks:
+            warnings.warn(
+                f"ElasticSampler.set_epoch({epoch}): {done} samples of epoch {epoch} were done "
+                "before training went on, and they will be seen again, because set_epoch() begins "
+                "the epoch anew. Call set_epoch() at the end of an epoch, with the number of the "
+                "next one",
+                ElasticSamplerWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_joiners(self, now: epochs.Epoch) -> None:
+        if now == self._checked:
+            return
+        self._checked = now
+        joined = sorted(set(now.workers).difference(self._segment.workers))
+        if joined and now.rank == 0:
+            warnings.warn(
+                f"ElasticSampler: workers {joined} have joined since the samples of epoch "
+                f"{self.epoch} were dealt, so ranks see the same samples twice. Give the sampler "
+                "to hvd.elastic.TorchState, or call its reset() in a reset callback",
+                ElasticSamplerWarning,
+                stacklevel=3,
+            )
+
+
+def _workers_in(epoch: int) -> tuple[int, ...]:
+    return epochs.find(epoch).workers
+
+
+def _reasons(gone: Collection[int]) -> str:
+    """Say for each worker that is gone why the epoch after its last one began."""
+    reasons: list[str] = []
+    history = epochs.history()
+    for before, after in pairwise(history):
+        lost = set(before.workers).difference(after.workers).intersection(gone)
+        if lost:
+            reasons.append(f"workers {sorted(lost)} ({after.reason})")
+    return ", ".join(reasons)

@@ -1,0 +1,80 @@
+"""A step's gradients as one transaction of an elastic job.
+
+The results of a transaction are handed out together, on all ranks or on none. So all gradients of a
+step come from the same ranks, also when a rank dies in the middle of it. In other jobs nothing here
+costs anything.
+"""
+
+from __future__ import annotations
+
+from hvdlite import _core, basics
+from hvdlite.elastic import steps
+from hvdlite.errors import HvdliteError
+from hvdlite.process_sets import ProcessSet, member_id
+
+
+class StepTransaction:
+    """The transaction of one reducer, step after step. Used by one thread at a time."""
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        """Make it for a reducer.
+
+        Args:
+            name: the name of the reducer, unique on this rank.
+            process_set: its members reduce their gradients.
+        """
+        self._name = name
+        self._process_set = process_set
+        self._commit: _core.Handle | None = None
+        if basics.in_elastic_job():
+            steps.announced()
+
+    @property
+    def name(self) -> str:
+        """The name for the collectives of a step; empty outside elastic jobs."""
+        return self._name if basics.in_elastic_job() else ""
+
+    def begin(self) -> None:
+        """Note the first gradient of a step."""
+        if basics.in_elastic_job():
+            steps.begun()
+
+    def end(self, blocking: bool) -> None:
+        """Submit the commit behind the collectives of the step; a second call does nothing.
+
+        Args:
+            blocking: whether the caller waits at once.
+
+        Raises:
+            HvdliteError: it cannot be submitted.
+        """
+        if self._commit is None and basics.in_elastic_job():
+            name, process_set = f"{self._name}.commit", member_id(self._process_set)
+            self._commit = basics.engine().commit(name, self._name, process_set, blocking)
+
+    def finish(self, dropped: bool) -> HvdliteError | None:
+        """Wait for the commit, and return its error.
+
+        Args:
+            dropped: whether the gradients are not used.
+        """
+        commit, self._commit = self._commit, None
+        if commit is None:
+            return None
+        try:
+            commit.wait()
+        except HvdliteError as error:
+            steps.dropped()
+            failure: HvdliteError = error
+            return failure
+        if dropped:
+            steps.dropped()
+        else:
+            steps.committed(commit.epoch)
+        return None
+
+    def drop(self) -> None:
+        """Forget a step that was not finished."""
+        self._commit = None
+        if basics.in_elastic_job():
+            steps.dropped()

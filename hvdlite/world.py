@@ -1,0 +1,128 @@
+"""One world of this process: its engine, and the numbers of this rank in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from hvdlite import _core, gpu
+from hvdlite.bootstrap.connect import Connection
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.environment import WorkerEnvironment, timeline_parts
+from hvdlite.timeline.recorder import Recorder
+
+
+class Member(Protocol):
+    """This process's membership in an elastic job; see `hvdlite.elastic.steward`."""
+
+    lobby: _core.Lobby
+
+    def begin(self, deadline: Deadline) -> Connection:
+        """Register this worker, and wait for its first world."""
+
+    def attach(self, engine: _core.Engine) -> None:
+        """Take note of the engine of the first world."""
+
+    def leave(self, commits: Mapping[int, int]) -> None:
+        """Say goodbye; the engine has been shut down."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One initialised world: its engine and the numbers of this rank in it."""
+
+    engine: _core.Engine
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    host_of: tuple[int, ...]
+    recorder: Recorder
+    start: Deadline
+    job_id: bytes
+    member: Member | None = None  # of an elastic job
+
+
+def make_world(
+    connection: Connection,
+    start: Deadline,
+    job_id: bytes,
+    lobby: _core.Lobby | None = None,
+    epoch: int = 0,
+    sets: Sequence[tuple[int, Sequence[int]]] = (),
+    timeline: Path | None = None,
+    records: bool = True,
+) -> World:
+    """Start the engine of a world, and the timeline if the knob `timeline` names a file.
+
+    Args:
+        connection: is taken over.
+        start: the deadline of the `init` that made this world, or its first predecessor.
+        job_id: the public number of the job.
+        lobby: of an elastic job.
+        epoch: of an elastic job, the number of this world.
+        sets: of an elastic job, the ids and ranks of the process sets that it begins with.
+        timeline: of an elastic job, the file of the timeline that goes on in this world.
+        records: whether this world can have a timeline; that of a worker that will join has none.
+
+    Raises:
+        ArgumentError: the file of the timeline cannot be written.
+    """
+    recorder = Recorder(
+        connection.rank,
+        connection.host_of,
+        connection.clock,
+        job_id,
+        timeline_parts(),
+        None if lobby is None else epoch,
+    )
+    try:
+        knobs = _core.knob_values()
+        target = str(timeline or knobs["timeline"]) if records else ""
+        trace_file = recorder.begin_by_knob(target)
+    except BaseException:
+        connection.close()
+        raise
+    engine = _core.Engine(
+        connection.rank,
+        connection.size,
+        connection.host_of,
+        connection.links,
+        connection.segment_fd,
+        connection.bell_fd,
+        gpu.nccl_folders(),
+        trace_file,
+        bool(knobs["timeline_mark_cycles"]),
+        lobby,
+        epoch,
+        sets,
+    )
+    return World(
+        engine=engine,
+        rank=connection.rank,
+        size=connection.size,
+        local_rank=connection.local_rank,
+        local_size=connection.local_size,
+        cross_rank=connection.cross_rank,
+        cross_size=connection.cross_size,
+        host_of=tuple(connection.host_of),
+        recorder=recorder,
+        start=start,
+        job_id=job_id,
+    )
+
+
+def as_planned(world: World, worker: WorkerEnvironment) -> World:
+    """Give a joiner, whose engine has a world of one, the numbers that its launcher has planned."""
+    return replace(
+        world,
+        rank=worker.rank,
+        size=worker.size,
+        local_rank=worker.local_rank or 0,
+        local_size=worker.local_size or 1,
+        host_of=(0,) * worker.size,
+    )

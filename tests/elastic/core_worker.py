@@ -1,0 +1,176 @@
+"""A worker that trains without a framework: `python core_worker.py PLAN`, see `faults.Plan`.
+
+Its weights are integers, so sums and averages are exact and the same in any order of ranks. A step
+reduces `SMALL` small buckets and a large one in place, as one transaction, as torch's reducer does.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from faults import Faults, Journal, Plan, read_plan, this_worker, watch_notices, watch_steward
+
+PLAN = read_plan() if __name__ == "__main__" else Plan("", 0)
+
+from arithmetic import BUCKETS, LARGE, contribution, first_weights, updated
+
+import hvdlite
+from hvdlite import _core, basics
+from hvdlite.elastic import epochs, steps
+from hvdlite.elastic.state import State
+from hvdlite.errors import HvdliteError
+
+_SUM = _core.REDUCE_OPS["sum"]
+_INT64 = _core.DTYPES["int64"]
+_TRANSACTION = "step"
+
+
+class Weights(State):
+    """The weights of all buckets, and the number of the next step."""
+
+    def __init__(self, faults: Faults, journal: Journal) -> None:
+        super().__init__(_broadcast, basics.rank)
+        self.values, self.step = first_weights(), 0
+        self._faults = faults
+        self._journal = journal
+        self.save()
+
+    def save(self) -> None:
+        self._faults.come_to("commit", self.step)
+        self._saved = (list(self.values), self.step)
+
+    def restore(self) -> None:
+        self._faults.come_to("restore")
+        self.values, self.step = copy.deepcopy(self._saved)
+        self._journal.write("restored", step=self.step)
+
+    def sync(self) -> None:
+        values: list[int] = self._bcast_object(self.values)
+        self._faults.come_to("sync")
+        self.step = self._bcast_object([self.step])[0]
+        self.values = values
+        self.save()
+
+
+def _broadcast(numbers: list[int]) -> list[int]:
+    cells = (ctypes.c_int64 * len(numbers))(*numbers)
+    address = ctypes.addressof(cells)
+    tensor = _core.Tensor("state", _INT64, [len(numbers)], address, address)
+    basics.engine().broadcast("state", [tensor], 0, keep=cells).wait()
+    return list(cells)
+
+
+def _submit(name: str, cells: array[int], transaction: str = "") -> _core.Handle:
+    address = cells.buffer_info()[0]
+    tensor = _core.Tensor(name, _INT64, [len(cells)], address, address)
+    return basics.engine().allreduce(name, [tensor], _SUM, keep=cells, transaction=transaction)
+
+
+class Trainer:
+    """The loop of one worker."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.journal = Journal(plan.folder)
+        self.faults = Faults(plan.faults, self.journal)
+        watch_steward(self.faults)
+        watch_notices(self.faults)
+        basics.init()
+        self.state = Weights(self.faults, self.journal)
+
+    def train(self, state: Weights) -> None:
+        """Make all steps that are left."""
+        self.journal.write("enter", step=state.step, size=basics.size())
+        while state.step < self.plan.steps:
+            self.make_step(state)
+            self.check_metric(state.step)
+            if state.step % self.plan.commit_every == 0:
+                state.commit()
+            if self.plan.pause:
+                time.sleep(self.plan.pause)
+
+    def make_step(self, state: Weights) -> None:
+        """Reduce the gradients of one step and apply them."""
+        step, come_to = state.step, self.faults.come_to
+        self.journal.write("try", step=step)
+        if step == self.plan.alltoall_at:
+            come_to("alltoall", step)
+            _exchange_rows()
+        come_to("before backward", step)
+        steps.begun()
+        buckets, handles = [], []
+        for number in range(BUCKETS):
+            value = contribution(this_worker(), step, number, state.values[number])
+            buckets.append(array("q", [value]) * (LARGE if number == BUCKETS - 1 else 8))
+            handles.append(_submit(f"gradient.{number}", buckets[-1], _TRANSACTION))
+            if number == BUCKETS // 2:
+                come_to("some buckets", step)
+        come_to("all buckets", step)
+        commit = basics.engine().commit("commit", _TRANSACTION)
+        come_to("commit submitted", step)
+        try:
+            for handle in (*handles, commit):
+                handle.wait()
+        except HvdliteError:
+            steps.dropped()
+            raise
+        steps.committed(commit.epoch)
+        come_to("before step", step)
+        self.apply(state, buckets, commit.epoch)
+        come_to("after step", step)
+
+    def apply(self, state: Weights, buckets: list[array[int]], epoch: int) -> None:
+        """Change the weights, and write down by whom the gradients were made."""
+        workers = epochs.find(epoch).workers
+        for number, cells in enumerate(buckets):
+            assert cells.count(cells[0]) == len(cells), f"bucket {number} is torn"
+            if number == BUCKETS // 2:
+                self.faults.come_to("in step", state.step)
+            state.values[number] = updated(state.values[number], cells[0], len(workers))
+        state.step += 1
+        self.journal.write(
+            "done", step=state.step - 1, epoch=epoch, workers=workers, weights=state.values
+        )
+
+    def check_metric(self, step: int) -> None:
+        """Count the ranks, outside of any transaction."""
+        cells = array("q", [step + 1])
+        self.faults.come_to("metric", step)
+        handle = _submit("metric", cells)
+        self.faults.come_to("metric submitted", step)
+        handle.wait()
+        ranks = epochs.find(handle.epoch).size
+        assert cells[0] == ranks * (step + 1), f"{cells[0]} is not {ranks} times {step + 1}"
+
+    def end(self) -> None:
+        """Write down the end, and leave."""
+        self.journal.write("end", weights=self.state.values, history=_history())
+        basics.shutdown()
+
+
+def _history() -> list[tuple[int, tuple[int, ...]]]:
+    return [(epoch.number, epoch.workers) for epoch in hvdlite.elastic.history()]
+
+
+def _exchange_rows() -> None:
+    cells: Any = (ctypes.c_int64 * basics.size())(*range(basics.size()))
+    tensor = _core.Tensor("rows", _INT64, [basics.size()], ctypes.addressof(cells), 0)
+    basics.engine().alltoall("rows", tensor, keep=cells).wait()
+
+
+def main() -> None:
+    """Train to the end."""
+    trainer = Trainer(PLAN)
+    hvdlite.elastic.run(trainer.train)(trainer.state)
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()

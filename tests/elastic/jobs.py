@@ -1,0 +1,46 @@
+"""Run an elastic job of a test's workers, and read what they wrote."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.faults import Plan
+from elastic.journals import Journey, read_journals
+from launcher import LauncherResult, run_launcher
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended: what hvdlite-run said, and the workers' journals."""
+
+    result: LauncherResult
+    journeys: Mapping[int, Journey]
+
+    def epochs(self) -> list[str]:
+        """Return the launcher's lines about epochs."""
+        lines = self.result.stderr.splitlines()
+        return [line.partition(": ")[2] for line in lines if "run: epoch " in line]
+
+
+def run_job(
+    script: str,
+    ranks: int,
+    plan: Plan,
+    flags: Sequence[str] = (),
+    timeout: float = 60.0,
+    status: int = 0,
+) -> Job:
+    """Run workers of this folder's script under hvdlite-run; they may die down to the last one."""
+    result = run_launcher(
+        *("-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), *flags),
+        *(sys.executable, str(_FOLDER / script), plan.as_json()),
+        timeout=timeout,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == status, f"{result.stdout}\n{result.stderr}"
+    return Job(result, read_journals(Path(plan.folder)))

@@ -1,0 +1,495 @@
+"""Random schedules of an elastic job around the real Membership, with workers as tiny models.
+
+A model worker has a script, a steward and a share of a data plane. The script runs numbered
+operations: one is *executed* when all members of the world have entered it, and each member then
+*completes* it when it likes, which hands out its result and counts as a commit. A result carries
+the newest notice that any member knew, so all members go to the next boundary after the same
+operation. Messages travel in order, and as late as the scheduler likes. Faults: deaths, broken
+links, silent workers, drains, joiners, clean ends.
+
+    python tests/membership_model.py --schedules 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdlite.launch.elastic.actions import (
+    Close,
+    Entered,
+    EpochFormed,
+    Evict,
+    Failed,
+    Leaving,
+    Limits,
+    Refused,
+    Send,
+)
+from hvdlite.launch.elastic.membership import Membership
+from hvdlite.launch.elastic.roster import Phase
+
+LAST_STATE = 6  # operations until a script ends
+UNREDOABLE = 5  # every so many operations, one cannot be redone
+MOST_STEPS = 6000
+
+
+@dataclass
+class World:
+    """One epoch's data plane."""
+
+    epoch: int
+    members: tuple[int, ...]
+    mode: str
+    entered: dict[int, dict[int, int]] = field(default_factory=dict)  # operation, worker, notice
+    broken: bool = False
+
+    def executed(self, operation: int) -> bool:
+        return len(self.entered.get(operation, ())) == len(self.members)
+
+    def result(self, operation: int) -> int:
+        return max(self.entered[operation].values())
+
+
+@dataclass
+class Model:
+    """One worker."""
+
+    number: int
+    joiner: bool
+    alive: bool = True
+    script: str = "new"  # new, init, training, boundary, done
+    world: World | None = None  # of its engine; kept while parked, for what is held
+    parked: bool = False
+    connecting: dict[str, Any] | None = None
+    connected: int = -1  # the epoch for which it said so
+    epoch: int = -1
+    commits: int = 0
+    entered: bool = False  # the operation commits + 1
+    state: Any = None  # of the training; comparable
+    saved: Any = None
+    restored: bool = False
+    raising: bool = False
+    notice: int = 0
+    acted: int = 0  # the newest notice that was acted on, at a boundary
+    at_end: bool = False  # the script goes to a boundary next
+    in_run: bool = False
+    heard: int = -1
+    synced: bool = False
+    inbox: deque[dict[str, Any]] = field(default_factory=deque)
+    outbox: deque[dict[str, Any]] = field(default_factory=deque)
+    hung_up: bool = False  # the registrar has seen the end of its connection
+
+
+class Job:
+    """One schedule. `run` raises AssertionError where an invariant does not hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        pick = self.random
+        self.size = pick.randint(1, 4)
+        min_np = pick.randint(1, self.size)
+        max_np = pick.choice([None, self.size, self.size + 1])
+        self.limits = Limits(self.size, min_np, max_np, pick.choice([5.0, 600.0]))
+        self.membership = Membership(self.limits)
+        self.tells = pick.random() < 0.5
+        self.now = 0.0
+        self.workers: dict[int, Model] = {}
+        self.endings: list[tuple[int, str, bool]] = []  # that the launcher has not reported yet
+        self.faults = pick.randint(0, 5)
+        self.joiners = pick.randint(0, 3)
+        self.worlds: dict[int, World] = {}
+        self.gathered = False  # since the last epoch was formed
+        self.sync_of: dict[int, bool] = {}
+        self.formed: tuple[int, ...] | None = None
+        self.entered = False
+        self.before_run = pick.choice([0, 0, 2])  # operations before the scripts enter run()
+        self.expected_gone: set[int] = set()  # with a verdict, a death, or a clean end
+        self.failed: str | None = None
+        self.trace: list[str] = []
+        for number in range(self.size):
+            self.start(number, joiner=False)
+
+    # The launcher and the network.
+
+    def start(self, number: int, joiner: bool) -> None:
+        self.workers[number] = Model(number, joiner, state=None if joiner else (number, 0))
+        self.obey(self.membership.expect(number, "a", joiner, self.now))
+
+    def obey(self, actions: list[Any]) -> None:
+        for action in actions:
+            self.trace.append(f"  {action}")
+            assert self.failed is None, "nothing follows Failed"
+            if isinstance(action, Send):
+                self.check_send(action.worker, action.message)
+                worker = self.workers[action.worker]
+                if worker.alive:
+                    worker.inbox.append(action.message)
+            elif isinstance(action, Evict):
+                self.expected_gone.add(action.worker)
+                self.die(self.workers[action.worker])
+            elif isinstance(action, Leaving | Refused):
+                self.expected_gone.add(action.worker)
+            elif isinstance(action, EpochFormed):
+                self.check_formed(action)
+            elif isinstance(action, Failed):
+                self.failed = action.reason
+                assert self.membership.phase is Phase.OVER
+            elif isinstance(action, Entered):
+                self.entered = True
+            else:
+                assert not isinstance(action, Close) or action.worker in self.expected_gone
+
+    def die(self, worker: Model) -> None:
+        if not worker.alive:
+            return
+        worker.alive = False
+        self.expected_gone.add(worker.number)
+        self.endings.append((worker.number, "died of SIGKILL", False))
+
+    # What must hold.
+
+    def check_send(self, number: int, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "epoch":
+            members = [member for member, _ in message["members"]]
+            assert members[message["rank"]] == number
+            world = World(message["epoch"], tuple(members), message["mode"])
+            world = self.worlds.setdefault(message["epoch"], world)
+            assert world.members == tuple(members), "two memberships of one epoch"
+            assert message["epoch"] == max(self.worlds), "an older epoch"
+            if self.formed is not None:
+                old = [member for member in members if member in self.formed]
+                assert old == [m for m in self.formed if m in members], "ranks lost their order"
+                assert members[: len(old)] == old, "joiners come last"
+                missing = set(self.formed) - set(members) - self.expected_gone
+                assert not missing, f"{missing} dropped without a verdict"
+            self.sync_of[message["epoch"]] = message["sync"]
+            if message["mode"] == "resume":
+                for member in members:
+                    model = self.workers[member]
+                    assert not model.alive or model.commits <= message["cut"]["0"], "cut too low"
+        elif kind == "go":
+            self.check_go(self.worlds[message["epoch"]], message)
+        elif kind == "gather":
+            self.gathered = True
+        elif kind == "continue":
+            assert self.formed is not None
+            assert not self.gathered, "CONTINUE to engines that GATHER has ended"
+            members = [self.workers[m] for m in self.formed]
+            assert all(m.alive and m.script == "boundary" for m in members if m.alive)
+            self.share_state([m for m in members if m.script == "boundary"], message["sync"])
+
+    def check_go(self, world: World, message: dict[str, Any]) -> None:
+        self.gathered = False
+        members = [self.workers[member] for member in world.members]
+        assert len(message["clocks"]) == len(members)
+        for member in members:
+            assert member.connected == world.epoch, "GO to one that is not connected"
+        if world.mode == "resume":
+            assert len({member.commits for member in members}) == 1, "unequal after the cut"
+        elif world.mode == "boundary":
+            assert all(member.script == "boundary" for member in members)
+            self.share_state(members, self.sync_of[world.epoch])
+
+    def share_state(self, members: list[Model], sync: bool) -> None:
+        """What sync() does, and what must be equal without it; the members are at a boundary."""
+        acted = max(member.acted for member in members)
+        assert members[0].state is not None, "rank 0 has no state"
+        for member in members:
+            assert sync or member.state == members[0].state, "different states, and no sync"
+            member.state, member.acted, member.synced = members[0].state, acted, True
+
+    def check_formed(self, action: EpochFormed) -> None:
+        assert action.workers == self.worlds[action.epoch].members
+        assert action.epoch == max(self.worlds), "two epochs at a time"
+        self.formed = action.workers
+
+    # The steward.
+
+    def ready(self, worker: Model, why: str) -> None:
+        message = {
+            "kind": "ready",
+            "epoch": worker.epoch,
+            "why": why,
+            "offer": {"number": worker.number},
+            "commits": {"0": worker.commits} if worker.epoch >= 0 else {},
+            "stuck": None,
+            "accused": None,
+            "reason": "the link broke" if why == "lost" else "",
+            "restored": worker.restored,
+        }
+        if why == "lost":
+            redoable = (worker.commits + 1) % UNREDOABLE
+            if worker.entered and not redoable and not worker.raising:
+                message["stuck"] = "an alltoall"
+            if worker.world is not None and self.random.random() < 0.3:
+                message["accused"] = self.random.choice(worker.world.members)
+        if self.tells:
+            message |= {"heard": worker.heard, "synced": worker.synced, "steps": worker.commits}
+        worker.outbox.append(message)
+
+    def park(self, worker: Model) -> None:
+        worker.parked = True
+        worker.connecting = None
+
+    def deliver(self, worker: Model, cut: int) -> None:
+        if cut > worker.commits:
+            assert cut == worker.commits + 1, "more than one commit behind"
+            assert worker.world is not None and worker.world.executed(cut), "never executed"
+            self.complete(worker)
+
+    def complete(self, worker: Model) -> None:
+        assert worker.world is not None
+        worker.commits += 1
+        worker.entered = False
+        worker.state = (worker.state[0], worker.state[1] + 1)
+        worker.at_end = worker.world.result(worker.commits) > worker.acted
+
+    def receive(self, worker: Model) -> None:
+        message = worker.inbox.popleft()
+        kind = message["kind"]
+        if kind == "gather":
+            worker.heard = message["epoch"]
+            worker.parked, worker.connecting = True, None
+            self.ready(worker, "boundary" if worker.script == "boundary" else "lost")
+        elif kind == "epoch":
+            worker.connecting = message
+            if message["mode"] == "resume":
+                self.deliver(worker, message["cut"]["0"])
+        elif kind == "go":
+            self.go(worker, self.worlds[message["epoch"]])
+        elif kind == "continue":
+            assert worker.script == "boundary"
+            self.pass_boundary(worker)
+        elif kind == "cut" and worker.script != "boundary":
+            self.deliver(worker, message["cut"]["0"])
+            assert self.ends(worker), "handed out all, and is not at its boundary"
+        elif kind == "restore" and worker.script != "boundary":
+            worker.raising, worker.entered = True, False
+        elif kind == "notice":
+            assert message["version"] > worker.notice
+            worker.notice = message["version"]
+        elif kind == "leave":
+            assert worker.script == "boundary"
+            self.finish(worker)
+        elif kind == "refused":
+            self.die(worker)
+
+    def go(self, worker: Model, world: World) -> None:
+        assert worker.connected == world.epoch
+        worker.world, worker.epoch, worker.parked = world, world.epoch, False
+        worker.connecting = None
+        if world.mode == "boundary":
+            worker.commits = 1000 * world.epoch  # a new engine may count anew
+            self.pass_boundary(worker)
+        elif world.mode == "start":
+            worker.script = "training"
+        elif worker.entered:
+            world.entered.setdefault(worker.commits + 1, {})[worker.number] = worker.notice
+
+    def pass_boundary(self, worker: Model) -> None:
+        worker.script, worker.in_run = "training", True
+        worker.at_end = worker.restored = worker.raising = worker.entered = False
+        worker.saved = worker.state
+
+    # The script.
+
+    def ends(self, worker: Model) -> bool:
+        """Whether the script submits nothing before its next boundary or its end."""
+        if not worker.in_run:
+            return worker.commits >= self.before_run
+        return worker.at_end or worker.raising or worker.state[1] >= LAST_STATE
+
+    def advance(self, worker: Model) -> None:
+        """Take the script's next step; the caller knows that there is one."""
+        if worker.script == "new":
+            worker.script = "boundary" if worker.joiner else "init"
+            self.ready(worker, "join" if worker.joiner else "start")
+        elif worker.raising or (self.ends(worker) and worker.state[1] < LAST_STATE):
+            worker.restored = worker.raising
+            if worker.raising and worker.saved is not None:
+                worker.state = worker.saved
+            worker.script = "boundary"
+            self.ready(worker, "boundary")
+        elif self.ends(worker):
+            self.finish(worker)
+        elif not worker.entered:
+            worker.entered = True
+            if not worker.parked and worker.world is not None:
+                entered = worker.world.entered.setdefault(worker.commits + 1, {})
+                entered[worker.number] = worker.notice
+        else:
+            self.complete(worker)
+
+    def can_advance(self, worker: Model) -> bool:
+        if worker.script == "new":
+            return True
+        if worker.script != "training":
+            return False
+        if not worker.entered or worker.raising:
+            return True
+        world = worker.world
+        return not worker.parked and world is not None and world.executed(worker.commits + 1)
+
+    def finish(self, worker: Model, status: int = 0) -> None:
+        """The script ends: BYE, then the process. An exception leads to BYE, too."""
+        worker.outbox.append({"kind": "bye", "commits": {"0": worker.commits}})
+        worker.alive, worker.script = False, "done"
+        self.expected_gone.add(worker.number)
+        self.endings.append((worker.number, f"exit status {status}", status == 0))
+
+    def connect(self, worker: Model) -> None:
+        message = worker.connecting
+        assert message is not None
+        epoch = message["epoch"]
+        dead = [m for m, _ in message["members"] if not self.workers[m].alive]
+        others = [m for m, _ in message["members"] if m != worker.number]
+        worker.connecting = None
+        if dead and self.random.random() < 0.7:
+            if self.random.random() < 0.5:
+                self.unreachable(worker, epoch, self.random.choice(dead))
+            return  # It tries until GATHER comes.
+        if others and self.faults and self.random.random() < 0.03:
+            self.faults -= 1
+            self.unreachable(worker, epoch, self.random.choice(others))
+            return
+        worker.connected = epoch
+        worker.outbox.append({"kind": "connected", "epoch": epoch, "clock": [worker.number]})
+
+    def unreachable(self, worker: Model, epoch: int, other: int) -> None:
+        text = {"worker": other, "reason": "connection refused"}
+        worker.outbox.append({"kind": "unreachable", "epoch": epoch, **text})
+
+    # The scheduler.
+
+    def broken(self, worker: Model) -> bool:
+        world = worker.world
+        if world is None or worker.parked or worker.script in ("done", "new"):
+            return False
+        return world.broken or not all(self.workers[m].alive for m in world.members)
+
+    def fault(self) -> None:
+        self.faults -= 1
+        pick = self.random
+        worker = pick.choice(list(self.workers.values()))
+        kind = pick.choice(
+            ["kill", "kill", "kill", "link", "silent", "drain", "finish", "raise", "error"]
+        )
+        self.trace.append(f"{kind} {worker.number}")
+        if not worker.alive:
+            return
+        if kind == "kill":
+            self.die(worker)
+        elif kind == "link" and worker.world is not None:
+            worker.world.broken = True
+        elif kind == "silent":
+            self.obey(self.membership.heartbeat_lost(worker.number, self.now))
+        elif kind == "drain":
+            self.obey(self.membership.drain(worker.number, "its host is drained", self.now))
+        elif kind == "error" and worker.in_run and worker.script == "training":
+            worker.raising = not worker.entered  # An error of this script alone.
+        elif kind in ("finish", "raise") and worker.script == "training":
+            self.finish(worker, int(kind == "raise"))
+
+    def end(self, ending: tuple[int, str, bool]) -> None:
+        self.endings.remove(ending)
+        number, why, clean = ending
+        self.obey(self.membership.ended(number, why, clean, self.now))
+
+    def hang_up(self, worker: Model) -> None:
+        worker.hung_up = True
+        self.obey(self.membership.connection_lost(worker.number, self.now))
+
+    def hear(self, worker: Model) -> None:
+        message = worker.outbox.popleft()
+        self.obey(self.membership.received(worker.number, message, self.now))
+
+    def lose(self, worker: Model) -> None:
+        """The engine has ended by itself."""
+        worker.parked = True
+        self.ready(worker, "lost")
+
+    def join(self) -> None:
+        self.joiners -= 1
+        self.start(len(self.workers), joiner=True)
+
+    def choices(self) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = [(self.end, ending) for ending in self.endings]
+        for worker in self.workers.values():
+            if worker.outbox:
+                found.append((self.hear, worker))
+            elif not worker.alive and not worker.hung_up:
+                found.append((self.hang_up, worker))
+            if not worker.alive:
+                continue
+            if worker.inbox:
+                found.append((self.receive, worker))
+            if worker.connecting is not None:
+                found.append((self.connect, worker))
+            if self.can_advance(worker):
+                found.append((self.advance, worker))
+            if self.broken(worker):
+                found.append((self.lose, worker))
+        if self.joiners and self.entered and self.membership.phase is not Phase.DONE:
+            found.append((self.join,))
+        return found
+
+    def run(self) -> str:
+        """Run the schedule to the end of the job; return how it ended."""
+        idle = 0
+        for _ in range(MOST_STEPS):
+            found = self.choices()
+            if self.failed is not None:
+                return self.failed
+            likely = 0.05 if self.formed else 0.002  # a fault before the first epoch ends the job
+            if self.faults and found and self.random.random() < likely:
+                self.fault()
+            elif found:
+                call, *arguments = self.random.choice(found)
+                self.trace.append(f"{call.__name__} {[getattr(a, 'number', a) for a in arguments]}")
+                call(*arguments)
+                self.now += self.random.random() * 0.04
+            elif self.membership.phase is Phase.DONE:
+                assert not any(worker.alive for worker in self.workers.values())
+                return "done"
+            else:
+                wake_at = self.membership.wake_at()
+                assert wake_at is not None and wake_at > self.now, "nothing will ever happen"
+                self.now = wake_at
+                idle += 1
+                assert idle < 200, f"nothing happens: {self.membership.phase}"
+            wake_at = self.membership.wake_at()
+            if wake_at is not None and wake_at <= self.now:
+                self.obey(self.membership.tick(self.now))
+        raise AssertionError("the job neither ends nor fails")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedules", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--trace", action="store_true", help="show the first schedule's steps")
+    arguments = parser.parse_args()
+    endings: dict[str, int] = {}
+    for seed in range(arguments.first, arguments.first + arguments.schedules):
+        job = Job(seed)
+        try:
+            how = job.run()
+        except Exception:
+            print("\n".join(job.trace if arguments.trace else job.trace[-30:]))
+            print(f"--first {seed} --schedules 1: {job.size} workers, {job.limits}")
+            raise
+        for short in ("has the state", "before all", "no worker", "epochs in", "cannot", "min-np"):
+            if short in how:
+                how = short
+        endings[how] = endings.get(how, 0) + 1
+    for how, count in sorted(endings.items(), key=lambda item: -item[1]):
+        print(f"{count:8} {how}")
+
+
+if __name__ == "__main__":
+    main()

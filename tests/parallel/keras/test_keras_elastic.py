@@ -1,0 +1,186 @@
+"""KerasState and its callbacks in fit, on both backends and with Keras 2."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite.elastic.membership import Decision, install_membership
+from hvdlite.elastic.run import notify
+from parallel.keras.keras_worlds import (
+    TIMEOUT,
+    data,
+    dense_model,
+    hvd,
+    keras,
+    mine,
+    on_backends,
+    on_tensorflow,
+    run_scenarios,
+    same_bits,
+    weights_of,
+)
+from parallel.keras.tf_keras_worlds import dense_model as keras_2_model
+from parallel.keras.tf_keras_worlds import k2
+from parallel.scenarios import make_tests
+
+PRELOAD = ("keras",)
+STEPS = 5
+EPOCHS = 3
+
+
+def compiled(package: Any) -> Any:
+    model = keras_2_model() if package is k2 else dense_model()
+    optimizer = package.optimizers.SGD(0.01, momentum=0.9)
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse")
+    return model
+
+
+def packages() -> list[Any]:
+    return [keras, k2] if on_tensorflow() else [keras]
+
+
+def values(variables: Any) -> list[Any]:
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def everything(state: Any) -> list[Any]:
+    return values([*state.model.weights, *state._optimizer_variables()])
+
+
+def fit(model: Any, **how: Any) -> None:
+    inputs, targets = data(4 * hvd.size())
+    repeated = (np.tile(mine(one), (STEPS, 1)) for one in (inputs, targets))
+    model.fit(*repeated, batch_size=4, shuffle=False, verbose=0, **how)
+
+
+def scenario_all_get_the_state_of_rank_0() -> None:
+    for package in packages():
+        model = compiled(package)
+        if hvd.rank() == 0:
+            # As in a job that trains, which the other ranks join: their optimizer is not built.
+            state = hvd.elastic.KerasState(model, epoch=2)
+            for variable in [*model.weights, *state._optimizer_variables()]:
+                variable.assign(variable + 1)
+        else:
+            state = hvd.elastic.KerasState(model, epoch=0)
+        state.sync()
+        assert len(everything(state)) > 8
+        assert same_bits(everything(state))
+        assert state.epoch == 2
+        before = everything(state)
+        fit(model)
+        after = everything(state)
+        assert not np.array_equal(before[0], after[0])
+        state.epoch = 3
+        state.restore()
+        assert all(map(np.array_equal, everything(state), before))
+        assert state.epoch == 2
+        fit(model)
+        state.commit()
+        assert all(map(np.array_equal, everything(state), after))
+        assert same_bits(after)
+        refuse_ranks_that_trained_apart(state)
+
+
+def refuse_ranks_that_trained_apart(state: Any) -> None:
+    os.environ["HVDLITE_ELASTIC_VERIFY"] = "1"
+    state.sync()
+    bias = state.model.trainable_variables[-1]
+    bias.assign(bias + hvd.rank())
+    with pytest.raises(hvd.MismatchError, match="'.*bias.*' has other values on rank 1 than on"):
+        state.sync()
+    del os.environ["HVDLITE_ELASTIC_VERIFY"]
+
+
+class Boundary:
+    """Lets everybody pass."""
+
+    def enter(self, restored: bool) -> Decision:
+        return Decision(leave=False, sync=restored, changed=False)
+
+    def first_joins(self) -> bool:
+        return False
+
+
+class Disturbs:
+    """After some of all batches, tells one rank of an update, or raises a failure on all."""
+
+    def __init__(self, updates: dict[int, int], failure: int) -> None:
+        self.batches = 0
+        self._updates = updates
+        self._failure = failure
+
+    def callback(self, package: Any) -> Any:
+        hook = "on_batch_end" if package is k2 else "on_train_batch_end"
+        return package.callbacks.LambdaCallback(**{hook: self._disturb})
+
+    def _disturb(self, batch: int, logs: Any) -> None:
+        self.batches += 1
+        if self.batches == self._failure:
+            raise hvd.HorovodInternalError("a failure that cannot be redone")
+        if self._updates.get(self.batches) == hvd.rank():
+            notify(self.batches, removed=False)
+
+
+def train(package: Any, commits_first: bool, disturbs: Disturbs) -> tuple[Any, list[Any]]:
+    model = compiled(package)
+    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    calls: list[Any] = []
+
+    @hvd.elastic.run
+    def function(state: Any) -> None:
+        calls.append((state.epoch, state.batch))
+        while state.epoch < EPOCHS:
+            callbacks = [
+                hvd.elastic.CommitStateCallback(state, 2),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                disturbs.callback(package),
+            ]
+            if not commits_first:
+                callbacks.append(callbacks.pop(0))
+            fit(model, steps_per_epoch=STEPS - state.batch, callbacks=callbacks)
+
+    function(state)
+    assert (state.epoch, state.batch) == (EPOCHS, 0)
+    return model, calls
+
+
+def scenario_interrupted_fits_do_every_step_once() -> None:
+    for package in packages():
+        undisturbed, calls = train(package, True, Disturbs({}, 0))
+        assert calls == [(0, 0)]
+        install_membership(Boundary())
+        for commits_first in (True, False):
+            # Updates in the middle of an epoch, and in its last batch; then a failure one batch
+            # after a commit, so that this batch is done again.
+            disturbs = Disturbs({3: 0, 5: hvd.size() - 1}, failure=13)
+            model, calls = train(package, commits_first, disturbs)
+            assert calls == [(0, 0), (0, 4), (1, 0), (2, 2)]
+            assert disturbs.batches == EPOCHS * STEPS + 1
+            assert int(model.optimizer.iterations) == EPOCHS * STEPS
+            assert all(map(np.array_equal, weights_of(model), weights_of(undisturbed)))
+        install_membership(None)
+
+
+def scenario_mistakes_are_named() -> None:
+    with pytest.raises(hvd.ArgumentError, match=r"KerasState saves .* build it first"):
+        hvd.elastic.KerasState(dense_model(built=False))
+    state = hvd.elastic.KerasState(dense_model())
+    with pytest.raises(hvd.ArgumentError, match=r"UpdateBatchStateCallback keeps .* batch=0"):
+        hvd.elastic.UpdateBatchStateCallback(state)
+    with pytest.raises(hvd.ArgumentError, match=r"UpdateEpochStateCallback keeps .* epoch=0"):
+        hvd.elastic.UpdateEpochStateCallback(state)
+    with pytest.raises(hvd.ArgumentError, match="batches_per_commit=0"):
+        hvd.elastic.CommitStateCallback(state, 0)
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+test_keras_elastic = make_tests(body, on_backends((2, "tensorflow"), (2, "torch")), timeout=TIMEOUT)

@@ -1,0 +1,355 @@
+"""The members of an epoch connect to each other, and go from epoch to epoch, with threads as ranks.
+
+The tests share a process, whose sockets behave as those between processes do. Where the death of a
+process matters, a second Python is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdlite.bootstrap.address import listen
+from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
+from hvdlite.bootstrap.deadline import Deadline, GivenUpError
+from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.errors import BootstrapError
+
+TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
+LIMIT = 60.0  # far more than anything here takes; a test that waits for it fails
+
+
+def make_segment(local_size: int) -> int:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 4096 * local_size)
+    return fd
+
+
+def offer_of(host: str, slot: int = 0, agreed: str = "1") -> Offer:
+    worker = WorkerEnvironment(local_rank=slot, host_id=host, elastic=True)
+    return Offer(worker, None, {"HVDLITE_SHM_CHUNK": agreed})
+
+
+class Meeting:
+    """Where the ranks of one epoch wait for each other, as at the registrar."""
+
+    def __init__(self, size: int) -> None:
+        self._clocks: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size)
+
+    def of(self, rank: int) -> Callable[[Any], list[Any]]:
+        def meet(clock: Any) -> list[Any]:
+            self._clocks[rank] = clock
+            self._barrier.wait(LIMIT)
+            return list(self._clocks)
+
+        return meet
+
+
+def never_meet(clock: Any) -> list[Any]:
+    raise AssertionError("an attempt succeeded that cannot")
+
+
+class Attempt:
+    """One member's attempt to connect in one epoch, in a thread of its own."""
+
+    def __init__(
+        self,
+        offers: Sequence[Offer],
+        rank: int,
+        epoch: int,
+        meet: Callable[[Any], list[Any]] = never_meet,
+        seconds: float = LIMIT,
+    ) -> None:
+        self.deadline = Deadline(seconds)
+        self.result: Connection | BaseException | None = None
+        members = [offer.description for offer in offers]
+        job = Job(TOKEN, JOB_ID, epoch)
+
+        def run() -> None:
+            try:
+                self.result = connect_members(
+                    offers[rank], rank, members, job, make_segment, self.deadline, meet
+                )
+            except BaseException as error:
+                self.result = error
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def wait(self) -> Connection | BaseException:
+        self._thread.join(LIMIT)
+        assert self.result is not None, "the attempt still runs"
+        return self.result
+
+    def connection(self) -> Connection:
+        result = self.wait()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def error(self) -> BaseException:
+        result = self.wait()
+        assert isinstance(result, BaseException)
+        return result
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def offers_of(hosts: Sequence[str]) -> Iterator[list[Offer]]:
+    before = open_descriptors()
+    with ExitStack() as stack:
+        slots = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+        yield [
+            stack.enter_context(offer_of(host, slot))
+            for host, slot in zip(hosts, slots, strict=True)
+        ]
+    assert open_descriptors() == before
+
+
+def connect_all(offers: Sequence[Offer], epoch: int) -> list[Connection]:
+    meeting = Meeting(len(offers))
+    attempts = [Attempt(offers, rank, epoch, meeting.of(rank)) for rank in range(len(offers))]
+    return [attempt.connection() for attempt in attempts]
+
+
+def check_and_close(world: Sequence[Connection]) -> None:
+    """Send a byte over every connection, so that each link leads to the rank that it names."""
+    for own in world:
+        for peer, *links in own.links:
+            for fd in links[:2]:
+                if fd >= 0:
+                    os.write(fd, bytes([own.rank, peer]))
+    for own in world:
+        for peer, *links in own.links:
+            for fd in links[:2]:
+                if fd >= 0:
+                    select.select([fd], [], [], LIMIT)
+                    assert os.read(fd, 2) == bytes([peer, own.rank])
+    for own in world:
+        own.close()
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab", "abab"])
+def test_offers_serve_one_epoch_after_the_other(hosts: str) -> None:
+    with offers_of(hosts) as offers:
+        for epoch in range(1, 4):
+            check_and_close(connect_all(offers, epoch))
+
+
+def test_survivors_are_a_smaller_world_and_the_last_one_a_world_of_one() -> None:
+    with offers_of("aab") as offers:
+        for epoch, members in enumerate([offers, offers[1:], offers[1:2]]):
+            world = connect_all(members, epoch)
+            assert [(one.rank, one.size) for one in world] == [
+                (rank, len(members)) for rank in range(len(members))
+            ]
+            check_and_close(world)
+
+
+def test_the_host_of_a_worker_is_counted_anew_in_every_epoch() -> None:
+    slots = [
+        WorkerEnvironment(local_rank=one, local_size=3, node=0, elastic=True) for one in (0, 2)
+    ]
+    with Offer(slots[0], None, {}) as first, Offer(slots[1], None, {}) as second:
+        world = connect_all([first, second], 0)
+    assert [(one.local_rank, one.local_size) for one in world] == [(0, 2), (2, 2)]
+    for connection in world:
+        connection.close()
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aba", "abc"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_peer_that_is_an_epoch_ahead_is_not_lost(hosts: str, late: int) -> None:
+    with offers_of(hosts) as offers:
+        # Rank 2 never begins epoch 1, so the others cannot complete it.
+        former = [Attempt(offers, rank, epoch=1) for rank in (0, 1)]
+        time.sleep(0.05)
+        former[1 - late].deadline.give_up()
+        assert isinstance(former[1 - late].error(), GivenUpError)
+        meeting = Meeting(2)
+        pair = offers[:2]
+        early = Attempt(pair, 1 - late, 2, meeting.of(1 - late))
+        time.sleep(0.1)
+        former[late].deadline.give_up()
+        # Which error it is depends on what the peer's end interrupted.
+        assert isinstance(former[late].error(), (GivenUpError, UnreachableError))
+        time.sleep(0.1)
+        attempts = {1 - late: early, late: Attempt(pair, late, 2, meeting.of(late))}
+        check_and_close([attempts[rank].connection() for rank in range(2)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_attempts_given_up_at_any_time_leave_the_next_one_whole(
+    seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(seed)
+    with offers_of("aabb") as offers:
+        running: dict[int, Attempt] = {}
+        for epoch in range(1, 9):
+            # The ranks begin in any order, and rank 3 never, so that no epoch can be completed.
+            for rank in chance.sample(range(3), 3):
+                if rank in running:
+                    running[rank].deadline.give_up()
+                    assert not isinstance(running[rank].wait(), Connection)
+                running[rank] = Attempt(offers, rank, epoch)
+                time.sleep(chance.choice([0, 0, 0.002, 0.01, 0.03]))
+        for attempt in running.values():
+            attempt.deadline.give_up()
+        # The former attempts may still run when the next ones begin, but not in the same process.
+        for attempt in running.values():
+            attempt.wait()
+        check_and_close(connect_all(offers, 9))
+    assert "refused" not in capfd.readouterr().err
+
+
+@dataclass
+class Obstacle:
+    """A rank's attempt that waits for ever, and the name of the place where it does."""
+
+    where: str
+    rank: int
+    hosts: str
+    backlog: int | None = None
+
+
+OBSTACLES = [
+    Obstacle("accepting", 0, "aa"),
+    Obstacle("accepting from another host", 0, "ab"),
+    Obstacle("shaking hands", 1, "aa"),
+    Obstacle("shaking hands with another host", 1, "ab"),
+    Obstacle("dialing and accepting", 1, "aaa"),
+    Obstacle("dialing a crowded listener", 1, "aa", backlog=0),
+]
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES, ids=lambda one: str(one.where))
+def test_an_attempt_can_be_given_up_wherever_it_waits(obstacle: Obstacle) -> None:
+    with offers_of(obstacle.hosts) as offers, ExitStack() as stack:
+        if obstacle.backlog is not None:
+            crowded = stack.enter_context(listen("unix:hvdlite-" + secrets.token_hex(8)))
+            crowded.listen(obstacle.backlog)
+            address = crowded.getsockname()
+            for _ in range(2):
+                waiting = stack.enter_context(type(crowded)(crowded.family))
+                waiting.setblocking(False)
+                waiting.connect_ex(address)
+            offers[0].description["unix"] = "unix:" + bytes(address)[1:].decode()
+        attempt = Attempt(offers, obstacle.rank, 1)
+        time.sleep(0.1)
+        assert attempt.result is None
+        attempt.deadline.give_up()
+        assert isinstance(attempt.error(), GivenUpError)
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "bba"])
+def test_a_member_whose_listener_has_gone_is_named_soon(hosts: str) -> None:
+    with offers_of(hosts) as offers:
+        offers[0].close()
+        begun = time.monotonic()
+        error = Attempt(offers, 1, 1).error()
+    assert isinstance(error, UnreachableError)
+    assert error.rank == 0
+    assert "rank 1 cannot reach rank 0: " in str(error)
+    assert time.monotonic() - begun < LIMIT / 2
+
+
+def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
+    with offers_of("aa") as offers:
+        error = Attempt(offers, 0, 1, seconds=0.2).error()
+    assert isinstance(error, UnreachableError)
+    assert error.rank == 1
+    assert str(error) == "rank 1 did not connect to rank 0 in time"
+
+
+def test_a_member_that_stays_in_another_epoch_is_named_at_the_deadline() -> None:
+    with offers_of("aa") as offers:
+        behind = Attempt(offers, 0, 1)
+        error = Attempt(offers, 1, 2, seconds=0.3).error()
+        assert isinstance(error, UnreachableError)
+        assert error.rank == 0
+        assert "belongs to epoch 2 of the job, its peer to epoch 1" in str(error)
+        behind.deadline.give_up()
+        behind.wait()
+
+
+def test_a_failed_dial_ends_the_accepting_and_nothing_stays_open() -> None:
+    with offers_of("aaa") as offers:
+        offers[0].close()
+        error = Attempt(offers, 1, 1).error()  # It also waits for rank 2, which never comes.
+        assert isinstance(error, UnreachableError)
+        assert error.rank == 0
+
+
+def test_members_with_different_settings_are_refused() -> None:
+    with offer_of("a", agreed="1") as first, offer_of("a", agreed="2") as second:
+        error = Attempt([first, second], 0, 1).error()
+    assert isinstance(error, BootstrapError)
+    assert "rank 0 has HVDLITE_SHM_CHUNK=1, rank 1 has HVDLITE_SHM_CHUNK=2" in str(error)
+
+
+def test_an_error_of_the_meeting_ends_the_attempt() -> None:
+    def fail(clock: Any) -> list[Any]:
+        raise BootstrapError("the registrar is gone")
+
+    with offers_of("ab") as offers:
+        attempts = [Attempt(offers, rank, 1, fail) for rank in range(2)]
+        errors = [str(attempt.error()) for attempt in attempts]
+    # A rank may find that its peer has left while they compared clocks.
+    assert "the registrar is gone" in errors
+
+
+DIES_WITH_A_CHILD = """
+import json, os, sys, time
+from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.bootstrap.offer import Offer
+offer = Offer(WorkerEnvironment(host_id=sys.argv[1], elastic=True), None, {})
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(json.dumps([offer.description, child]), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_a_forked_child_does_not_keep_the_listeners_of_a_dead_member(host: str) -> None:
+    import json
+
+    command = [sys.executable, "-c", DIES_WITH_A_CHILD, host]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as member,
+        Offer(WorkerEnvironment(host_id="a", elastic=True), None, {}) as own,
+    ):
+        assert member.stdout is not None
+        description, child = json.loads(member.stdout.readline())
+        try:
+            time.sleep(0.1)  # The child closes its copies after the fork, which is before that.
+            member.kill()
+            member.wait()
+            members = [description, own.description]
+            job = Job(TOKEN, JOB_ID, 1)
+            with pytest.raises(UnreachableError) as caught:
+                connect_members(own, 1, members, job, make_segment, Deadline(LIMIT), never_meet)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert caught.value.rank == 0

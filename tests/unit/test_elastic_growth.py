@@ -1,0 +1,355 @@
+"""The membership of an elastic job: who joins and leaves, limits, ends, and accusations."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdlite.launch.elastic.actions import (
+    Entered,
+    EpochFormed,
+    Evict,
+    Failed,
+    Leaving,
+    Refused,
+    Warn,
+)
+from hvdlite.launch.elastic.roster import Phase
+from membership_story import at_boundary, formed, lost
+
+# Joining, leaving, limits.
+
+
+def test_first_boundary_synchronizes_and_announces_run() -> None:
+    story = formed(2, in_run=False)
+    at_boundary(story, 0)
+    assert story.event(Entered)
+    at_boundary(story, 1)
+    assert story.last(0, "continue") == {"kind": "continue", "epoch": 0, "sync": True}
+    at_boundary(story, 0, 1)
+    assert story.last(0, "continue")["sync"] is False
+
+
+def test_joiner_is_announced_and_joins_last() -> None:
+    story = formed(2)
+    story.expect(5)
+    assert not story.sent
+    story.ready(5, "join", epoch=-1, synced=False)
+    assert story.last(0, "notice") == {"kind": "notice", "version": 1, "removed": False}
+    at_boundary(story, 1, 0)
+    epoch = story.last(5, "epoch")
+    assert (epoch["rank"], epoch["mode"], epoch["sync"]) == (2, "boundary", True)
+    story.connected(0, 1, 5)
+    assert "worker 5 (host b) joined; 3 ranks go on" in story.event(EpochFormed).line
+    at_boundary(story, 0, 1, 5)
+    assert story.last(5, "continue")["sync"] is False
+
+
+def test_notice_comes_again_after_a_death() -> None:
+    story = formed(3)
+    story.expect(5)
+    story.ready(5, "join", epoch=-1)
+    story.dies(2)
+    lost(story, 0, 1)
+    story.connected(0, 1)
+    assert story.kinds(0) == ["notice", "gather", "epoch", "go", "notice"]
+    at_boundary(story, 0, 1)
+    story.connected(0, 1, 5)
+    assert story.numbers == [0, 1, 5]
+    assert story.last(0, "go")
+
+
+def test_data_is_dealt_anew_after_a_shrink_only_in_run() -> None:
+    story = formed(3, in_run=False)
+    story.dies(2)
+    lost(story, 0, 1)
+    story.connected(0, 1)
+    assert story.last(0, "go")
+    story.kinds(1)
+    at_boundary(story, 0, 1)
+    story.kinds(0)
+    story.dies(1)
+    lost(story, 0)
+    story.connected(0)
+    assert story.last(0, "notice") == {"kind": "notice", "version": 1, "removed": True}
+    at_boundary(story, 0)
+    assert story.kinds(0) == ["continue"]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_joiner_that_dies_while_waiting_is_not_missed(ready: bool) -> None:
+    story = formed(1)
+    story.expect(1)
+    if ready:
+        story.ready(1, "join", epoch=-1)
+    story.dies(1)
+    at_boundary(story, 0)
+    assert story.kinds(0)[-1] == "continue"
+
+
+def test_joiner_that_dies_while_its_epoch_forms() -> None:
+    story = formed(2)
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    at_boundary(story, 0, 1)
+    story.dies(2)
+    assert story.last(0, "gather")["epoch"] == 2
+    at_boundary(story, 0, 1)
+    story.connected(0, 1)
+    assert story.event(EpochFormed).workers == (0, 1)
+
+
+def test_joiner_is_a_member_in_the_next_attempt() -> None:
+    story = formed(2)
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    at_boundary(story, 0, 1)
+    story.dies(0)
+    story.ready(2, "join", epoch=-1)
+    at_boundary(story, 1)
+    epoch = story.last(2, "epoch")
+    assert (epoch["rank"], epoch["sync"], epoch["epoch"]) == (1, True, 2)
+
+
+def test_joiner_with_other_settings_is_refused() -> None:
+    story = formed(1)
+    story.expect(1)
+    story.ready(1, "join", epoch=-1, offer={"agreed": {"fusion": "32", "cycle": "1"}})
+    reason = story.event(Refused).reason
+    assert "cycle is 1 on worker 1 (host b), and unset on worker 0 (host a)" in reason
+    assert "fusion is 32 on worker 1 (host b), and 64 on worker 0 (host a)" in reason
+    assert story.kinds(1) == ["refused"]
+    at_boundary(story, 0)
+    assert story.kinds(0)[-1] == "continue"
+
+
+def test_no_more_than_max_np_join() -> None:
+    story = formed(1, max_np=2)
+    for worker in (1, 2):
+        story.expect(worker)
+        story.ready(worker, "join", epoch=-1)
+    at_boundary(story, 0)
+    story.connected(0, 1)
+    assert story.numbers == [0, 1]
+    assert story.kinds(0) == ["notice", "epoch", "go"], "no notice for whom there is no room"
+
+
+def test_drained_worker_leaves_at_the_boundary() -> None:
+    story = formed(3)
+    story.take(story.membership.drain(0, "its host is not listed", story.now))
+    assert story.last(1, "notice")["removed"]
+    at_boundary(story, 0, 1, 2)
+    assert story.kinds(0) == ["notice", "leave"]
+    assert story.event(Leaving) == Leaving(0)
+    epoch = story.last(1, "epoch")
+    assert (epoch["rank"], epoch["sync"]) == (0, False)
+    story.says(0, "bye", commits={})
+    story.ends(0)
+    story.connected(1, 2)
+    assert "worker 0 (host a) left: its host is not listed; 2" in story.event(EpochFormed).line
+    story.expect(3)
+    story.ready(3, "join", epoch=-1)
+    assert story.last(1, "notice"), "a drain does not end growth"
+
+
+def test_workers_that_all_have_to_leave_hand_over_first() -> None:
+    story = formed(1)
+    story.take(story.membership.drain(0, "its host is not listed", story.now))
+    at_boundary(story, 0)
+    assert story.kinds(0) == ["notice"], "it waits for somebody to take the state"
+    story.expect(1)
+    story.ready(1, "join", epoch=-1, synced=False)
+    story.connected(0, 1)
+    assert story.numbers == [0, 1]
+    at_boundary(story, 0, 1)
+    assert story.event(Leaving) == Leaving(0)
+    assert story.numbers == [1]
+
+
+def test_boundary_waits_for_min_np_and_then_fails() -> None:
+    story = formed(2, min_np=2, elastic_timeout=25.0)
+    story.dies(1)
+    lost(story, 0)
+    story.connected(0)
+    assert story.last(0, "notice")["removed"], "in place it may go on below min-np"
+    story.events.clear()
+    at_boundary(story, 0)
+    assert story.kinds(0) == []
+    story.waits(24.0)
+    text = "1 of at least 2 workers wait at a boundary for others to join"
+    assert story.events == [Warn(text)] * 2
+    story.waits(2.0)
+    assert "--elastic-timeout (25 s), and --min-np is 2" in story.event(Failed).reason
+
+
+def test_boundary_goes_on_once_min_np_are_there() -> None:
+    story = formed(2, min_np=2, elastic_timeout=25.0)
+    story.dies(1)
+    at_boundary(story, 0)
+    story.waits(20.0)
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    story.connected(0, 2)
+    story.waits(60.0)
+    assert story.phase is Phase.FORMED
+
+
+def test_reset_limit_fails_with_the_last_reasons() -> None:
+    story = formed(4, reset_limit=2)
+    for worker in (3, 2):
+        story.dies(worker)
+        lost(story, *range(worker), commits=10 - worker)
+        story.connected(*range(worker))
+    story.dies(1)
+    lost(story, 0, commits=20)
+    reason = story.event(Failed).reason
+    assert "formed anew 2 times, which is the --reset-limit" in reason
+    assert "worker 3 (host a) died of SIGKILL; worker 2 (host a) died of SIGKILL" in reason
+
+
+def test_three_epochs_without_a_step_fail_with_the_first_reason() -> None:
+    story = formed(4)
+    for worker in (3, 2):
+        story.dies(worker)
+        lost(story, *range(worker), steps=0)
+        story.connected(*range(worker))
+    story.dies(1, "died of SIGBUS")
+    lost(story, 0, steps=0)
+    reason = story.event(Failed).reason
+    assert "3 epochs in a row ended before a step was committed" in reason
+    assert "ended because worker 3 (host a) died of SIGKILL" in reason
+
+
+def test_a_step_between_epochs_forgives_those_before() -> None:
+    story = formed(5)
+    for worker, steps in ((4, 0), (3, 0), (2, 1), (1, 1)):
+        story.dies(worker)
+        lost(story, *range(worker), steps=steps)
+        story.connected(*range(worker))
+    assert story.phase is Phase.FORMED
+
+
+# Ends.
+
+
+def test_clean_end_of_one_worker_blames_nobody_and_ends_growth() -> None:
+    story = formed(2, reset_limit=0)
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    story.kinds(0)
+    story.says(1, "bye", commits={"0": 5})
+    story.ends(1)
+    assert story.kinds(2) == ["leave"]
+    assert story.kinds(0) == [], "the others may be ending, too"
+    story.waits(0.4)
+    assert story.kinds(0) == ["gather"]
+    lost(story, 0)
+    story.connected(0)
+    line = story.event(EpochFormed).line
+    assert line.startswith("epoch 1: worker 1 (host a) finished; 1 rank goes on")
+
+
+def test_all_end_well() -> None:
+    story = formed(2)
+    for worker in (0, 1):
+        story.says(worker, "bye", commits={})
+        story.take(story.membership.connection_lost(worker, story.now))
+    for worker in (1, 0):
+        story.ends(worker)
+    assert story.phase is Phase.DONE
+    assert not story.events
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    assert story.kinds(2) == ["leave"], "a joiner that comes late ends, too"
+
+
+def test_goodbye_of_a_script_that_raised_is_a_death() -> None:
+    story = formed(2)
+    story.says(1, "bye", commits={"0": 5})
+    story.ends(1, status=1)
+    lost(story, 0)
+    story.connected(0)
+    assert "worker 1 (host a) ended with exit status 1; 1" in story.event(EpochFormed).line
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    assert story.last(0, "notice"), "another one takes its place"
+
+
+def test_clean_end_without_goodbye() -> None:
+    story = formed(1)
+    story.take(story.membership.connection_lost(0, story.now))
+    story.ends(0)
+    assert story.phase is Phase.DONE
+    assert not story.events
+
+
+# Accusations.
+
+
+def test_broken_link_without_a_death_evicts_who_has_most_accusers() -> None:
+    story = formed(3)
+    story.ready(0, "lost", accused=1, reason="timed out")
+    story.ready(0, "lost", accused=1, reason="timed out")
+    story.ready(1, "lost", accused=0)
+    story.ready(2, "lost", accused=1)
+    assert story.none_of(Evict)
+    story.waits(0.4)
+    assert story.event(Evict) == Evict(1, "worker 0 and 1 more reported: timed out")
+    assert story.last(0, "epoch")["mode"] == "resume"
+
+
+def test_two_that_accuse_each_other_lose_the_higher_one() -> None:
+    story = formed(2)
+    story.ready(1, "lost", accused=0)
+    lost(story, 1, accused=0)
+    lost(story, 0, accused=1)
+    story.waits(0.4)
+    assert story.event(Evict).worker == 1
+
+
+def test_death_makes_accusations_moot() -> None:
+    story = formed(3)
+    story.ready(0, "lost", accused=1)
+    story.dies(2)
+    lost(story, 1, accused=0)
+    lost(story, 0, accused=1)
+    story.waits(1.0)
+    assert story.none_of(Evict)
+    story.dies(1)  # While forming: what the last engines saw is repeated, and counts no more.
+    assert story.last(0, "gather")
+
+
+def test_repeated_accusation_that_was_moot_stays_moot() -> None:
+    story = formed(4)
+    story.dies(3)
+    lost(story, 0, 1, accused=2)
+    lost(story, 2)
+    story.says(0, "unreachable", epoch=1, worker=1, reason="refused")
+    lost(story, 0, 1, accused=2)
+    lost(story, 2)
+    story.waits(1.0)
+    assert story.event(Evict).worker == 1
+
+
+def test_unreachable_member_is_evicted_unless_somebody_died() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0, 1)
+    story.says(0, "unreachable", epoch=1, worker=1, reason="refused")
+    assert story.last(1, "gather")["epoch"] == 2
+    lost(story, 0, 1)
+    story.waits(0.2)
+    assert story.none_of(Evict)
+    story.waits(0.2)
+    assert "cannot reach worker 1 (host a): refused" in story.event(Evict).why
+    story.connected(0)
+    assert story.phase is Phase.FORMED
+
+
+def test_lost_world_without_a_death_or_an_accused_is_formed_again() -> None:
+    story = formed(2)
+    story.ready(0, "lost", reason="ENOMEM")
+    lost(story, 0, 1)
+    story.connected(0, 1)
+    formed_again = story.event(EpochFormed)
+    assert formed_again.workers == (0, 1)
+    assert "worker 0 (host a) lost its world: ENOMEM; 2 ranks go on" in formed_again.line

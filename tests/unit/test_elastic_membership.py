@@ -1,0 +1,350 @@
+"""The membership of an elastic job: how it starts, and goes on after deaths; random schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdlite.launch.elastic.actions import (
+    Close,
+    EpochFormed,
+    Evict,
+    Failed,
+    Warn,
+)
+from hvdlite.launch.elastic.roster import Phase
+from membership_model import Job
+from membership_story import Story, at_boundary, formed, lost
+
+SCHEDULES = 10_000
+
+
+# The start.
+
+
+def test_first_epoch_has_the_first_workers_in_their_order() -> None:
+    story = Story(3)
+    for worker in (2, 0, 1):
+        assert story.phase is Phase.STARTING
+        story.ready(worker, "start")
+    epochs = [story.last(worker, "epoch") for worker in range(3)]
+    assert [epoch["rank"] for epoch in epochs] == [0, 1, 2]
+    assert {epoch["mode"] for epoch in epochs} == {"start"}
+    story.connected(2, 0)
+    assert not story.sent
+    story.connected(1)
+    assert story.last(1, "go")["clocks"] == [0, 1, 2]
+    assert story.event(EpochFormed) == EpochFormed(0, (0, 1, 2), "epoch 0: 3 ranks start")
+
+
+@pytest.mark.parametrize("ready", [0, 1, 2])
+def test_death_before_the_first_epoch_fails_the_job(ready: int) -> None:
+    story = Story(2)
+    for worker in range(ready):
+        story.ready(worker, "start")
+    story.dies(1)
+    reason = "worker 1 (host a) died of SIGKILL before all workers were connected"
+    assert story.event(Failed).reason == reason
+    story.ready(0, "start")
+    assert story.phase is Phase.OVER
+
+
+def test_lost_connection_before_the_first_epoch_waits_for_the_reason() -> None:
+    story = Story(2)
+    story.ready(0, "start")
+    story.take(story.membership.connection_lost(0, story.now))
+    assert story.none_of(Failed)
+    story.ends(0, status=3)
+    assert "ended with exit status 3 before" in story.event(Failed).reason
+
+
+def test_worker_that_ends_well_without_init_fails_those_that_wait() -> None:
+    story = Story(2)
+    story.ends(0)
+    assert story.none_of(Failed)
+    story.ready(1, "start")
+    assert "worker 0 (host a) ended with exit status 0 before" in story.event(Failed).reason
+
+
+def test_workers_that_all_end_well_without_init_are_a_job() -> None:
+    story = Story(2)
+    story.ends(0)
+    story.ends(1)
+    assert story.phase is Phase.DONE
+    assert not story.events
+
+
+def test_start_timeout_names_who_is_missing() -> None:
+    story = Story(3, start_timeout=30.0)
+    story.ready(1, "start")
+    story.waits(29.0)
+    assert [type(event) for event in story.events] == [Warn, Warn]
+    story.waits(2.0)
+    assert "waits for worker 0 (host a), worker 2 (host a)" in story.event(Failed).reason
+
+
+def test_first_workers_that_cannot_reach_each_other_fail_the_job() -> None:
+    story = Story(2)
+    story.ready(0, "start")
+    story.ready(1, "start")
+    story.says(1, "unreachable", epoch=0, worker=0, reason="refused")
+    reason = "worker 1 (host a) cannot reach worker 0 (host a): refused"
+    assert story.event(Failed).reason == reason
+
+
+# Deaths.
+
+
+def test_survivors_go_on_in_place_with_the_newest_commit() -> None:
+    story = formed(3)
+    story.now = 5.0
+    story.dies(1)
+    gather = story.last(0, "gather")
+    assert (gather["epoch"], gather["gone"]) == (1, [[1, "died of SIGKILL"]])
+    lost(story, 0, commits=7)
+    assert story.kinds(0) == []
+    lost(story, 2, commits=8)
+    epoch = story.last(2, "epoch")
+    assert (epoch["mode"], epoch["rank"], epoch["cut"]) == ("resume", 1, {"0": 8})
+    assert [member for member, _ in epoch["members"]] == [0, 2]
+    story.now += 0.041
+    story.connected(0, 2)
+    line = "epoch 1: worker 1 (host a) died of SIGKILL; 2 ranks go on after 41 ms"
+    assert story.event(EpochFormed) == EpochFormed(1, (0, 2), line)
+
+
+def test_ready_that_crossed_gather_is_not_its_answer() -> None:
+    story = formed(2)
+    story.ready(0, "lost")  # Its link broke; the GATHER follows.
+    assert story.kinds(0) == ["gather"]
+    story.ready(0, "lost", heard=-1)
+    story.ready(1, "lost")
+    assert story.kinds(0) == []
+    story.ready(0, "lost")
+    assert story.kinds(0) == ["epoch"]
+
+
+def test_ready_that_crossed_go_tells_of_a_former_epoch() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0, 1, commits=7)
+    story.connected(0, 1)
+    story.ready(0, "lost", epoch=0, commits=7)
+    assert story.kinds(0) == ["gather", "epoch", "go", "notice"]
+    story.dies(1)
+    story.ready(0, "lost", epoch=0, commits=7)
+    lost(story, 0, commits=5)
+    assert story.last(0, "epoch")["cut"] == {"0": 5}
+
+
+def test_cut_counts_what_a_worker_had_handed_out_before_it_left() -> None:
+    story = formed(3)
+    story.says(1, "bye", commits={"0": 9})
+    story.dies(2)
+    lost(story, 0, commits=8)
+    assert story.last(0, "epoch")["cut"] == {"0": 9}
+
+
+def test_cut_is_per_process_set_over_those_who_report_it() -> None:
+    story = formed(3)
+    story.dies(2)
+    story.ready(0, "lost", commits={"0": 3, "1": 5})
+    story.ready(1, "lost", commits={"0": 4})
+    assert story.last(0, "epoch")["cut"] == {"0": 4, "1": 5}
+
+
+def test_second_death_while_gathering_needs_no_second_gather() -> None:
+    story = formed(4)
+    story.dies(3)
+    lost(story, 0, 1)
+    story.dies(2)
+    assert story.kinds(0) == ["gather", "epoch"]
+    story.connected(0, 1)
+    line = story.event(EpochFormed).line
+    assert "worker 3 (host a) died of SIGKILL; worker 2 (host a) died of SIGKILL; 2 ranks" in line
+
+
+def test_death_while_forming_gathers_again_and_keeps_the_cut() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0, commits=8)
+    lost(story, 1, commits=7)
+    assert story.last(1, "epoch")["cut"] == {"0": 8}
+    story.connected(1)
+    story.dies(0)
+    assert story.last(1, "gather")["epoch"] == 2
+    lost(story, 1, commits=7)  # A report from before the cut.
+    epoch = story.last(1, "epoch")
+    assert (epoch["epoch"], epoch["cut"], epoch["rank"]) == (2, {"0": 8}, 0)
+    story.says(1, "connected", epoch=1, clock=0)
+    assert story.kinds(1) == []
+    story.connected(1)
+    assert story.event(EpochFormed).workers == (1,)
+
+
+def test_reason_of_a_lost_connection_is_learnt_from_the_process() -> None:
+    story = formed(2)
+    story.take(story.membership.connection_lost(1, story.now))
+    lost(story, 0)
+    story.dies(1)
+    assert story.kinds(0) == ["gather", "epoch"], "what is learnt later does not gather again"
+    story.connected(0)
+    assert "worker 1 (host a) died of SIGKILL" in story.event(EpochFormed).line
+
+
+@pytest.mark.parametrize("late", [0.1, 0.4])
+def test_line_of_an_epoch_waits_for_the_reason_a_moment(late: float) -> None:
+    story = formed(2)
+    story.take(story.membership.connection_lost(1, story.now))
+    lost(story, 0)
+    story.connected(0)
+    assert story.kinds(0)[-1] == "notice", "the worker goes on"
+    assert story.none_of(EpochFormed)
+    story.waits(late)
+    story.dies(1)
+    why = "died of SIGKILL" if late < 0.25 else "lost its connection to the launcher"
+    assert f"worker 1 (host a) {why}; 1 rank" in story.event(EpochFormed).line
+
+
+def test_process_that_outlives_its_connection_is_killed() -> None:
+    story = formed(2)
+    story.take(story.membership.connection_lost(1, story.now))
+    story.waits(2.9)
+    assert story.none_of(Evict)
+    story.waits(0.2)
+    assert story.event(Evict) == Evict(1, "lost its connection to the launcher")
+
+
+def test_all_dead_fails_with_the_first_reason() -> None:
+    story = formed(2)
+    story.take(story.membership.connection_lost(0, story.now))
+    story.dies(1)
+    assert story.none_of(Failed)
+    story.dies(0, "died of SIGSEGV")
+    reason = "no worker is left; the first that went: worker 0 (host a) died of SIGSEGV"
+    assert story.event(Failed).reason == reason
+
+
+def test_silent_worker_is_evicted() -> None:
+    story = formed(2)
+    story.take(story.membership.heartbeat_lost(1, story.now))
+    assert story.events == [Evict(1, "sent nothing for 3.5 s"), Close(1)]
+    lost(story, 0)
+    story.connected(0)
+    assert "was evicted: sent nothing" in story.event(EpochFormed).line
+    story.ready(1, "boundary")  # It is not a member any more.
+    assert story.kinds(1) == []
+
+
+def test_living_workers_are_waited_for_with_a_warning() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0)
+    story.waits(25.0)
+    text = "waits for worker 1 (host a) to leave the epoch that has ended"
+    assert story.events == [Warn(text)] * 2
+    lost(story, 1)
+    assert story.kinds(1) == ["gather", "epoch"]
+
+
+# Boundaries and deaths.
+
+
+def test_death_while_all_others_are_at_a_boundary_needs_no_gather() -> None:
+    story = formed(3)
+    at_boundary(story, 0, 1)
+    story.dies(2)
+    epoch = story.last(0, "epoch")
+    assert (epoch["epoch"], epoch["mode"], epoch["sync"]) == (1, "boundary", False)
+
+
+def test_parked_workers_hand_out_and_come_to_those_at_the_boundary() -> None:
+    story = formed(3)
+    at_boundary(story, 0, commits=8)
+    story.dies(2)
+    at_boundary(story, 0, commits=8)
+    lost(story, 1, commits=7)
+    assert story.last(1, "cut")["cut"] == {"0": 8}
+    assert story.kinds(0) == ["gather"]
+    at_boundary(story, 1, commits=8)
+    assert story.last(0, "epoch")["mode"] == "boundary"
+    story.connected(0, 1)
+    assert story.phase is Phase.FORMED
+
+
+def test_stuck_worker_leads_all_parked_ones_to_restore() -> None:
+    story = formed(4)
+    story.dies(3)
+    at_boundary(story, 0)
+    lost(story, 1)
+    lost(story, 2, stuck="alltoall 'tokens'")
+    assert story.kinds(0) == ["gather"]
+    assert story.last(1, "restore")["reason"] == "alltoall 'tokens'"
+    assert story.last(2, "restore")
+    at_boundary(story, 2, 1, restored=True)
+    epoch = story.last(0, "epoch")
+    assert (epoch["mode"], epoch["sync"]) == ("boundary", True)
+
+
+def test_after_restore_no_epoch_resumes() -> None:
+    story = formed(4)
+    story.dies(3)
+    lost(story, 0, 1)
+    lost(story, 2, stuck="alltoall 'tokens'")
+    lost(story, 0, 1, 2)  # All of them say it again, as after a crossing.
+    assert story.kinds(0)[-1] == "restore"
+
+
+def test_boundary_that_is_reached_while_forming_counts_after_go() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0, 1)
+    at_boundary(story, 1)
+    story.connected(0, 1)
+    assert story.phase is Phase.FORMED
+    at_boundary(story, 0)
+    assert story.kinds(0)[-1] == "continue"
+
+
+def test_restored_worker_waits_for_those_with_the_same_error() -> None:
+    story = formed(2)
+    at_boundary(story, 0, restored=True)
+    story.waits(0.9)
+    at_boundary(story, 1, restored=True)
+    assert story.last(0, "continue") == {"kind": "continue", "epoch": 0, "sync": True}
+
+
+def test_restored_worker_calls_those_without_an_error() -> None:
+    story = formed(2)
+    at_boundary(story, 0, restored=True, reason="a bad batch")
+    story.waits(1.1)
+    assert (
+        "worker 0 (host a) restored its last commit: a bad batch"
+        in (story.last(1, "gather")["reason"])
+    )
+    at_boundary(story, 0, restored=True)
+    lost(story, 1)
+    assert story.kinds(1) == ["restore"]
+    at_boundary(story, 1, restored=True)
+    assert story.last(0, "epoch")["sync"]
+
+
+def test_only_joiners_without_the_state_are_left() -> None:
+    story = formed(1)
+    story.expect(1)
+    story.ready(1, "join", epoch=-1, synced=False)
+    at_boundary(story, 0)
+    story.connected(0, 1)
+    assert story.event(EpochFormed).workers == (0, 1)
+    story.dies(0)
+    lost(story, 1, synced=False)
+    assert "no worker is left that has the state" in story.event(Failed).reason
+
+
+def test_random_schedules() -> None:
+    for seed in range(SCHEDULES):
+        job = Job(seed)
+        try:
+            job.run()
+        except Exception as error:
+            steps = "\n".join(job.trace[-40:])
+            raise AssertionError(f"schedule {seed} ({job.limits}):\n{steps}") from error
