@@ -39,7 +39,7 @@ import hvdlite
 from forkserver import ForkedRank, fork_rank
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
-from hvdlite.launch.process.guardian import job_processes, signal_job
+from hvdlite.launch.process.guardian import job_mark, processes_with, signal_processes
 from hvdlite.launch.process.local import Worker, job_environment, start_worker
 from hvdlite.launch.process.placement import Placement, place, place_as
 
@@ -247,7 +247,7 @@ class World:
                 worker.signal_group(signal.SIGKILL)
         deadline = time.monotonic() + _SETTLE
         while True:
-            ours = {*job_processes(self.job_id), *_in_sessions_of(self._workers)}
+            ours = {*processes_with(job_mark(self.job_id)), *_in_sessions_of(self._workers)}
             left = [f"process {pid}" for pid in sorted(ours)]
             left += [f"/dev/shm/{name}" for name in sorted(self._own_shm_entries())]
             if not left or time.monotonic() > deadline:
@@ -289,7 +289,7 @@ class World:
     def _end_processes(self) -> None:
         for worker in self._workers:
             worker.signal_group(signal.SIGKILL)
-        signal_job(self.job_id, signal.SIGKILL)
+        signal_processes(processes_with(job_mark(self.job_id)), signal.SIGKILL)
 
     def close(self) -> None:
         """Kill all processes of the world, and remove its files."""

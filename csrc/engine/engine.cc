@@ -20,35 +20,49 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
                GpuLibraries gpu_libraries, std::unique_ptr<Trace> trace,
                const std::optional<Elastic>& elastic)
     : parts_(std::move(fabric), std::move(backend), std::move(config), std::move(gpu_libraries),
-             std::move(trace), elastic ? &elastic->world : nullptr),
+             std::move(trace), elastic ? &elastic->world : nullptr,
+             elastic ? elastic->lobby->highest_set() : 0),
       lobby_(elastic ? elastic->lobby : nullptr),
       world_(make_world(parts_, lobby_ == nullptr ? Park() : [this](Parked parked) {
         lobby_->park(*this, std::move(parked));
       })) {}
 
 Engine::~Engine() {
-  shutdown();
+  world_->shutdown();
   if (lobby_ != nullptr) lobby_->forget(*this);
 }
 
+void Engine::abort(const std::string& reason) {
+  world_->abort(reason);
+  if (lobby_ != nullptr) lobby_->close(*this, Status(StatusCode::kRankFailed, reason, rank()));
+}
+
+void Engine::shutdown() {
+  world_->shutdown();
+  if (lobby_ == nullptr) return;
+  lobby_->close(*this, Status(StatusCode::kShutdown,
+                              "hvdlite was shut down on rank " + std::to_string(rank())));
+}
+
 Status Engine::enqueue(const EntryPtr& entry, bool blocking) {
-  Status status = take(entry, blocking);
+  HVDLITE_RETURN_IF_ERROR(check(*entry));
+  Status status = submit(entry, blocking);
   const bool ended = status.sticky() && status.code() != StatusCode::kShutdown;
   return ended && lobby_ != nullptr ? lobby_->admit(*this, entry) : status;
 }
 
 // Only local checks. The world rejects ranks that differ or are unknown, so every rank gets the
 // same error.
-Status Engine::take(const EntryPtr& entry, bool blocking) {
-  const GroupPtr group = process_set(entry->request.process_set);
-  HVDLITE_RETURN_IF_ERROR(check_entry(*entry, group, rank()));
-  if (entry->request.kind == Kind::kRemoveProcessSet) {
-    HVDLITE_RETURN_IF_ERROR(name_removed_ranks(*entry));
+Status Engine::check(Entry& entry) {
+  const GroupPtr group = process_set(entry.request.process_set);
+  HVDLITE_RETURN_IF_ERROR(check_entry(entry, group, rank()));
+  if (entry.request.kind == Kind::kRemoveProcessSet) {
+    HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));
   }
-  entry->key = entry->request.key();
-  if (entry->gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(*entry));
-  parts_.timeline.submitted(*entry);
-  return world_->submit(entry, blocking);
+  entry.key = entry.request.key();
+  if (entry.gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(entry));
+  parts_.timeline.submitted(entry);
+  return Status();
 }
 
 Status Engine::name_removed_ranks(Entry& entry) const {

@@ -43,8 +43,10 @@ class Engine {
   // kDuplicateName, or the sticky error: then the entry was not taken. In an elastic job the lobby
   // takes what comes after the world has ended by a failure.
   Status enqueue(const EntryPtr& entry, bool blocking);
-  // As enqueue(), without the lobby.
-  Status take(const EntryPtr& entry, bool blocking);
+  // The two halves of enqueue(), without the lobby: the checks, and what the entry needs of this
+  // engine; and the rest. submit() fails with a sticky error only where the world has ended.
+  Status check(Entry& entry);
+  Status submit(const EntryPtr& entry, bool blocking) { return world_->submit(entry, blocking); }
   // True once `entry` is done, false at the deadline. Works as the runner where that is quicker.
   bool wait(const Entry& entry, bool blocking, Deadline deadline) {
     return world_->wait(entry, blocking, deadline);
@@ -63,11 +65,12 @@ class Engine {
   // by entries of the kinds kAddProcessSet (whose completion has the set_id) and kRemoveProcessSet.
   GroupPtr process_set(std::uint32_t id) const { return parts_.sets.get(id); }
 
-  // Ends the world on every rank with this reason. Returns when the peers have been told.
-  void abort(const std::string& reason) { world_->abort(reason); }
+  // Ends the world on every rank with this reason. Returns when the peers have been told. In an
+  // elastic job the others go on without this rank, whose own entries fail.
+  void abort(const std::string& reason);
   // Leaves cleanly: what is in flight may still end (within shutdown_timeout), other entries fail
-  // with kShutdown, the peers are told. Idempotent.
-  void shutdown() { world_->shutdown(); }
+  // with kShutdown, the peers are told. What waits in the lobby fails, too. Idempotent.
+  void shutdown();
   // Elastic jobs: ends the world on this rank for this reason. Returns when all that was in flight
   // is in the lobby.
   void suspend(const std::string& reason) { world_->suspend(reason); }
@@ -76,6 +79,8 @@ class Engine {
     return parts_.commits == nullptr ? CommitCounts() : parts_.commits->counts();
   }
   bool elastic() const { return lobby_ != nullptr; }
+  // The highest id of a process set so far, in this world or one before it; 0: there was none.
+  int highest_set() const { return parts_.sets.highest(); }
 
   // The sticky error, or OK.
   Status status() const { return world_->status(); }

@@ -17,6 +17,15 @@ bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
+// The first of the ranks that the entry names and that are gone, or -1.
+int named_gone(const Request& request, const std::vector<int>& gone) {
+  if (!request.changes_process_sets()) return -1;
+  for (const std::int64_t rank : request.ranks) {
+    if (std::find(gone.begin(), gone.end(), rank) != gone.end()) return static_cast<int>(rank);
+  }
+  return -1;
+}
+
 // Says why the entry cannot be redone; empty: it can.
 std::string obstacle(const Entry& entry, const std::vector<GroupPtr>& sets,
                      const std::vector<int>& gone) {
@@ -27,6 +36,9 @@ std::string obstacle(const Entry& entry, const std::vector<GroupPtr>& sets,
   }
   if (request.kind == Kind::kBroadcast && contains(gone, request.root)) {
     return text + ", and its root, rank " + std::to_string(request.root) + ", is gone";
+  }
+  if (const int rank = named_gone(request, gone); rank >= 0) {
+    return text + ", and rank " + std::to_string(rank) + " of its process set is gone";
   }
   for (const GroupPtr& set : sets) {
     if (static_cast<std::uint32_t>(set->id) != request.process_set) continue;
@@ -39,40 +51,52 @@ std::string obstacle(const Entry& entry, const std::vector<GroupPtr>& sets,
   return "";
 }
 
-// The ranks of the set in the next world; empty where one is gone.
-std::vector<int> translated(const std::vector<int>& ranks, const std::vector<int>& rank_of) {
-  std::vector<int> result;
-  for (const int rank : ranks) {
-    const bool known = rank < static_cast<int>(rank_of.size()) && rank_of[rank] >= 0;
-    if (!known) return {};
-    result.push_back(rank_of[rank]);
-  }
-  std::sort(result.begin(), result.end());
-  return result;
+constexpr std::int64_t kGone = -1;
+
+// The rank's number in the next world, or kGone. A number that no rank had stays as it is: the next
+// engine refuses it as any engine does.
+std::int64_t translated(std::int64_t rank, const std::vector<int>& rank_of) {
+  if (rank < 0 || rank >= static_cast<std::int64_t>(rank_of.size())) return rank;
+  return rank_of[static_cast<std::size_t>(rank)];
 }
 
-// Makes an entry fit for the next engine. kRankFailed where it names a rank that is gone.
+// Says in the entry by which numbers the next world knows its ranks. kRankFailed where it names one
+// that is gone.
+Status renumbered(Request& request, const std::vector<int>& rank_of) {
+  if (request.kind == Kind::kBroadcast) {
+    const std::int64_t root = translated(request.root, rank_of);
+    if (root == kGone) {
+      return of_call(request, Status(StatusCode::kRankFailed,
+                                     "its root, rank " + std::to_string(request.root) +
+                                         " of a former world, is gone"));
+    }
+    request.root = static_cast<std::int32_t>(root);
+  }
+  if (!request.changes_process_sets()) return Status();
+  for (std::int64_t& rank : request.ranks) {
+    const std::int64_t next = translated(rank, rank_of);
+    if (next == kGone && rank != kGone) {
+      return of_call(request,
+                     Status(StatusCode::kRankFailed, "rank " + std::to_string(rank) +
+                                                         " of a former world is gone"));
+    }
+    rank = next;
+  }
+  return Status();
+}
+
+// Makes an entry fit for the next engine.
 Status renew(Entry& entry, const std::vector<int>& rank_of) {
   entry.completion->clear_results();
   HVDLITE_RETURN_IF_ERROR(restore_inputs(entry));
-  Request& request = entry.request;
-  if (request.kind == Kind::kBroadcast) {
-    const std::vector<int> root = translated({request.root}, rank_of);
-    if (root.empty()) {
-      return of_call(request, Status(StatusCode::kRankFailed,
-                                     "its root, rank " + std::to_string(request.root) +
-                                         " of the former world, is gone"));
-    }
-    request.root = root[0];
+  return renumbered(entry.request, rank_of);
+}
+
+void finish_all(const std::vector<EntryPtr>& entries, const Status& why) {
+  for (const EntryPtr& entry : entries) {
+    entry->kept.clear();
+    entry->completion->finish(of_call(entry->request, why));
   }
-  if (!request.changes_process_sets()) return Status();
-  std::vector<int> ranks(request.ranks.begin(), request.ranks.end());
-  ranks = translated(ranks, rank_of);
-  if (ranks.empty()) {
-    return of_call(request, Status(StatusCode::kRankFailed, "one of its ranks is gone"));
-  }
-  request.ranks.assign(ranks.begin(), ranks.end());
-  return Status();
 }
 
 }  // namespace
@@ -81,12 +105,15 @@ Lobby::Lobby() : lost_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 void Lobby::park(const Engine& engine, Parked parked) {
   MutexLock lock(mutex_);
+  note_sets(engine);
+  const bool by_itself = parked.by_itself;
   if (world_ == &engine) {
     parked_ = std::move(parked);
   } else {
     early_ = &engine;
     left_early_ = std::move(parked);
   }
+  if (!by_itself) return;
   const std::uint64_t one = 1;
   (void)!::write(lost_.get(), &one, sizeof(one));
 }
@@ -127,21 +154,36 @@ void Lobby::deliver(const CommitCounts& cut) {
 std::vector<std::pair<int, std::vector<int>>> Lobby::process_sets(
     const std::vector<int>& rank_of) const {
   MutexLock lock(mutex_);
-  std::map<int, std::vector<int>> sets;
-  for (const GroupPtr& set : parked_.process_sets) sets[set->id] = set->ranks;
+  std::map<int, std::vector<std::int64_t>> sets;
+  for (const GroupPtr& set : parked_.process_sets) {
+    sets[set->id] = {set->ranks.begin(), set->ranks.end()};
+  }
   for (const Entry* entry : waiting()) {  // what it changed is not committed: it did not happen
     const Request& request = entry->request;
     if (request.kind == Kind::kAddProcessSet) sets.erase(entry->completion->set_id);
     if (request.kind == Kind::kRemoveProcessSet) {
-      sets[static_cast<int>(entry->removes)] = {request.ranks.begin(), request.ranks.end()};
+      sets[static_cast<int>(entry->removes)] = request.ranks;
     }
   }
   std::vector<std::pair<int, std::vector<int>>> alive;
   for (const auto& [id, ranks] : sets) {
-    std::vector<int> own = translated(ranks, rank_of);
-    if (!own.empty()) alive.emplace_back(id, std::move(own));
+    std::vector<int> own;
+    for (const std::int64_t rank : ranks) {
+      own.push_back(static_cast<int>(translated(rank, rank_of)));
+    }
+    std::sort(own.begin(), own.end());
+    if (!own.empty() && own[0] != kGone) alive.emplace_back(id, std::move(own));
   }
   return alive;
+}
+
+int Lobby::highest_set() const {
+  MutexLock lock(mutex_);
+  return highest_set_;
+}
+
+void Lobby::note_sets(const Engine& engine) {
+  highest_set_ = std::max(highest_set_, engine.highest_set());
 }
 
 std::vector<EntryPtr> Lobby::take_all() {
@@ -155,27 +197,50 @@ std::vector<EntryPtr> Lobby::take_all() {
   return all;
 }
 
-Status Lobby::give(const EntryPtr& entry) {
-  const Status status = world_->take(entry, /*blocking=*/false);
-  if (!status.sticky()) return status;
+Status Lobby::give(const EntryPtr& entry, Continuations& then) {
+  HVDLITE_RETURN_IF_ERROR(world_->check(*entry));
+  std::function<void()> continuation;
+  if (world_->size() == 1) continuation = entry->completion->take_continuation();
+  Status status = world_->submit(entry, /*blocking=*/false);
+  if (continuation) {
+    if (status.ok()) {
+      then.push_back(std::move(continuation));
+    } else {
+      (void)entry->completion->then_unless_done(std::move(continuation));
+    }
+  }
+  if (!status.sticky() || status.code() == StatusCode::kShutdown) return status;
   late_.push_back(entry);
   return Status();
 }
 
+void Lobby::renumber(const std::vector<int>& rank_of) {
+  for (auto& [engine, numbers] : earlier_) {
+    for (int& rank : numbers) rank = static_cast<int>(translated(rank, rank_of));
+  }
+  if (world_ != nullptr) earlier_[world_] = rank_of;
+}
+
 void Lobby::resume(Engine& next, const std::vector<int>& rank_of) {
   std::vector<std::pair<EntryPtr, Status>> failed;
+  Continuations then;
   {
     MutexLock lock(mutex_);
     const std::vector<EntryPtr> entries = take_all();
+    renumber(rank_of);
     world_ = &next;
-    rank_of_ = rank_of;
-    parked_ = early_ == &next ? std::exchange(left_early_, {}) : Parked();
+    refusal_ = Status();
+    const bool has_ended = early_ == &next;
+    parked_ = has_ended ? std::exchange(left_early_, {}) : Parked();
+    std::uint64_t signals = 0;
+    if (!has_ended) (void)!::read(lost_.get(), &signals, sizeof(signals));
     for (const EntryPtr& entry : entries) {
       Status status = renew(*entry, rank_of);
-      if (status.ok()) status = give(entry);
+      if (status.ok()) status = give(entry, then);
       if (!status.ok()) failed.emplace_back(entry, std::move(status));
     }
   }
+  for (const auto& continuation : then) continuation();
   for (auto& [entry, status] : failed) entry->completion->finish(std::move(status));
 }
 
@@ -184,30 +249,53 @@ void Lobby::fail(const Status& why) {
   {
     MutexLock lock(mutex_);
     all = take_all();
+    refusal_ = why;
   }
-  for (const EntryPtr& entry : all) {
-    entry->kept.clear();
-    entry->completion->finish(of_call(entry->request, why));
+  finish_all(all, why);
+}
+
+void Lobby::close(const Engine& engine, const Status& why) {
+  std::vector<EntryPtr> all;
+  {
+    MutexLock lock(mutex_);
+    note_sets(engine);
+    if (world_ != &engine) return;
+    all = take_all();
+    refusal_ = why;
   }
+  finish_all(all, why);
 }
 
 Status Lobby::admit(const Engine& ended, const EntryPtr& entry) {
-  MutexLock lock(mutex_);
-  if (world_ == nullptr) return Status(StatusCode::kShutdown, "hvdlite was shut down");
-  if (world_ != &ended) {
-    HVDLITE_RETURN_IF_ERROR(renew(*entry, rank_of_));
-    return give(entry);
+  Status status;
+  Continuations then;
+  {
+    MutexLock lock(mutex_);
+    if (!refusal_.ok()) return of_call(entry->request, refusal_);
+    const auto earlier = earlier_.find(&ended);
+    if (earlier != earlier_.end()) HVDLITE_RETURN_IF_ERROR(renew(*entry, earlier->second));
+    if (world_ != nullptr && world_ != &ended) {
+      status = give(entry, then);
+    } else {
+      for (const Entry* other : waiting()) {
+        if (other->key == entry->key) return duplicate_name(entry->request);
+      }
+      late_.push_back(entry);
+    }
   }
-  for (const Entry* other : waiting()) {
-    if (other->key == entry->key) return duplicate_name(entry->request);
-  }
-  late_.push_back(entry);
-  return Status();
+  for (const auto& continuation : then) continuation();
+  return status;
 }
 
 void Lobby::forget(const Engine& engine) {
   MutexLock lock(mutex_);
+  note_sets(engine);
+  earlier_.erase(&engine);
   if (world_ == &engine) world_ = nullptr;
+  if (early_ == &engine) {
+    early_ = nullptr;
+    left_early_ = Parked();
+  }
 }
 
 }  // namespace hvdlite

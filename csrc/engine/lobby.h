@@ -7,9 +7,12 @@
 // something cannot be redone, fail() ends everything with an error instead.
 //
 // All engines of a process share the lobby with its Python object. Any thread may call it. Its
-// mutex is held while an engine takes an entry, and never while a completion is finished.
+// mutex is held while an engine takes an entry, and never while a completion is finished or a
+// continuation runs.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,9 +20,9 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "engine/world.h"
 #include "entry/entry.h"
 #include "execution/commit_book.h"
-#include "engine/world.h"
 #include "os/fd.h"
 
 namespace hvdlite {
@@ -32,7 +35,8 @@ class Lobby {
 
   // The world of this engine has ended, and leaves this.
   void park(const Engine& engine, Parked parked);
-  // Becomes readable when an engine has parked. Reading the eventfd resets it.
+  // Becomes readable when a world has ended by itself. Reading the eventfd resets it, and so does
+  // resume().
   int lost_fd() const { return lost_.get(); }
 
   struct Report {
@@ -48,12 +52,17 @@ class Lobby {
   // The process sets that the next world has: those of the ended one, as of the cut, whose members
   // all live on, by their new ranks. `rank_of`: by old rank, the new one, or -1. Ids ascend.
   std::vector<std::pair<int, std::vector<int>>> process_sets(const std::vector<int>& rank_of) const;
+  // The highest id of a process set that any world of this process has had, or 0.
+  int highest_set() const;
   // Submits all that waits to `next`, in the order of its first submission, and forwards there what
   // is submitted to ended engines later. Entries that name ranks that are gone end with an error.
   // Every engine is resumed before anybody else submits to it, the first one as well.
   void resume(Engine& next, const std::vector<int>& rank_of);
-  // Ends all that waits with this error. Later submissions wait for the next resume().
+  // Ends all that waits with this error, and what is submitted to ended engines until the next
+  // resume(): the other ranks do not wait for it any more.
   void fail(const Status& why);
+  // As fail(), because this engine was left or aborted; does nothing if another one has followed.
+  void close(const Engine& engine, const Status& why);
 
   // Takes an entry that was submitted to an engine whose world has ended. kDuplicateName when its
   // name waits here.
@@ -62,18 +71,27 @@ class Lobby {
   void forget(const Engine& engine);
 
  private:
+  using Continuations = std::vector<std::function<void()>>;
+
   // All that waits, in order.
   std::vector<EntryPtr> take_all() HVDLITE_REQUIRES(mutex_);
   std::vector<const Entry*> waiting() const HVDLITE_REQUIRES(mutex_);
-  // Gives the entry to the present world, by its numbers; keeps it where that has ended.
-  Status give(const EntryPtr& entry) HVDLITE_REQUIRES(mutex_);
+  // Gives the entry to the present world, by its numbers; keeps it where that has ended. The caller
+  // runs the continuations once it has released the mutex: they may submit in turn.
+  Status give(const EntryPtr& entry, Continuations& then) HVDLITE_REQUIRES(mutex_);
+  // Notes by which numbers later submissions to ended engines go.
+  void renumber(const std::vector<int>& rank_of) HVDLITE_REQUIRES(mutex_);
+  void note_sets(const Engine& engine) HVDLITE_REQUIRES(mutex_);
 
   const Fd lost_;
   mutable Mutex mutex_;
   Engine* world_ HVDLITE_GUARDED_BY(mutex_) = nullptr;     // the last that was resumed; borrowed
-  std::vector<int> rank_of_ HVDLITE_GUARDED_BY(mutex_);    // of that resume()
   Parked parked_ HVDLITE_GUARDED_BY(mutex_);               // what that world left, once it has ended
   std::vector<EntryPtr> late_ HVDLITE_GUARDED_BY(mutex_);  // submitted after its end
+  Status refusal_ HVDLITE_GUARDED_BY(mutex_);              // of what is submitted then; OK: it waits
+  int highest_set_ HVDLITE_GUARDED_BY(mutex_) = 0;
+  // By engine of an earlier world: its ranks' numbers in that of the engine resumed last, or -1.
+  std::map<const Engine*, std::vector<int>> earlier_ HVDLITE_GUARDED_BY(mutex_);
   // A world that ended before it was resumed.
   const Engine* early_ HVDLITE_GUARDED_BY(mutex_) = nullptr;
   Parked left_early_ HVDLITE_GUARDED_BY(mutex_);

@@ -35,15 +35,16 @@ LoneWorld::LoneWorld(EngineParts& parts, Park park)
 Status LoneWorld::submit(EntryPtr entry, bool /*blocking*/) {
   HVDLITE_RETURN_IF_ERROR(check_alone(entry->request));
   // The continuation may submit in turn: not before this entry has released the mutex.
-  const auto then = entry->completion->take_continuation();
-  HVDLITE_RETURN_IF_ERROR(execute(entry));
+  std::function<void()> then;
+  HVDLITE_RETURN_IF_ERROR(execute(entry, then));
   if (then) then();
   return Status();
 }
 
-Status LoneWorld::execute(const EntryPtr& entry) {
+Status LoneWorld::execute(const EntryPtr& entry, std::function<void()>& then) {
   MutexLock lock(mutex_);
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(entry));
+  then = entry->completion->take_continuation();
   (void)parts_.queue.take();
   std::vector<Agreed> round = {agreed_alone(entry)};
   parts_.timeline.agreed(round);
@@ -62,7 +63,11 @@ void LoneWorld::shutdown() {
 
 void LoneWorld::suspend(const std::string& reason) {
   const Status cause(StatusCode::kRankFailed, reason);
-  park_({cause, parts_.queue.close(cause), nullptr, parts_.sets.others()});
+  {
+    MutexLock lock(mutex_);  // so no entry is half-way
+    (void)parts_.queue.close(cause);
+  }
+  if (park_) park_({cause, {}, nullptr, parts_.sets.others(), /*by_itself=*/false});
 }
 
 Tunables LoneWorld::tunables() const { return tunables_of(parts_.config); }

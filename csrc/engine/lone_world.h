@@ -3,6 +3,8 @@
 // returns. So nobody waits, nothing is in flight when the world ends, and no error ends it.
 #pragma once
 
+#include <functional>
+
 #include "base/mutex.h"
 #include "engine/world.h"
 #include "execution/executor.h"
@@ -23,7 +25,8 @@ class LoneWorld : public World {
   Tunables tunables() const override;
 
  private:
-  Status execute(const EntryPtr& entry);
+  // `then`: the entry's continuation, which is the caller's to run.
+  Status execute(const EntryPtr& entry, std::function<void()>& then);
 
   EngineParts& parts_;
   const Park park_;

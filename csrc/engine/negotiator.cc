@@ -95,6 +95,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
   coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
   coordinator_->add_set(*sets.get(0));
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
+  coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }
@@ -159,7 +160,7 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
     case FrameType::kAbort: {
       Status cause;
       if (!decode_abort(frame.body, cause)) break;
-      if (told_.ok()) told_ = cause;
+      hear_cause(std::move(cause));
       return told_;
     }
     case FrameType::kGoodbye:
@@ -264,10 +265,19 @@ void Negotiator::listen_for_causes() {
 
 void Negotiator::listen_for_cause(const Frame& frame) {
   Status cause;
-  if (frame.type == FrameType::kAbort && told_.ok() && decode_abort(frame.body, cause)) {
-    told_ = cause;
+  if (frame.type == FrameType::kAbort && decode_abort(frame.body, cause)) {
+    hear_cause(std::move(cause));
   } else if (frame.type == FrameType::kGoodbye) {
     (void)handle_goodbye(frame);
+  }
+}
+
+void Negotiator::hear_cause(Status cause) {
+  if (!told_.ok()) return;
+  told_ = std::move(cause);
+  // The peer has shut down; to this rank, which goes on, it has failed.
+  if (elastic_ && told_.code() == StatusCode::kShutdown) {
+    told_ = Status(StatusCode::kRankFailed, told_.message(), told_.failed_rank());
   }
 }
 
@@ -351,13 +361,15 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::string key = request == nullptr ? "" : request->key();
   const auto found = pending_.find(key);
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
+  const bool sticky = response.form == Response::Form::kError && response.error.sticky();
+  if (sticky && elastic_) return response.error;  // the entry is parked with all others
   if (entry != nullptr) pending_.erase(found);
   if (response.form == Response::Form::kError) {
     if (entry != nullptr && entry->request.kind == Kind::kRemoveProcessSet) {
       queue_.reopen(entry->removes);
     }
     if (entry != nullptr) queue_.finish(entry, response.error);
-    return response.error.sticky() ? response.error : Status();
+    return sticky ? response.error : Status();
   }
   if (response.form == Response::Form::kFull) {
     cache_.remember(response.cache_id, key, response.request);

@@ -70,6 +70,7 @@ class Negotiator {
   Status unanswered() const;
   void listen_for_causes();
   void listen_for_cause(const Frame& frame);
+  void hear_cause(Status cause);
   Status coordinate(std::vector<Round>& rounds);
   Status flush_answers();  // kTimeout names the ranks that do not read them
   // Sends the responses to the other members; gives those for this rank.

@@ -181,8 +181,8 @@ void PeerWorld::end_world() {
   }
   parts_.fabric->close();
   for (EntryPtr& entry : unfinished_) entries.push_back(std::move(entry));
-  if (park_ != nullptr && cause.code() != StatusCode::kShutdown) {
-    park_({cause, std::move(entries), parts_.commits, parts_.sets.others()});
+  if (park_ != nullptr && !clean && !leaving_.load() && !aborted_.load()) {
+    park_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load()});
     return;
   }
   if (parts_.commits != nullptr) {
@@ -211,12 +211,14 @@ void PeerWorld::request_end(Status cause) {
 }
 
 void PeerWorld::abort(const std::string& reason) {
+  aborted_.store(true);
   request_end(Status(StatusCode::kRankFailed, reason, parts_.rank));
   waiter_.interrupt();
   stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));
 }
 
 void PeerWorld::suspend(const std::string& reason) {
+  suspended_.store(true);
   request_end(Status(StatusCode::kRankFailed, reason));
   waiter_.interrupt();
   stop_thread(Deadline::after_knob(parts_.config.shutdown_timeout));

@@ -73,6 +73,8 @@ class PeerWorld : public World {
 
   std::atomic<bool> ending_{false};   // sticky_ was set; the runner acts on it
   std::atomic<bool> leaving_{false};  // shutdown() was called
+  std::atomic<bool> aborted_{false};    // abort() was called
+  std::atomic<bool> suspended_{false};  // suspend() was called
 
   mutable Mutex mutex_;
   Tunables tunables_ HVDLITE_GUARDED_BY(mutex_);

@@ -25,6 +25,7 @@ struct Parked {
   std::vector<EntryPtr> entries;        // besides those in `commits`
   std::shared_ptr<CommitBook> commits;  // null in a world of one
   std::vector<GroupPtr> process_sets;   // besides that of all ranks
+  bool by_itself = true;                // not by suspend()
 };
 using Park = std::function<void(Parked)>;  // null: the job is not elastic
 

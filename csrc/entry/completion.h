@@ -60,17 +60,22 @@ class Completion {
     then_ = std::move(continuation);
     return true;
   }
-  // Runner only. Returns the continuation for a caller that runs it later than finish() would.
-  std::function<void()> take_continuation() { return std::exchange(then_, nullptr); }
-  // Runner only, once.
+  // Returns the continuation for a caller that runs it later than finish() would.
+  std::function<void()> take_continuation() {
+    MutexLock lock(mutex_);
+    return std::exchange(then_, nullptr);
+  }
+  // Once: by the runner, or by the lobby between two worlds.
   void finish(Status status) {
+    std::function<void()> then;
     {
       MutexLock lock(mutex_);
       status_ = std::move(status);
       done_.store(true, std::memory_order_release);
       changed_.notify_all();
+      then = std::exchange(then_, nullptr);
     }
-    if (const auto then = take_continuation()) then();
+    if (then) then();
   }
 
   // The members from here on are read after done() only: they need no lock, because nothing changes

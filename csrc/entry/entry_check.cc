@@ -73,7 +73,7 @@ Status check_reduction(const Request& request, const TensorShape& tensor) {
 }
 
 Status check_shape(const Request& request, const TensorShape& tensor) {
-  if (tensor.name.size() > kMaxNameBytes || request.name.size() > kMaxNameBytes) {
+  if (tensor.name.size() > kMaxNameBytes) {
     return invalid_call(request, "a name has at most 512 bytes");
   }
   if (tensor.dims.size() > kMaxDimensions) {
@@ -135,6 +135,9 @@ Status check_overlap(const Entry& entry) {
 
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
+  if (std::max(request.name.size(), request.transaction.size()) > kMaxNameBytes) {
+    return invalid_call(request, "a name has at most 512 bytes");
+  }
   if (group == nullptr) {
     return invalid_call(request, "there is no process set " + std::to_string(request.process_set) +
                                      "; it was removed, or never added");

@@ -65,6 +65,14 @@ std::vector<EntryPtr> CommitBook::complete(std::uint32_t id) {
   return handed_out;
 }
 
+std::vector<EntryPtr> CommitBook::drop(std::uint32_t id) {
+  std::vector<EntryPtr> dropped;
+  const auto set = sets_.extract(id);
+  if (set.empty()) return dropped;
+  for (auto& [transaction, held] : set.mapped().held) append(dropped, std::move(held));
+  return dropped;
+}
+
 CommitCounts CommitBook::counts() const {
   MutexLock lock(mutex_);
   return counts_;

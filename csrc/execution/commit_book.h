@@ -41,6 +41,8 @@ class CommitBook {
   const std::vector<EntryPtr>& due(std::uint32_t set) const { return sets_.at(set).due; }
   // This rank has completed the next commit of the set: returns what it hands out.
   std::vector<EntryPtr> complete(std::uint32_t set);
+  // The set was removed: returns what is held there, and no commit will ever hand out.
+  std::vector<EntryPtr> drop(std::uint32_t set);
 
   CommitCounts counts() const;
   // Completes all commits that some survivor has completed: returns what they hand out.

@@ -41,6 +41,8 @@ class Executor {
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
   // executor_commit.cc, elastic jobs: hands out what is due, set by set.
   Status commit();
+  // The set is gone: its transactions that are not committed fail.
+  void drop_set(std::uint32_t set);
   // Waits until the device has made the results of these entries.
   Status await_device(const std::vector<EntryPtr>& entries, const Group& group);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "entry/entry_check.h"
 #include "execution/executor.h"
 #include "host/peer_errors.h"
 
@@ -21,11 +22,21 @@ Status Executor::commit() {
     HVDLITE_RETURN_IF_ERROR(
         parts_.backend->barrier(group, patience_of(parts_.config.collective_timeout)));
     for (const EntryPtr& entry : book.complete(set)) {
+      if (entry->request.kind == Kind::kRemoveProcessSet) drop_set(entry->removes);
       buffers_.kept.release(*entry);
       parts_.queue.finish(entry, Status());
     }
   }
   return Status();
+}
+
+void Executor::drop_set(std::uint32_t set) {
+  for (const EntryPtr& entry : parts_.commits->drop(set)) {
+    buffers_.kept.release(*entry);
+    parts_.queue.finish(entry, invalid_call(entry->request,
+                                            "its process set was removed before transaction '" +
+                                                entry->request.transaction + "' was committed"));
+  }
 }
 
 Status Executor::await_device(const std::vector<EntryPtr>& entries, const Group& group) {

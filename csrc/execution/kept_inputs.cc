@@ -1,6 +1,7 @@
 #include "execution/kept_inputs.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -85,14 +86,16 @@ Status KeptInputs::keep_on_device(Entry& entry, std::size_t tensor, CudaDevice& 
 }
 
 KeptInput KeptInputs::take(std::size_t bytes) {
-  const auto fits = [&](const KeptInput& one) {
-    return one.capacity >= bytes && one.capacity / 2 <= bytes;
-  };
-  const auto found = std::find_if(pool_.begin(), pool_.end(), fits);
+  // Powers of two: so the pool never has more of a size than were kept at one time. Pages that no
+  // input reaches cost nothing.
+  const std::size_t capacity = std::bit_ceil(bytes);
+  const auto found = std::find_if(pool_.begin(), pool_.end(), [&](const KeptInput& one) {
+    return one.capacity == capacity;
+  });
   KeptInput taken;
   if (found == pool_.end()) {
-    taken.data.reset(new (std::nothrow) std::byte[bytes]);
-    taken.capacity = bytes;
+    taken.data.reset(new (std::nothrow) std::byte[capacity]);
+    taken.capacity = capacity;
     return taken;
   }
   taken = std::move(*found);

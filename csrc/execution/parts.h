@@ -28,7 +28,7 @@ struct ElasticWorld {
 struct EngineParts {
   EngineParts(std::unique_ptr<Fabric> its_fabric, std::unique_ptr<Backend> its_backend,
               Config its_config, GpuLibraries gpu_libraries, std::unique_ptr<Trace> its_trace,
-              const ElasticWorld* elastic)
+              const ElasticWorld* elastic, int highest_set)
       : rank(its_fabric ? its_fabric->topology.rank : 0),
         size(its_fabric ? its_fabric->topology.size : 1),
         epoch(elastic ? elastic->epoch : 0),
@@ -37,7 +37,7 @@ struct EngineParts {
         fabric(std::move(its_fabric)),
         backend(std::move(its_backend)),
         gpus(*backend, fabric.get(), config, std::move(gpu_libraries)),
-        sets(size) {
+        sets(size, highest_set) {
     backend->trace_to(*trace);
     if (elastic == nullptr) return;
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();

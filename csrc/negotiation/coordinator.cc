@@ -44,12 +44,6 @@ std::optional<std::string> describe_impossible(const Request& request, const Gro
   return std::nullopt;
 }
 
-Response cut() {
-  Response response;
-  response.form = Response::Form::kCut;
-  return response;
-}
-
 std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", which has joined"; }
 
 }  // namespace
@@ -64,7 +58,7 @@ Status left_early(int rank, std::uint64_t collectives, const std::string& missin
 
 void Coordinator::add_set(const Group& group) {
   books_[static_cast<std::uint32_t>(group.id)].group = group;
-  epochs_ = std::max(epochs_, static_cast<std::uint32_t>(group.id));
+  skip_ids(static_cast<std::uint32_t>(group.id));
 }
 
 Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
@@ -211,14 +205,14 @@ Coordinator::TimePoint Coordinator::idle_since(const Book& book, const Tally& ta
   return since;
 }
 
-void Coordinator::fail_stalled(TimePoint since, const std::string& reason) {
+void Coordinator::fail_stalled(TimePoint since, const std::string& reason, int rank) {
   for (auto& [id, book] : books_) {
     for (auto at = book.tallies.begin(); at != book.tallies.end();) {
       if (idle_since(book, at->second) > since) {
         ++at;
         continue;
       }
-      respond_error(at->second, Status(StatusCode::kStalled, reason));
+      respond_error(at->second, Status(StatusCode::kStalled, reason, rank));
       at = book.tallies.erase(at);
       --waiting_;
     }
@@ -271,10 +265,17 @@ Status Coordinator::note_absent(Book& book, const Tally& tally, Response& respon
     }
     book.absent = response.absent;
     book.generation = ++epochs_;
-    if (cuts_at_joins_) responses_.push_back(cut());
+    cut_round();
   }
   response.generation = book.generation;
   return Status();
+}
+
+void Coordinator::cut_round() {
+  if (!cuts_at_changes_) return;
+  Response response;
+  response.form = Response::Form::kCut;
+  responses_.push_back(std::move(response));
 }
 
 void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
@@ -329,7 +330,10 @@ void Coordinator::tune(const Tunables& tunables) {
 }
 
 std::vector<Response> Coordinator::take_responses() {
-  for (const std::uint32_t set : std::exchange(removed_, {})) books_.erase(set);
+  const auto named = removed_.begin() + static_cast<std::ptrdiff_t>(taken_removals_);
+  for (auto set = removed_.begin(); set != named; ++set) books_.erase(*set);
+  removed_.erase(removed_.begin(), named);
+  taken_removals_ = removed_.size();
   return std::exchange(responses_, {});
 }
 

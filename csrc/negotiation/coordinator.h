@@ -10,6 +10,7 @@
 // Rank 0's negotiator owns it, and only the runner calls it. It does no I/O and has no clock.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -59,27 +60,31 @@ class Coordinator {
     std::vector<bool> removing;  // members that remove the set, by position; empty: none does
   };
 
-  // `observer` is borrowed and may be null. With `cuts_at_joins` no round has entries from before
-  // and after a change of the ranks that have joined: an elastic job commits in between.
+  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has entries from before
+  // and after ranks join, or from before and after a process set goes: an elastic job commits in
+  // between, while the members are still those who made the results.
   Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
-              bool cuts_at_joins = false)
+              bool cuts_at_changes = false)
       : size_(size),
         observer_(observer),
-        cuts_at_joins_(cuts_at_joins),
+        cuts_at_changes_(cuts_at_changes),
         cache_(cache_capacity),
         activity_(size),
         left_(size),
         joined_(size) {}
 
   void add_set(const Group& group);
+  // New process sets get ids above this one.
+  void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
   // A rank wants a collective. kInternal when it is not a member of the set, asks twice, has
   // joined, or wants what no rank lets its callers ask for.
   Status submit(int rank, const Request& request, TimePoint now);
   Status submit_cached(int rank, std::uint32_t id, TimePoint now);
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
   void leave(int rank, std::uint64_t collectives);
-  // Fails every member of every tally that has waited since before `since` (stall_shutdown).
-  void fail_stalled(TimePoint since, const std::string& reason);
+  // Fails every member of every tally that has waited since before `since` (stall_shutdown). `rank`
+  // is one that is waited for.
+  void fail_stalled(TimePoint since, const std::string& reason, int rank);
 
   // A change of the process sets cannot go on: all ranks that made it get this error, later ones
   // too.
@@ -114,6 +119,7 @@ class Coordinator {
   // Names the absent ranks in the response. kInternal when generations have run out.
   Status note_absent(Book& book, const Tally& tally, Response& response);
   void respond_error(const Tally& tally, Status error);
+  void cut_round();  // where this world cuts at changes
   // Answers the tally with an error if it waits for a rank that has left. True: it did.
   bool fail_if_left(const Book& book, const Tally& tally);
 
@@ -134,7 +140,7 @@ class Coordinator {
 
   const int size_;
   const NegotiationObserver* const observer_;
-  const bool cuts_at_joins_;
+  const bool cuts_at_changes_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank
@@ -146,6 +152,7 @@ class Coordinator {
   std::size_t waiting_ = 0;                               // tallies in all books
   std::uint64_t tallied_ = 0;                             // tallies so far
   std::vector<std::uint32_t> removed_;                    // sets whose books go next
+  std::size_t taken_removals_ = 0;                        // of these, by take_responses()
   std::unordered_map<std::string, FailedChange> failed_;  // by name
 };
 

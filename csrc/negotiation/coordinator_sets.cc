@@ -69,6 +69,7 @@ void Coordinator::respond_change(Tally tally) {
     set = static_cast<std::uint32_t>(find_book(tally.request.ranks)->group.id);
     cache_.forget(set);
     removed_.push_back(set);
+    cut_round();
   }
   response.set_id = static_cast<int>(set);
   response.request = std::move(tally.request);

@@ -1,12 +1,13 @@
 #include "negotiation/process_set.h"
 
+#include <algorithm>
 #include <bitset>
 #include <numeric>
 #include <utility>
 
 namespace hvdlite {
 
-ProcessSets::ProcessSets(int world_size) {
+ProcessSets::ProcessSets(int world_size, int highest) : highest_(highest) {
   std::vector<int> ranks(world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   add(0, std::move(ranks));
@@ -29,6 +30,7 @@ std::vector<GroupPtr> ProcessSets::others() const {
 
 void ProcessSets::add(int id, std::vector<int> ranks) {
   MutexLock lock(mutex_);
+  highest_ = std::max(highest_, id);
   std::bitset<kLaneCount> taken;
   for (const auto& [other, group] : groups_) taken.set(static_cast<std::size_t>(group->lane));
   int lane = 0;
@@ -40,6 +42,11 @@ void ProcessSets::add(int id, std::vector<int> ranks) {
 void ProcessSets::remove(int id) {
   MutexLock lock(mutex_);
   groups_.erase(static_cast<std::uint32_t>(id));
+}
+
+int ProcessSets::highest() const {
+  MutexLock lock(mutex_);
+  return highest_;
 }
 
 std::string describe(const Group& group) {

@@ -24,16 +24,20 @@ using GroupPtr = std::shared_ptr<const Group>;
 
 class ProcessSets {
  public:
-  explicit ProcessSets(int world_size);
+  // `highest`: of the ids that former worlds of the job have used.
+  explicit ProcessSets(int world_size, int highest = 0);
   GroupPtr get(std::uint32_t id) const;  // nullptr: there is not one of this id
   // All but that of all ranks, by ascending id.
   std::vector<GroupPtr> others() const;
   // `ranks` ascend; the coordinator has seen to it that there is a lane.
   void add(int id, std::vector<int> ranks);
   void remove(int id);
+  // The highest id that was used so far.
+  int highest() const;
 
  private:
   mutable Mutex mutex_;
+  int highest_ HVDLITE_GUARDED_BY(mutex_);
   std::map<std::uint32_t, GroupPtr> groups_ HVDLITE_GUARDED_BY(mutex_);
 };
 

@@ -76,6 +76,7 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
   std::vector<std::string> warnings;
   std::size_t hidden = 0;
   std::string fatal;
+  int accused = -1;
   for (auto& [id, book] : coordinator_.books()) {
     for (auto& [name, tally] : book.tallies) {
       const Coordinator::TimePoint since = coordinator_.idle_since(book, tally);
@@ -83,6 +84,7 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
         fatal = describe_stall(book, tally, now) + "; stall_shutdown is " +
                 text_of_seconds(shutdown_) +
                 ": set HVDLITE_STALL_SHUTDOWN to wait longer, or to 0 to wait for ever";
+        accused = coordinator_.missing_ranks(book, tally).front();
       }
       const double silence = std::max(warning_, seconds_between(since, tally.warned));
       const auto last = std::max(tally.warned, since);
@@ -97,7 +99,7 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
   }
   if (hidden > 0) warnings.push_back("... and " + std::to_string(hidden) + " more tensors wait");
   if (!fatal.empty()) {
-    coordinator_.fail_stalled(now - patience_of(shutdown_), fatal);
+    coordinator_.fail_stalled(now - patience_of(shutdown_), fatal, accused);
   }
   return warnings;
 }

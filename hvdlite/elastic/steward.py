@@ -193,7 +193,7 @@ class Steward:
     def _run(self) -> None:
         handle: dict[str, Callable[[Message], None]] = {
             "lost": self._on_lost,
-            "at boundary": lambda _: self._ready_at_boundary(),
+            "at boundary": self._on_boundary,
             "gather": self._on_gather,
             "epoch": self._on_epoch,
             "continue": self._on_continue,
@@ -213,10 +213,13 @@ class Steward:
         except BootstrapError as error:  # The registrar is out of reach: the job is over.
             self._on_refused({"reason": str(error)})
 
+    def _on_boundary(self, _: Message) -> None:
+        if self._boundary is not None:  # A GATHER may have been answered, and decided upon, before.
+            self._ready_at_boundary()
+
     def _on_lost(self, _: Message) -> None:
         # The end of a former world may have been told by a GATHER before, and this one lives.
-        ended = bool(self.lobby.report([])["reason"])
-        if ended and not self._parked and self._boundary is None:
+        if self.lobby.report([])["reason"] and not self._parked:
             self._parked = True
             self._ready("lost")
 
@@ -308,15 +311,20 @@ class Steward:
             self._attempt = None
 
     def _await_go(self, epoch: int) -> list[Any]:
-        while True:
-            message = self._inbox.take()
-            assert message is not None
-            if message["kind"] == "go" and message["epoch"] == epoch:
-                clocks: list[Any] = message["clocks"]
-                return clocks
-            if message["kind"] in ("gather", "refused", "end"):
+        others: list[Message] = []
+        try:
+            while True:
+                message = self._inbox.take()
+                assert message is not None
+                if message["kind"] == "go" and message["epoch"] == epoch:
+                    clocks: list[Any] = message["clocks"]
+                    return clocks
+                others.append(message)
+                if message["kind"] in ("gather", "refused", "end"):
+                    raise GivenUpError("another member was lost while this world was formed")
+        finally:
+            for message in reversed(others):
                 self._inbox.put_back(message)
-                raise GivenUpError("another member was lost while this world was formed")
 
     def _adopt(self, message: Message, members: list[int], connection: Connection) -> None:
         """Go on in the world that has been formed."""

@@ -113,8 +113,8 @@ class Agent(JobLoop[Worker]):
     silence = SILENCE
     period = _TICK_SECONDS
 
-    def __init__(self, link: Link, job_id: bytes) -> None:
-        super().__init__(job_id)
+    def __init__(self, link: Link, job_id: bytes, mark: str | None = None) -> None:
+        super().__init__(job_id, mark)
         self._link = link
         self._forwarder = _Forwarder(self, link)
         self._oom_kills = oom_kills()

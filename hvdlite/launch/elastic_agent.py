@@ -7,6 +7,7 @@ the agent means that this host is taken away; the launcher then lets its workers
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,9 @@ from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.remote.messages import Frame, Kind, data_frame, frame
 
+# An agent may end while others go on, maybe on the same machine under another name. So it ends its
+# own workers alone, which have this variable.
+_MARK = "HVDLITE_AGENT_ID"
 _PATIENCE = 1.0  # seconds after the heartbeat until a silent launcher counts as gone
 _CANNOT_START = 126  # status of a worker that could not be started, as a shell's
 
@@ -42,12 +46,13 @@ class ElasticAgent(Agent):
             environment: the variables that all workers here share.
             inbox: receives signals to the agent; borrowed.
         """
-        super().__init__(link, bytes.fromhex(part["job_id"]))
+        own = secrets.token_hex(16)
+        super().__init__(link, bytes.fromhex(part["job_id"]), f"{_MARK}={own}")
         heartbeat = float(part["heartbeat"])
-        self.silence = heartbeat + _PATIENCE
+        self._heartbeat = heartbeat
         self.period = heartbeat / 4
         self._part = part
-        self._environment = environment
+        self._environment = {**environment, _MARK: own}
         self._inbox = inbox
         self._stopped = StoppedWatch(heartbeat)
         self._alive_at = 0.0
@@ -91,7 +96,9 @@ class ElasticAgent(Agent):
 
     def _obey(self) -> None:
         for command in self._link.receive():
-            if command.kind == Kind.LAUNCH:
+            if command.kind == Kind.ALIVE:  # Before the first one the launcher waits for others.
+                self.silence = self._heartbeat + _PATIENCE
+            elif command.kind == Kind.LAUNCH:
                 self._launch(command)
             elif command.kind == Kind.SIGNAL:
                 number = int(command.data())

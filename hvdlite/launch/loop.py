@@ -16,7 +16,12 @@ from typing import Generic, Protocol, TypeVar
 
 from hvdlite.launch.output.streams import StreamReader
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import job_processes, signal_job, signal_worker
+from hvdlite.launch.process.guardian import (
+    job_mark,
+    processes_with,
+    signal_processes,
+    signal_worker,
+)
 from hvdlite.launch.process.local import Guardian
 
 GRACE = 1.5  # seconds from SIGTERM to SIGKILL, unless the user chose a grace
@@ -88,10 +93,18 @@ class Stop:
 class JobLoop(Generic[AnyWorker]):
     """Runs one host's part of a job from its first rank to its last. Used by one thread."""
 
-    def __init__(self, job_id: bytes) -> None:
+    def __init__(self, job_id: bytes, mark: str | None = None) -> None:
+        """Make a loop without ranks.
+
+        Args:
+            job_id: the public number of the job, 16 bytes.
+            mark: a variable, "NAME=value", that all processes have that this loop may end; by
+                default the job id.
+        """
         self._job_id = job_id.hex()
+        self._mark = mark or job_mark(self._job_id)
         self.selector = selectors.DefaultSelector()
-        self._guardian = Guardian(job_id)
+        self._guardian = Guardian(self._mark)
         self._workers: list[AnyWorker] = []
         self._stop: Stop | None = None
         self._release_at: list[tuple[float, AnyWorker]] = []
@@ -240,9 +253,9 @@ class JobLoop(Generic[AnyWorker]):
             worker.signal_group(number)
 
     def _kill(self) -> None:
-        """Kill every rank's group, and all processes with this job's id in the environment."""
+        """Kill every rank's group, and all processes with the mark in the environment."""
         self._signal(signal.SIGKILL)
-        signal_job(self._job_id, signal.SIGKILL)
+        signal_processes(processes_with(self._mark), signal.SIGKILL)
 
     def _clear_leftovers(self) -> None:
         """Let the ranks' children end by themselves for a moment, then end them.
@@ -257,8 +270,8 @@ class JobLoop(Generic[AnyWorker]):
         while self._something_left() and not self._stop.killed:
             if self._stop.terminated and not signalled:
                 signalled = True
-                signal_job(self._job_id, signal.SIGTERM)
+                signal_processes(processes_with(self._mark), signal.SIGTERM)
             self._turn(longest=_POLL)
 
     def _something_left(self) -> bool:
-        return any(worker.lingers for worker in self._workers) or bool(job_processes(self._job_id))
+        return any(worker.lingers for worker in self._workers) or bool(processes_with(self._mark))

@@ -5,74 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import hvdlite
 from hvdlite.launch.elastic.stopped import process_state
-from launch.marked import MarkedJob, python
-
-DRIVER = (str(Path(__file__).with_name("elastic_driver.py")),)
-# What every worker begins with: its number, and a function that waits for a file beside the log.
-PRELUDE = """
-import os, signal, sys, time
-from pathlib import Path
-worker, folder = int(os.environ["HVDLITE_WORKER"]), Path(os.environ["TEST_LOG"]).parent
-def wait_for(name):
-    while not (folder / name).exists():
-        time.sleep(0.02)
-def say(*words):
-    print(*words, flush=True)
-say("ready", os.getpid())
-"""
-
-
-class ElasticJob(MarkedJob):
-    """An elastic job whose workers run `code` after the prelude; `folder` has its files."""
-
-    def __init__(self, folder: Path, np: int, code: str, *flags: str, **env: str) -> None:
-        self.folder = folder
-        self.log = folder / "log"
-        env = {"TEST_LOG": str(self.log), "OMP_NUM_THREADS": "1", **env}
-        super().__init__(np, *flags, *python(PRELUDE + code), program=DRIVER, env=env)
-        self.lines: list[str] = []
-
-    def read_until(self, words: str) -> str:
-        """Read stdout up to the line that has these words."""
-        assert self.process.stdout is not None
-        for line in iter(self.process.stdout.readline, b""):
-            self.lines.append(line.decode())
-            if words in self.lines[-1]:
-                return self.lines[-1]
-        raise AssertionError(f"{words!r} never came: {self.lines} {self.process.stderr!r}")
-
-    def pid(self, worker: int) -> int:
-        """Return the process id that a worker printed, and read up to it."""
-        line = next((one for one in self.lines if one.startswith(f"[{worker}] ready")), None)
-        return int((line or self.read_until(f"[{worker}] ready")).split()[-1])
-
-    def make(self, name: str) -> None:
-        """Make a file for which workers wait."""
-        (self.folder / name).touch()
-
-    def noted(self, words: str) -> str:
-        """Wait until the registrar was told something that begins so, and return it."""
-        return until(lambda: next((x for x in self.told() if x.startswith(words)), None))
-
-    def told(self) -> list[str]:
-        """List what the registrar was told."""
-        return self.log.read_text().splitlines() if self.log.exists() else []
-
-
-def until(check: Callable[[], object]) -> str:
-    """Wait at most 20 s until a check gives something, and return it."""
-    deadline = time.monotonic() + 20
-    while not (found := check()):
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.02)
-    return str(found)
+from launch import elastic_driver
+from launch.elastic_jobs import ElasticJob, until
 
 
 def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> None:
@@ -310,6 +250,46 @@ def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
         job.pid(2)
         job.signal(signal.SIGKILL)
         assert job.seconds_until_gone() < 8
+
+
+def test_run_returns_the_results_of_the_last_epochs_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_driver.job, "Registrar", elastic_driver.FakeRegistrar)
+    monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
+    folder = str(tmp_path)
+
+    def number() -> int:
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        worker = int(os.environ["HVDLITE_WORKER"])
+        if worker == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if worker == 2:
+            (Path(folder) / "joined").touch()
+        while not (Path(folder) / "joined").exists():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        return worker * 10
+
+    assert hvdlite.run(number, np=2, min_np=1) == [10, 20]
+
+
+def test_run_raises_the_failure_that_ended_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_driver.job, "Registrar", elastic_driver.FakeRegistrar)
+    monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("TEST_EVENTS", "[]")
+
+    def fail() -> None:
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError, match="boom"):
+        hvdlite.run(fail, np=2, min_np=1)
 
 
 def zombies_of(parent: int) -> list[int]:

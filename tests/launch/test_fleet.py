@@ -97,6 +97,23 @@ def test_host_of_three_deaths_in_a_minute_is_away_and_longer_each_time() -> None
     assert len(fleet.due(55.0)) == 3
 
 
+def test_loss_of_a_host_that_is_away_does_not_count_twice() -> None:
+    fleet = fleet_of({"a": 3, "b": 1}, ranks=4, max_np=4)
+    fleet.lost("a", 10.0)
+    for worker in (0, 1, 2):
+        die(fleet, worker, 10.0)
+    assert len(fleet.due(20.0)) == 3
+
+
+def test_host_that_cannot_be_reached_gets_nothing() -> None:
+    fleet = fleet_of({"a": 1, "b": 2}, ranks=2)
+    fleet.reach("b", False)
+    assert fleet.due(1.0) == [] and fleet.wanted == {"a": 0.0, "b": 0.0}
+    fleet.reach("b", True)
+    assert where(fleet.due(1.0)) == [(2, "b", 1)]
+    assert fleet.used == {"a", "b"}
+
+
 def test_only_host_is_never_away() -> None:
     fleet = fleet_of({"a": 3}, ranks=3)
     for worker in (0, 1, 2):

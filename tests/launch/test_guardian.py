@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvdlite.launch.process.guardian import job_mark
 from hvdlite.launch.process.local import Guardian
 
 
@@ -25,7 +26,7 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_forgotten_group_is_not_signalled_and_the_others_are(
     sleepers: list[subprocess.Popen[bytes]],
 ) -> None:
-    guardian = Guardian(secrets.token_bytes(16))
+    guardian = Guardian(job_mark(secrets.token_hex(16)))
     for process in sleepers:
         guardian.watch(process.pid)
     guardian.forget(sleepers[1].pid)
@@ -38,7 +39,7 @@ def test_forgotten_group_is_not_signalled_and_the_others_are(
 
 
 def test_dismissed_guardian_signals_nothing(sleepers: list[subprocess.Popen[bytes]]) -> None:
-    guardian = Guardian(secrets.token_bytes(16))
+    guardian = Guardian(job_mark(secrets.token_hex(16)))
     guardian.watch(sleepers[0].pid)
     guardian.dismiss()
     assert sleepers[0].poll() is None

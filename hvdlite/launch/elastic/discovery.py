@@ -14,12 +14,12 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hvdlite.launch.hosts import Host, HostsError, read_host
+from hvdlite.launch.hosts import Host, HostsError, is_here, read_host
 from hvdlite.launch.output.report import last_lines
 from hvdlite.launch.remote.ssh import SshOptions, ssh_command
 
@@ -168,6 +168,10 @@ class Discovery:
     """Asks a provider again and again on its own thread; a context manager.
 
     The owner's thread calls the methods, and reads `take` when `fd` is readable.
+
+    Attributes:
+        first: the slots by host of the first answer.
+        last: those of the last answer.
     """
 
     def __init__(self, provider: HostProvider, period: float = PERIOD) -> None:
@@ -176,9 +180,10 @@ class Discovery:
         Raises:
             DiscoveryError: the provider fails.
         """
-        self.first = dict(provider.hosts())
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._here: dict[str, bool] = {}
         self._provider = provider
+        self.first = self.last = self._hosts()
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._period = period
         self._lock = threading.Lock()
         self._news: list[News] = []
@@ -209,7 +214,7 @@ class Discovery:
     def _run(self) -> None:
         last: News = News(self.first)
         while not self._ending.wait(self._period):
-            news = self._ask(lambda: dict(self._provider.hosts()))
+            news = self._ask()
             hosts_changed = news.hosts is not None and (
                 news.hosts != last.hosts or list(news.hosts) != list(last.hosts or ())
             )
@@ -217,10 +222,22 @@ class Discovery:
                 self._tell(news)
             last = News(last.hosts if news.hosts is None else news.hosts, news.warning)
 
-    @staticmethod
-    def _ask(hosts: Callable[[], Mapping[str, int]]) -> News:
+    def here(self, name: str) -> bool:
+        """Return whether a host that was listed is this machine."""
+        return self._here[name]
+
+    def _hosts(self) -> dict[str, int]:
+        """Ask the provider, and find out which hosts are this machine, which may take a while."""
+        hosts = dict(self._provider.hosts())
+        for name in hosts:
+            if name not in self._here:
+                self._here[name] = is_here(name)
+        return hosts
+
+    def _ask(self) -> News:
         try:
-            return News(hosts())
+            self.last = self._hosts()
+            return News(self.last)
         except Exception as error:  # A provider of the user may raise anything.
             return News(None, str(error) or type(error).__name__)
 

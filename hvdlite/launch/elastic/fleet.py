@@ -69,6 +69,7 @@ class _Slot:
 class _Host:
     slots: int = 0  # how many the provider gives; 0 for a host that it does not list
     drained: bool = False
+    reachable: bool = True
     died_at: deque[float] = field(default_factory=lambda: deque(maxlen=_DEATHS))
     times_away: int = 0
     away_until: float = 0.0
@@ -145,6 +146,25 @@ class Fleet:
         if worker in self._running:
             self._running[worker].leaving = True
 
+    def reach(self, host: str, reachable: bool) -> None:
+        """Note whether workers can be started on a listed host now."""
+        if host in self._hosts:
+            self._hosts[host].reachable = reachable
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """The hosts that may have workers, and from when on: 0 for those that are not away."""
+        return {
+            name: host.away_until
+            for name, host in self._hosts.items()
+            if host.slots and not host.drained
+        }
+
+    @property
+    def used(self) -> set[str]:
+        """The hosts on which workers run."""
+        return {one.host for one in self._running.values()}
+
     def entered(self) -> None:
         """Note that the workers can take joiners now."""
         self._entered = True
@@ -190,10 +210,10 @@ class Fleet:
             self._put_away(host, now)
 
     def _put_away(self, name: str, now: float) -> None:
-        others = [one for one in self._usable(now) if one != name]
-        if not others:
-            return
         host = self._hosts[name]
+        others = [one for one in self._usable(now) if one != name]
+        if not others or host.away_until > now:
+            return
         shortest, longest = self._cooldown
         if now - host.away_until > longest:
             host.times_away = 0
@@ -206,7 +226,7 @@ class Fleet:
         return [
             name
             for name, host in self._hosts.items()
-            if host.slots and not host.drained and host.away_until <= now
+            if host.slots and host.reachable and not host.drained and host.away_until <= now
         ]
 
     def due(self, now: float) -> list[Start]:

@@ -11,26 +11,40 @@ import select
 import shlex
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from hvdlite.bootstrap.address import interface_address
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
+from hvdlite.launch.elastic.agents import AgentHost, Agents, AgentWorker
 from hvdlite.launch.elastic.discovery import Discovery, HostProvider, ScriptHosts, StaticHosts
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.elastic.supervisor import ElasticSupervisor, Timing
-from hvdlite.launch.hosts import Host, is_here, spread
+from hvdlite.launch.hosts import Host, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
+from hvdlite.launch.process.local import (
+    Worker,
+    job_environment,
+    output_files,
+    start_worker,
+    thread_caps,
+)
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.remote.meeting import meeting_address, route_to
 from hvdlite.launch.remote.remote import LaunchError
+from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
 
+_ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
 
 
@@ -80,12 +94,15 @@ class ElasticRun:
             elastic.timeout,
             elastic.cooldown,
         )
-        with Discovery(OwnHost(self._provider)) as discovery:
-            first = self._first_workers(fleet, discovery)
-            self._threads = self._choose_threads(discovery.first, len(first))
-            registrar = Registrar.start(self._job, self._limits(len(first)))
+        agents = Agents(self._provider.agent_command, what.ssh, elastic.heartbeat, self._inbox.fd)
+        with Discovery(self._provider) as discovery, agents:
+            first = self._first_workers(fleet, discovery, agents)
+            address = self._address(agents)
+            registrar = Registrar.start(self._job, self._limits(len(first)), address)
             try:
-                return self._supervise(fleet, discovery, registrar, first)
+                self._threads = self._choose_threads(discovery)
+                agents.begin(partial(self._part, registrar.address, discovery), what.stdin)
+                return self._supervise(fleet, discovery, agents, registrar, first)
             finally:
                 registrar.close()
 
@@ -110,9 +127,9 @@ class ElasticRun:
             return _START_TIMEOUT  # The workers refuse it, and name the variable.
         return 0.0 if is_never(seconds) else seconds
 
-    def _first_workers(self, fleet: Fleet, discovery: Discovery) -> list[Start]:
-        """Wait until there are slots for the first workers."""
-        fleet.offer(discovery.first, time.monotonic())
+    def _first_workers(self, fleet: Fleet, discovery: Discovery, agents: Agents) -> list[Start]:
+        """Wait until there are slots for the first workers, and all their hosts have answered."""
+        self._offer(fleet, discovery, agents, discovery.first)
         waits = False
         while not (first := fleet.due(time.monotonic())):
             if not waits:
@@ -131,21 +148,69 @@ class ElasticRun:
                 if news.warning:
                     self._console.say(f"{news.warning}; the hosts stay as they were")
                 if news.hosts is not None:
-                    fleet.offer(news.hosts, time.monotonic())
+                    self._offer(fleet, discovery, agents, news.hosts)
         return first
 
-    def _choose_threads(self, hosts: dict[str, int], first: int) -> int:
-        """Choose the number of threads of each worker: a share of the cores for each slot."""
-        most = self._elastic.max_np or sum(hosts.values())
-        slots = max(first, min(sum(hosts.values()), most))
+    def _offer(
+        self, fleet: Fleet, discovery: Discovery, agents: Agents, hosts: Mapping[str, int]
+    ) -> None:
+        others = [name for name in hosts if not discovery.here(name) and name not in agents.hosts]
+        agents.greet(others)
+        fleet.offer(hosts, time.monotonic())
+
+    def _address(self, agents: Agents) -> str | None:
+        """Choose where the registrar listens; None for a Unix socket, if no other host can come."""
+        interfaces = self._what.interfaces
+        if agents.hosts:
+            return meeting_address(list(agents.hosts.values()), interfaces)
+        if self._elastic.script is None:
+            return None
+        if interfaces:
+            return f"{interface_address(interfaces)}:0"
+        try:
+            return f"{route_to(_ANYWHERE)}:0"
+        except OSError:
+            return None  # There is no network.
+
+    def _part(self, address: str, discovery: Discovery, host: AgentHost) -> dict[str, Any]:
+        """Build another host's part of the job.
+
+        Raises:
+            LaunchError: the host cannot reach the registrar, which listens on a Unix socket.
+        """
+        if address.startswith("unix:"):
+            raise LaunchError(
+                "the job began without a network; --network-interfaces names one for later hosts"
+            )
+        what = self._what
+        threads = threads_per_rank(int(host.hello["cores"]), discovery.last.get(host.name, 1))
+        return {
+            "job_id": self._job.job_id.hex(),
+            "folder": str(Path.cwd()),
+            "command": list(what.command),
+            "environment": what.shared_environment(threads),
+            "compat": what.compat,
+            "heartbeat": self._elastic.heartbeat,
+            "address": address,
+        }
+
+    def _choose_threads(self, discovery: Discovery) -> int:
+        """Choose the number of threads of each worker here: a share of the cores for each slot."""
+        here = sum(slots for name, slots in discovery.last.items() if discovery.here(name))
+        slots = max(1, min(here, self._elastic.max_np or here))
         threads = threads_per_rank(available_cores(), slots)
-        if thread_caps(self._what.environment, 1):
+        if here and thread_caps(self._what.environment, 1):
             text = threads_text(threads, available_cores(), slots)
             self._console.say(f"{text}; set OMP_NUM_THREADS to choose")
         return threads
 
     def _supervise(
-        self, fleet: Fleet, discovery: Discovery, registrar: Registrar, first: Sequence[Start]
+        self,
+        fleet: Fleet,
+        discovery: Discovery,
+        agents: Agents,
+        registrar: Registrar,
+        first: Sequence[Start],
     ) -> Outcome:
         what, elastic = self._what, self._elastic
         supervisor = ElasticSupervisor(
@@ -155,85 +220,72 @@ class ElasticRun:
             fleet,
             registrar,
             discovery,
+            agents,
             Timing(elastic.heartbeat, elastic.drain_timeout, what.grace),
             elastic.least(what.ranks),
             timestamps=what.timestamps,
             reports=what.stdin is None,  # `hvdlite.run` raises instead.
         )
+        agents.attach(supervisor)
+
+        def start_one(start: Start) -> None:
+            if discovery.here(start.host):
+                worker: AnyRank = self._start_here(registrar.address, start)
+            else:
+                worker = self._start_there(registrar.address, agents.hosts[start.host], start)
+            self._show(supervisor, worker, start)
+
         try:
-            supervisor.run_workers(
-                first, lambda start: self._start(supervisor, registrar.address, start)
-            )
+            supervisor.run_workers(first, start_one)
         finally:
             self._timeline.merge(self._console)
         status = supervisor.conclude()
         return Outcome(status, supervisor.root, supervisor.results, supervisor.members)
 
-    def _start(self, supervisor: ElasticSupervisor, rendezvous: str, start: Start) -> None:
-        """Start one worker on this host."""
+    def _own(self, rendezvous: str, start: Start, host: str) -> dict[str, str]:
+        return {
+            **job_environment(start.placement, self._job, rendezvous),
+            **elastic_environment(start, self._elastic.heartbeat, host),
+        }
+
+    def _start_here(self, rendezvous: str, start: Start) -> Worker:
         what = self._what
-        files = None
-        if what.output_folder is not None:
-            files = output_files(what.output_folder, start.worker)
         environment = {
             **what.shared_environment(self._threads),
-            **job_environment(start.placement, self._job, rendezvous),
-            **elastic_environment(start, self._elastic.heartbeat),
+            **self._own(rendezvous, start, socket.gethostname()),
             **self._timeline.environment,
         }
         if what.compat:
             environment = on_path(environment)
-        worker = start_worker(
+        return start_worker(
             start.placement, what.command, environment, stdin=what.stdin, number=start.worker
         )
-        supervisor.add(worker, files)
+
+    def _start_there(self, rendezvous: str, host: AgentHost, start: Start) -> AgentWorker:
+        own = self._own(rendezvous, start, start.host)
+        return host.launch(start, own, self._what.stdin is not None)
+
+    def _show(self, supervisor: ElasticSupervisor, worker: AnyRank, start: Start) -> None:
+        """Watch a worker and show its output."""
+        what = self._what
+        folder = what.output_folder
+        supervisor.add(worker, None if folder is None else output_files(folder, start.worker))
         if what.verbose:
             joins = ", to join" if start.joiner else ""
-            self._console.say(
-                f"worker {start.worker}: pid {worker.pid}{joins}: {shlex.join(what.command)}"
-            )
+            where = f"pid {worker.pid}" if worker.pid else f"on {worker.host}"
+            self._console.say(f"worker {start.worker}: {where}{joins}: {shlex.join(what.command)}")
 
 
-def elastic_environment(start: Start, heartbeat: float) -> dict[str, str]:
-    """Build the variables that tell a worker of this host that its job is elastic."""
-    name = socket.gethostname()
+def elastic_environment(start: Start, heartbeat: float, host: str) -> dict[str, str]:
+    """Build the variables that tell a worker that its job is elastic, and the name of its host."""
     environment = {
         "HVDLITE_ELASTIC": "1",
         "HOROVOD_ELASTIC": "1",
         "HVDLITE_WORKER": str(start.worker),
         "HVDLITE_ELASTIC_HEARTBEAT": f"{heartbeat:g}",
-        "HVDLITE_HOSTNAME": name,
-        "HOROVOD_HOSTNAME": name,
+        "HVDLITE_HOSTNAME": host,
+        "HOROVOD_HOSTNAME": host,
     }
     if start.joiner:
         environment["HVDLITE_JOINER"] = "1"
     return environment
-
-
-class OwnHost:
-    """A provider that passes on the hosts of another one, as long as they are this machine."""
-
-    def __init__(self, provider: HostProvider) -> None:
-        """Wrap a provider."""
-        self._provider = provider
-        self._here: set[str] = set()
-
-    def hosts(self) -> dict[str, int]:
-        """Return the slots of this machine.
-
-        Raises:
-            DiscoveryError: the hosts are not known now.
-            LaunchError: another host is among them.
-        """
-        hosts = dict(self._provider.hosts())
-        for name in hosts:
-            if name not in self._here and not is_here(name):
-                raise LaunchError(
-                    f"elastic jobs run on this host alone so far, and {name} is another one"
-                )
-            self._here.add(name)
-        return hosts
-
-    def agent_command(self, host: str) -> list[str]:
-        """Return the command of the provider."""
-        return self._provider.agent_command(host)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,6 +24,7 @@ from hvdlite.launch.elastic.actions import (
     Refused,
     Warn,
 )
+from hvdlite.launch.elastic.agents import Agents
 from hvdlite.launch.elastic.discovery import Discovery
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
@@ -67,6 +68,7 @@ class ElasticSupervisor(Supervisor):
         fleet: Fleet,
         registrar: Registrar,
         discovery: Discovery,
+        agents: Agents,
         timing: Timing,
         min_np: int,
         timestamps: bool = False,
@@ -81,6 +83,7 @@ class ElasticSupervisor(Supervisor):
             fleet: says which worker to start next.
             registrar: decides who belongs to which epoch.
             discovery: says which hosts there are.
+            agents: start workers on other hosts.
             timing: the user's times.
             min_np: the fewest workers with which the job starts.
             timestamps: whether the time stands before each line.
@@ -90,6 +93,7 @@ class ElasticSupervisor(Supervisor):
         self._fleet = fleet
         self._registrar = registrar
         self._discovery = discovery
+        self._agents = agents
         self._timing = timing
         self._min_np = min_np
         self._starter: Callable[[Start], None] = lambda start: None
@@ -139,7 +143,12 @@ class ElasticSupervisor(Supervisor):
 
     def tick(self, now: float) -> float | None:
         """Do what is due: start, evict, kill and reap workers; end a job that has too few slots."""
-        times = [super().tick(now), self.release_due(now)]
+        others = self._other_hosts()
+        times = [
+            super().tick(now),
+            self.release_due(now),
+            self._agents.tick(now, others, self._fleet.used),
+        ]
         if self._stop is None:
             self._start_due(now)
             self._kill_late(now)
@@ -296,7 +305,42 @@ class ElasticSupervisor(Supervisor):
             if news.warning:
                 self._console.say(f"{news.warning}; the hosts stay as they were")
             if news.hosts is not None:
-                self._drain(self._fleet.offer(news.hosts, now), "its host is not listed any more")
+                leaving = self._fleet.offer(news.hosts, now)
+                for name in self._other_hosts():
+                    self._fleet.reach(name, self._agents.serves(name))
+                self._drain(leaving, "its host is not listed any more")
+
+    def _other_hosts(self) -> dict[str, float]:
+        """Return the other hosts that may have workers, and from when on; none at the end."""
+        if self._over or self._stop is not None:
+            return {}
+        wanted = self._fleet.wanted.items()
+        return {name: when for name, when in wanted if not self._discovery.here(name)}
+
+    def off(self, fd: int) -> None:
+        """Stop watching a descriptor."""
+        self.selector.unregister(fd)
+
+    def host_ready(self, name: str) -> None:
+        """Note that workers can be started on a host."""
+        self._fleet.reach(name, True)
+
+    def host_lost(self, name: str, why: str) -> None:
+        """Put a host away whose connection is lost; its workers' ends come one by one."""
+        self._fleet.reach(name, False)
+        if why and not (self._over or self._stop is not None):
+            self._console.say(f"host {name} takes no part now: {why}")
+            self._fleet.lost(name, time.monotonic())
+
+    def host_drains(self, name: str) -> None:
+        """Have the workers of a host leave, because its agent got SIGTERM."""
+        self._console.say(f"host {name} is taken away (SIGTERM to its agent)")
+        self._drain(self._fleet.drain(name), "its host is taken away")
+
+    def worker_stopped(self, worker: int) -> None:
+        """Evict a worker on another host that has been stopped for the heartbeat."""
+        if self._runs(worker):
+            self._evict_stopped(worker)
 
     def _drain(self, workers: Iterable[int], why: str) -> None:
         for number in workers:
@@ -308,11 +352,6 @@ class ElasticSupervisor(Supervisor):
     def root(self) -> Failure | None:
         """The failure that the others followed from, if the job failed."""
         return super().root if self._lost else None
-
-    @property
-    def results_in_order(self) -> tuple[Mapping[int, bytes], tuple[int, ...]]:
-        """The results by worker, and the workers of the last epoch in rank order."""
-        return self.results, self._members
 
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""

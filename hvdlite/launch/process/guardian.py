@@ -2,12 +2,13 @@
 
 The launcher starts one guardian for each job, by path as `python -I -S guardian.py`. The guardian
 has a session of its own, so that a signal to the launcher's process group does not reach it. Its
-stdin is a pipe from the launcher, with a line for the job id, and then a line for the process group
-of every rank that starts. The line "-N" takes group N back: the launcher writes it before it reaps
-the rank, because the number may belong to a foreign process afterwards. The line "end" means that
-the launcher has cleaned up. An end of file without it means that the launcher died. Then the
-guardian kills the groups, and every other process with the job id in its environment (such as a
-rank's child with a session of its own).
+stdin is a pipe from the launcher. The first line is the *mark*, a variable "NAME=value" that all
+processes here have: the job id, or one of this agent in an elastic job. Then comes a line for the
+process group of every rank that starts. The line "-N" takes group N back: the launcher writes it
+before it reaps the rank, because the number may belong to a foreign process afterwards. The line
+"end" means that the launcher has cleaned up. An end of file without it means that the launcher
+died. Then the guardian kills the groups, and every other process with the mark in its environment
+(such as a rank's child with a session of its own).
 """
 
 from __future__ import annotations
@@ -41,19 +42,14 @@ def processes_with(*variables: str) -> list[int]:
     return found
 
 
-def job_processes(job_id: str) -> list[int]:
-    """List the live processes of a job, whatever group or session they are in."""
-    return processes_with(f"HVDLITE_JOB_ID={job_id}")
-
-
-def signal_job(job_id: str, number: int) -> int:
-    """Send a signal to every live process of the job; return the number of these processes."""
-    return signal_processes(job_processes(job_id), number)
+def job_mark(job_id: str) -> str:
+    """Return the variable that every process of a job has."""
+    return f"HVDLITE_JOB_ID={job_id}"
 
 
 def signal_worker(job_id: str, worker: int, number: int) -> int:
     """Send a signal to every live process of one worker of an elastic job; return how many."""
-    found = processes_with(f"HVDLITE_JOB_ID={job_id}", f"HVDLITE_WORKER={worker}")
+    found = processes_with(job_mark(job_id), f"HVDLITE_WORKER={worker}")
     return signal_processes(found, number)
 
 
@@ -79,7 +75,7 @@ def main() -> None:
     """Wait until the launcher has ended, then kill what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    job_id = sys.stdin.readline().strip()
+    mark = sys.stdin.readline().strip()
     groups: set[int] = set()
     for line in map(str.strip, sys.stdin):
         if line == "end":
@@ -91,7 +87,9 @@ def main() -> None:
     for group in groups:
         signal_group(group, signal.SIGKILL)
     give_up = time.monotonic() + _GIVE_UP_AFTER
-    while job_id and signal_job(job_id, signal.SIGKILL) and time.monotonic() < give_up:
+    while mark and time.monotonic() < give_up:
+        if not signal_processes(processes_with(mark), signal.SIGKILL):
+            break
         time.sleep(0.02)
 
 

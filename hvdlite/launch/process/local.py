@@ -228,8 +228,12 @@ def _enlarge(pipe: int) -> None:
 class Guardian:
     """The process that kills the job when this one dies; see `hvdlite.launch.process.guardian`."""
 
-    def __init__(self, job_id: bytes) -> None:
-        """Start the guardian, in a session of its own and without an environment."""
+    def __init__(self, mark: str) -> None:
+        """Start the guardian, in a session of its own and without an environment.
+
+        Args:
+            mark: a variable, "NAME=value", that all processes have that it may kill.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__],
             stdin=subprocess.PIPE,
@@ -240,7 +244,7 @@ class Guardian:
             env={},
             bufsize=0,
         )
-        self._tell(job_id.hex())
+        self._tell(mark)
 
     def watch(self, group: int) -> None:
         """Add a process group that the guardian kills when this process dies."""

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import hvdlite
 from hvdlite.bootstrap.deadline import is_never
@@ -31,7 +31,7 @@ _ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _LONGEST_SLEEP = 3600.0
-_LOST = 255  # status of a rank when the connection to its host is lost; ssh uses it, too
+LOST = 255  # status of a rank when the connection to its host is lost; ssh uses it, too
 _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT}
 
 
@@ -260,7 +260,7 @@ class RemoteHost:
             why = _disturbed(error)
         finally:
             for worker in list(self.workers.values()):
-                worker.end(Ending(_LOST, by_signal=False, why=why))
+                worker.end(Ending(LOST, by_signal=False, why=why))
                 worker.close_output()
             self.over = True
 
@@ -356,22 +356,7 @@ class RemoteHosts:
             self._alive.start()
 
     def _wait_for(self, there: Callable[[RemoteHost], bool], what: str) -> None:
-        seconds = self._options.connect_seconds
-        deadline = math.inf if is_never(seconds) else time.monotonic() + seconds + 5
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._interrupted_fd, selectors.EVENT_READ, None)
-            for host in self.hosts:
-                selector.register(host.fileno(), selectors.EVENT_READ, host)
-            while waiting := [host for host in self.hosts if not there(host)]:
-                left = max(0.0, deadline - time.monotonic())
-                ready = selector.select(min(left, _LONGEST_SLEEP))
-                if not ready and left <= _LONGEST_SLEEP:
-                    names = ", ".join(host.name for host in waiting)
-                    raise LaunchError(f"host {names} has not {what} in time")
-                for key, _ in ready:
-                    if key.data is None:
-                        raise KeyboardInterrupt
-                    key.data.receive()
+        wait_for_hosts(self.hosts, there, what, self._options, self._interrupted_fd)
 
     def _stay_alive(self) -> None:
         while not self._stopping.wait(_ALIVE_SECONDS):
@@ -387,3 +372,49 @@ class RemoteHosts:
             host.close()
         if self._alive.ident is not None:
             self._alive.join()  # It ends soon: with ssh gone, its writes cannot block.
+
+
+AnyHost = TypeVar("AnyHost", bound=RemoteHost)
+
+
+def connect_deadline(options: SshOptions) -> float:
+    """Return until when a host that is connected to now has to answer; monotonic, in seconds."""
+    seconds = options.connect_seconds
+    return math.inf if is_never(seconds) else time.monotonic() + seconds + 5
+
+
+def wait_for_hosts(
+    hosts: Sequence[AnyHost],
+    there: Callable[[AnyHost], bool],
+    what: str,
+    options: SshOptions,
+    interrupted_fd: int,
+) -> None:
+    """Receive from the agents until `there(host)` is true for all hosts.
+
+    Args:
+        hosts: the hosts, whose threads do not run yet.
+        there: whether a host has come as far as it should.
+        what: what the host then has done, for the message.
+        options: they say how long a host may take.
+        interrupted_fd: a byte there ends the wait.
+
+    Raises:
+        LaunchError: a host cannot take part, or takes too long.
+        KeyboardInterrupt: there was such a byte.
+    """
+    deadline = connect_deadline(options)
+    with selectors.DefaultSelector() as selector:
+        selector.register(interrupted_fd, selectors.EVENT_READ, None)
+        for host in hosts:
+            selector.register(host.fileno(), selectors.EVENT_READ, host)
+        while waiting := [host for host in hosts if not there(host)]:
+            left = max(0.0, deadline - time.monotonic())
+            ready = selector.select(min(left, _LONGEST_SLEEP))
+            if not ready and left <= _LONGEST_SLEEP:
+                names = ", ".join(host.name for host in waiting)
+                raise LaunchError(f"host {names} has not {what} in time")
+            for key, _ in ready:
+                if key.data is None:
+                    raise KeyboardInterrupt
+                key.data.receive()

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -68,16 +69,29 @@ class FaultyBackend : public HostBackend {
         die_(std::move(die)) {}
 
   Status allreduce(const Allreduce& call, Patience patience) override {
-    const bool now = acts() && batches_++ == fault_.at;
-    if (!now || fault_.point > Point::kInBatch) return HostBackend::allreduce(call, patience);
-    if (worker_ == fault_.victim) return die();
+    const bool now = dies_now();
+    if (now && worker_ == fault_.victim) return die();
     const Status status = HostBackend::allreduce(call, patience);
-    if (!status.ok() && fault_.point == Point::kInBatch) {
+    const bool floats = call.types.memory == DataType::kFloat32;
+    if (now && !status.ok() && fault_.point == Point::kInBatch && floats) {
       for (const Piece& piece : call.pieces) {
         std::fill_n(static_cast<float*>(piece.output), (piece.count + 1) / 2, -1e9F);
       }
     }
     return status;
+  }
+  Status allgather(const Allgather& call, Patience patience) override {
+    return dies_now() && worker_ == fault_.victim ? die() : HostBackend::allgather(call, patience);
+  }
+  Status broadcast(const Broadcast& call, Patience patience) override {
+    return dies_now() && worker_ == fault_.victim ? die() : HostBackend::broadcast(call, patience);
+  }
+  Status alltoall(const Alltoall& call, Patience patience) override {
+    return dies_now() && worker_ == fault_.victim ? die() : HostBackend::alltoall(call, patience);
+  }
+  Status reducescatter(const Reducescatter& call, Patience patience) override {
+    return dies_now() && worker_ == fault_.victim ? die()
+                                                  : HostBackend::reducescatter(call, patience);
   }
   Status barrier(const Group& group, Patience patience) override {
     const bool now = acts() && fault_.point >= Point::kBeforeCommit && commits_++ == fault_.at;
@@ -99,6 +113,10 @@ class FaultyBackend : public HostBackend {
 
  private:
   bool acts() const { return fault_.victim >= 0; }
+  // Counts a batch, and says whether it is that of the fault.
+  bool dies_now() {
+    return acts() && batches_++ == fault_.at && fault_.point <= Point::kInBatch;
+  }
   Status die() {
     fabric_.close();
     die_();
@@ -121,17 +139,35 @@ class ElasticJob {
     int number = 0;
     std::shared_ptr<Lobby> lobby = std::make_shared<Lobby>();
     std::atomic<bool> dead{false};
-    std::mutex mutex;  // guards `engines`
+    std::mutex mutex;  // guards the rest
     std::vector<std::unique_ptr<Engine>> engines;  // of all epochs
+    std::vector<std::vector<int>> members;         // by epoch: its workers in rank order
     Engine& engine() {
       const std::lock_guard<std::mutex> lock(mutex);
       return *engines.back();
     }
+    // Submits what `make` returns for an epoch to that epoch's engine. Another epoch may begin
+    // meanwhile, so `back` epochs ago is as good.
+    Status submit(const std::function<EntryPtr(const std::vector<int>&)>& make, EntryPtr& entry,
+                  std::size_t back = 0) {
+      Engine* engine = nullptr;
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        const std::size_t epoch = engines.size() - 1 - std::min(back, engines.size() - 1);
+        engine = engines[epoch].get();
+        entry = make(members[epoch]);
+      }
+      return engine->enqueue(entry, false);
+    }
   };
 
   // Workers 0, 1, ... on these hosts. The faults are of different epochs.
-  ElasticJob(Hosts hosts, std::vector<Fault> faults, Config config = quick_config())
-      : hosts_(std::move(hosts)), faults_(std::move(faults)), config_(std::move(config)) {
+  ElasticJob(Hosts hosts, std::vector<Fault> faults, Config config = quick_config(),
+             GpuLibraries libraries = GpuLibraries::search(Config(), {}))
+      : hosts_(std::move(hosts)),
+        faults_(std::move(faults)),
+        config_(std::move(config)),
+        libraries_(std::move(libraries)) {
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       workers_.push_back(std::make_unique<Worker>());
       workers_.back()->number = static_cast<int>(i);
@@ -158,7 +194,11 @@ class ElasticJob {
     CHECK(done);
     if (!done) std::abort();  // the threads would never end
     for (std::thread& thread : threads) thread.join();
-    for (const int number : members_) workers_[number]->engine().shutdown();
+    std::vector<std::thread> leaving;  // rank 0 may wait for the others
+    for (const int number : members_) {
+      leaving.emplace_back([this, number] { workers_[number]->engine().shutdown(); });
+    }
+    for (std::thread& thread : leaving) thread.join();
   }
 
   // By epoch, its workers in rank order. After run().
@@ -204,13 +244,11 @@ class ElasticJob {
       const Engine::Elastic elastic{{epoch, worker.lobby->process_sets(rank_of)}, worker.lobby};
       auto engine = std::make_unique<Engine>(
           std::move(fabrics[rank]), std::move(backend), config_,
-          GpuLibraries::search(Config(), {}), std::make_unique<Trace>(), elastic);
-      Engine& next = *engine;
-      {
-        const std::lock_guard<std::mutex> lock(worker.mutex);
-        worker.engines.push_back(std::move(engine));
-      }
-      worker.lobby->resume(next, rank_of);
+          libraries_, std::make_unique<Trace>(), elastic);
+      worker.lobby->resume(*engine, rank_of);
+      const std::lock_guard<std::mutex> lock(worker.mutex);
+      worker.engines.push_back(std::move(engine));
+      worker.members.push_back(members_);
     }
   }
 
@@ -247,6 +285,7 @@ class ElasticJob {
   const Hosts hosts_;  // by worker
   const std::vector<Fault> faults_;
   const Config config_;
+  const GpuLibraries libraries_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<int> members_;
   std::vector<std::vector<int>> history_;

@@ -1,0 +1,210 @@
+"""Elastic jobs on several hosts: agents, their silence, and hosts that come and go.
+
+The ssh of these tests is a script that runs its command on this machine. It writes its process id,
+which is the agent's, to a file with the name of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdlite.launch.elastic.agents import AgentHost
+from hvdlite.launch.remote.ssh import SshOptions
+from launch.elastic_jobs import ElasticJob, until
+
+SSH = """#!/bin/sh
+while [ "$1" != "--" ]; do shift; done
+if [ -e "{folder}/down.$2" ]; then echo "connection refused" >&2; exit 255; fi
+echo $$ > "{folder}/agent.$2.new"
+mv "{folder}/agent.$2.new" "{folder}/agent.$2"
+shift 3
+SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec "$@"
+"""
+WAIT = "wait_for('end')"
+LEAVE = """
+while not (folder / "end").exists():
+    if (folder / f"leave.{worker}").exists():
+        sys.exit(0)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH.format(folder=tmp_path))
+    ssh.chmod(0o755)
+    return f"{ssh.parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def agent(folder: Path, host: str) -> int:
+    return int(until((folder / f"agent.{host}").read_text))
+
+
+def test_workers_run_on_all_hosts_and_are_replaced_one_by_one(tmp_path: Path, path: str) -> None:
+    code = f"""
+names = "HVDLITE_HOSTNAME HVDLITE_LOCAL_RANK HVDLITE_CROSS_RANK HVDLITE_RANK"
+say("environment", *[os.environ[name] for name in names.split()])
+{WAIT}
+"""
+    with ElasticJob(tmp_path, 3, code, "-H", "far1:2,far2:1", "--min-np", "1", PATH=path) as job:
+        lines = sorted(job.read_until("environment") for _ in range(3))
+        os.kill(job.pid(1), signal.SIGKILL)
+        assert job.noted("ended 1") == "ended 1 False died of SIGKILL"
+        again = job.read_until("[3] environment")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 0, stderr
+    assert [line.split()[2:] for line in lines] == [
+        ["far1", "0", "0", "0"],
+        ["far1", "1", "0", "1"],
+        ["far2", "0", "1", "2"],
+    ]
+    assert again.split()[2:4] == ["far1", "1"]
+
+
+def test_death_on_another_host_kills_the_children_there(tmp_path: Path, path: str) -> None:
+    code = f"""
+if worker == 1:
+    os.setsid() if os.fork() == 0 else None
+    say("family", os.getpid())
+{WAIT}
+"""
+    flags = ("-H", "far1:1,far2:1", "--min-np", "1")
+    with ElasticJob(tmp_path, 2, code, *flags, PATH=path, TEST_EVENTS="[]") as job:
+        job.read_until("family")
+        job.read_until("family")
+        before = len(job.alive())
+        os.kill(job.pid(1), signal.SIGKILL)
+        job.noted("ended 1")
+        until(lambda: len(job.alive()) == before - 2)
+        job.make("end")
+        assert job.finish()[0] == 0
+
+
+def test_death_of_an_agent_is_the_death_of_its_workers(tmp_path: Path, path: str) -> None:
+    flags = ("-H", "far1:1,far2:2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2")
+    with ElasticJob(tmp_path, 3, WAIT, *flags, PATH=path) as job:
+        pids = [job.pid(worker) for worker in range(3)]
+        os.kill(agent(tmp_path, "far2"), signal.SIGKILL)
+        for worker in (1, 2):
+            assert job.noted(f"ended {worker}").startswith(f"ended {worker} False lost the conn")
+        for worker in (3, 4):  # The host is connected to again after a while.
+            job.pid(worker)
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 0
+    assert "host far2 takes no part now: lost the connection to its host" in stderr
+    assert pids
+
+
+def test_silent_agent_is_given_up_and_ends_its_workers_itself(tmp_path: Path, path: str) -> None:
+    flags = ("-H", "far1:1,far2:1", "--min-np", "1", "--elastic-heartbeat", "0.8")
+    with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
+        job.pid(0)
+        job.pid(1)
+        os.kill(agent(tmp_path, "far2"), signal.SIGSTOP)
+        assert "its host has been silent for 0.8 s" in job.noted("ended 1 False")
+        job.make("end")
+        assert job.finish()[0] == 0
+
+
+def test_agents_kill_their_workers_when_the_launcher_is_silent(tmp_path: Path, path: str) -> None:
+    flags = ("-H", "far1:1,far2:1", "--min-np", "1", "--elastic-heartbeat", "0.6")
+    with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
+        pids = [job.pid(worker) for worker in (0, 1)]
+        job.signal(signal.SIGSTOP)
+        until(lambda: not any(pid in job.alive() for pid in pids))
+        job.signal(signal.SIGCONT)
+        assert job.finish()[0] != 0
+
+
+def test_stopped_worker_on_another_host_is_evicted(tmp_path: Path, path: str) -> None:
+    flags = ("-H", "far1:1,far2:1", "--min-np", "1", "--elastic-heartbeat", "0.8")
+    with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
+        os.kill(job.pid(1), signal.SIGSTOP)
+        assert job.noted("evict") == "evict 1 stopped (SIGSTOP?) for 0.8 s"
+        job.noted("ended 1 False evicted")
+        job.make("end")
+        assert job.finish()[0] == 0
+
+
+def test_hosts_of_the_script_come_and_go(tmp_path: Path, path: str) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("far1:1\n")
+    script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
+    with ElasticJob(tmp_path, 1, LEAVE, *script, PATH=path) as job:
+        job.pid(0)
+        hosts.write_text("far1:1\nfar2:1\n")
+        job.pid(1)
+        hosts.write_text("far2:1\n")
+        job.noted("drain 0 its host is not listed any more")
+        job.noted("ended 0 True exit status 0")
+        first = agent(tmp_path, "far1")
+        until(lambda: not Path(f"/proc/{first}").exists())
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 0, stderr
+
+
+def test_sigterm_to_an_agent_drains_its_host(tmp_path: Path, path: str) -> None:
+    flags = ("-H", "far1:1,far2:1", "--min-np", "1")
+    with ElasticJob(tmp_path, 2, LEAVE, *flags, PATH=path) as job:
+        job.pid(0)
+        job.pid(1)
+        second = agent(tmp_path, "far2")
+        os.kill(second, signal.SIGTERM)
+        assert job.noted("drain 1") == "drain 1 its host is taken away"
+        job.noted("ended 1 True exit status 0")
+        until(lambda: not Path(f"/proc/{second}").exists())
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+    assert status == 0
+    assert "host far2 is taken away (SIGTERM to its agent)" in stderr
+    assert not any(line.startswith("expect 2") for line in job.told())
+
+
+def test_host_that_cannot_be_reached_later_is_named_and_tried_again(
+    tmp_path: Path, path: str
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("far1:1\n")
+    script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
+    (tmp_path / "down.far2").touch()
+    flags = (*script, "--blacklist-cooldown-range", "1", "1")
+    with ElasticJob(tmp_path, 1, WAIT, *flags, PATH=path) as job:
+        job.pid(0)
+        hosts.write_text("far1:1\nfar2:1\n")
+        assert job.process.stderr is not None
+        until(lambda: b"host far2 takes no part now" in job.process.stderr.readline())  # type: ignore[union-attr]
+        (tmp_path / "down.far2").unlink()
+        job.pid(1)
+        job.make("end")
+        assert job.finish()[0] == 0
+
+
+def test_message_to_a_stuck_ssh_holds_nobody_up() -> None:
+    host = AgentHost("far", SshOptions(), ["sleep", "60"])
+    before = time.monotonic()
+    for _ in range(8):
+        host.send(b"x" * (1 << 20))
+    assert time.monotonic() - before < 5
+    host.close()
+    assert time.monotonic() - before < 15
+
+
+def test_host_that_cannot_be_reached_at_first_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "down.far2").touch()
+    with ElasticJob(tmp_path, 2, WAIT, "-H", "far1:1,far2:1", "--min-np", "1", PATH=path) as job:
+        status, _, stderr, _ = job.finish()
+    assert status == 1
+    assert "cannot start on host far2: connection refused" in stderr
