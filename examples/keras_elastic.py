@@ -43,7 +43,7 @@ def train(
     """Train from where the state is; hvdlite calls this again when ranks have joined or left."""
     callbacks = [
         hvd.callbacks.MetricAverageCallback(),
-        keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: time.sleep(pause)),
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(pause)),
         hvd.elastic.UpdateBatchStateCallback(state),
         hvd.elastic.UpdateEpochStateCallback(state),
         hvd.elastic.CommitStateCallback(state, BATCHES_PER_COMMIT),  # Ranks may join here.
