@@ -177,11 +177,12 @@ class Job:
         elif kind == "gather":
             self.gathered = True
         elif kind == "continue":
-            assert self.formed is not None
             assert not self.gathered, "CONTINUE to engines that GATHER has ended"
-            members = [self.workers[m] for m in self.formed]
-            assert all(m.alive and m.script == "boundary" for m in members if m.alive)
-            self.share_state([m for m in members if m.script == "boundary"], message["sync"])
+            world = self.worlds[message["epoch"]]
+            members = [m for m in map(self.workers.__getitem__, world.members) if m.alive]
+            assert all(m.script == "boundary" for m in members)
+            if members:
+                self.share_state(members, message["sync"])
 
     def check_go(self, world: World, message: dict[str, Any]) -> None:
         self.gathered = False

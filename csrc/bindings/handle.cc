@@ -69,9 +69,32 @@ void EngineHolder::adopt(EntryPtr entry, py::object keep) {
   }
 }
 
+EngineHolder::~EngineHolder() {
+  if (forked()) {
+    // The engine's threads live in the parent only; joining them here would hang.
+    (void)engine_.release();
+    for (auto& orphan : orphans_) (void)orphan.second.release();
+    return;
+  }
+  {
+    const Unlocked unlocked;
+    engine_.reset();
+  }
+  for (auto& orphan : orphans_) {
+    if (!orphan.first->completion->done()) heirless().push_back(std::move(orphan));
+  }
+}
+
+// Never destroyed: Python may end before it.
+EngineHolder::Orphans& EngineHolder::heirless() {
+  static auto* const orphans = new Orphans;
+  return *orphans;
+}
+
 void EngineHolder::release_orphans() {
+  for (auto& orphan : std::exchange(heirless(), {})) orphans_.push_back(std::move(orphan));
   // Released last, because the code that a release runs may drop handles too.
-  std::vector<std::pair<EntryPtr, py::object>> released;
+  Orphans released;
   const auto ended = std::stable_partition(
       orphans_.begin(), orphans_.end(),
       [](const auto& orphan) { return !orphan.first->completion->released(); });

@@ -76,16 +76,7 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
  public:
   explicit EngineHolder(std::unique_ptr<Engine> engine)
       : engine_(std::move(engine)), core_table_(make_core_table(*engine_)) {}
-  ~EngineHolder() {
-    if (forked()) {
-      // The engine's threads live in the parent only; joining them here would hang.
-      (void)engine_.release();
-      for (auto& orphan : orphans_) (void)orphan.second.release();
-      return;
-    }
-    const Unlocked unlocked;
-    engine_.reset();
-  }
+  ~EngineHolder();
 
   // Raises ForkedError in a child of fork(), which has neither the engine's threads nor peers.
   Engine& engine() const {
@@ -101,9 +92,13 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
   void release_orphans();
 
  private:
+  using Orphans = std::vector<std::pair<EntryPtr, pybind11::object>>;
+  // Those of engines that are gone, whose operations go on in the next world of an elastic job.
+  static Orphans& heirless();
+
   std::unique_ptr<Engine> engine_;
   const HvdliteCore core_table_;
-  std::vector<std::pair<EntryPtr, pybind11::object>> orphans_;
+  Orphans orphans_;
   std::shared_ptr<ReleaseCall> release_call_;  // made with the first orphan
 };
 

@@ -330,7 +330,10 @@ void Coordinator::tune(const Tunables& tunables) {
 }
 
 std::vector<Response> Coordinator::take_responses() {
-  for (const std::uint32_t set : std::exchange(removed_, {})) books_.erase(set);
+  const auto named = removed_.begin() + static_cast<std::ptrdiff_t>(taken_removals_);
+  for (auto set = removed_.begin(); set != named; ++set) books_.erase(*set);
+  removed_.erase(removed_.begin(), named);
+  taken_removals_ = removed_.size();
   return std::exchange(responses_, {});
 }
 

@@ -152,6 +152,7 @@ class Coordinator {
   std::size_t waiting_ = 0;                               // tallies in all books
   std::uint64_t tallied_ = 0;                             // tallies so far
   std::vector<std::uint32_t> removed_;                    // sets whose books go next
+  std::size_t taken_removals_ = 0;                        // of these, by take_responses()
   std::unordered_map<std::string, FailedChange> failed_;  // by name
 };
 

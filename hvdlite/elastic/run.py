@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 from hvdlite import basics, operation_names
+from hvdlite.elastic import steps
 from hvdlite.elastic.membership import (
     Decision,
     Membership,
@@ -183,6 +184,7 @@ class _Run:
         # The boundary settles every update of which this rank knows by now. What arrives while it
         # waits may be about a rank that joins at the next boundary only.
         self._state.forget_host_updates()
+        steps.dropped()
         decision = self._membership.enter(restored)
         if decision.leave:
             raise SystemExit(0)

@@ -11,6 +11,7 @@ The registrar, in the launcher, is the one authority: this thread decides nothin
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -71,6 +72,7 @@ class Steward:
         self._parked = False
         self._heard = _NO_EPOCH  # of the last GATHER
         self._attempt: Deadline | None = None  # of the connecting that runs
+        self._called_off: float = _NO_EPOCH  # no epoch before this one is formed any more
         # Between the steward thread and the training thread.
         self._changed = threading.Condition()
         self._boundary: bool | None = None  # whether the rank that waits there has restored
@@ -156,8 +158,7 @@ class Steward:
         with self._changed:
             self._over = self._over or "hvdlite was shut down"
             self._changed.notify_all()
-        if self._attempt is not None:
-            self._attempt.give_up()
+        self._stop_connecting(math.inf)
         self._inbox.put(_END)
         self.lobby.fail("hvdlite was shut down on this rank")
         try:
@@ -172,22 +173,27 @@ class Steward:
     # The thread that reads from the registrar.
 
     def _hear(self, message: Message) -> None:
-        attempt = self._attempt
-        if message["kind"] == "gather" and attempt is not None:
-            attempt.give_up()
+        if message["kind"] == "gather":
+            self._stop_connecting(message["epoch"])
         self._inbox.put(message)
 
     def _lose_registrar(self, reason: str) -> None:
         self._inbox.put({"kind": "refused", "reason": reason})
-        if self._attempt is not None:
-            self._attempt.give_up()
+        self._stop_connecting(math.inf)
+
+    def _stop_connecting(self, before: float) -> None:
+        """Give up all epochs before this one, also one whose connecting begins in this moment."""
+        self._called_off = before
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.give_up()
 
     # The steward thread.
 
     def _run(self) -> None:
         handle: dict[str, Callable[[Message], None]] = {
             "lost": self._on_lost,
-            "at boundary": lambda _: self._ready_at_boundary(),
+            "at boundary": self._on_boundary,
             "gather": self._on_gather,
             "epoch": self._on_epoch,
             "continue": self._on_continue,
@@ -207,10 +213,13 @@ class Steward:
         except BootstrapError as error:  # The registrar is out of reach: the job is over.
             self._on_refused({"reason": str(error)})
 
+    def _on_boundary(self, _: Message) -> None:
+        if self._boundary is not None:  # A GATHER may have been answered, and decided upon, before.
+            self._ready_at_boundary()
+
     def _on_lost(self, _: Message) -> None:
         # The end of a former world may have been told by a GATHER before, and this one lives.
-        ended = bool(self.lobby.report([])["reason"])
-        if ended and not self._parked and self._boundary is None:
+        if self.lobby.report([])["reason"] and not self._parked:
             self._parked = True
             self._ready("lost")
 
@@ -282,6 +291,8 @@ class Steward:
         assert self._offer is not None
         epoch: int = message["epoch"]
         attempt = self._attempt = Deadline(self._worker.start_timeout)
+        if epoch < self._called_off:
+            attempt.give_up()
 
         def meet(clock: Any) -> list[Any]:
             self._send({"kind": "connected", "epoch": epoch, "clock": clock})
@@ -300,15 +311,20 @@ class Steward:
             self._attempt = None
 
     def _await_go(self, epoch: int) -> list[Any]:
-        while True:
-            message = self._inbox.take()
-            assert message is not None
-            if message["kind"] == "go" and message["epoch"] == epoch:
-                clocks: list[Any] = message["clocks"]
-                return clocks
-            if message["kind"] in ("gather", "refused", "end"):
+        others: list[Message] = []
+        try:
+            while True:
+                message = self._inbox.take()
+                assert message is not None
+                if message["kind"] == "go" and message["epoch"] == epoch:
+                    clocks: list[Any] = message["clocks"]
+                    return clocks
+                others.append(message)
+                if message["kind"] in ("gather", "refused", "end"):
+                    raise GivenUpError("another member was lost while this world was formed")
+        finally:
+            for message in reversed(others):
                 self._inbox.put_back(message)
-                raise GivenUpError("another member was lost while this world was formed")
 
     def _adopt(self, message: Message, members: list[int], connection: Connection) -> None:
         """Go on in the world that has been formed."""

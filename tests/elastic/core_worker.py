@@ -88,13 +88,21 @@ class Trainer:
     def train(self, state: Weights) -> None:
         """Make all steps that are left."""
         self.journal.write("enter", step=state.step, size=basics.size())
+        if state.step == self.plan.hold_at:
+            self.hold(state)
         while state.step < self.plan.steps:
             self.make_step(state)
-            self.check_metric(state.step)
+            self.count_ranks(state.step)
             if state.step % self.plan.commit_every == 0:
                 state.commit()
-            if self.plan.pause:
-                time.sleep(self.plan.pause)
+            if state.step == self.plan.hold_at:
+                self.hold(state)
+
+    def hold(self, state: Weights) -> None:
+        """Go from boundary to boundary until the planned epoch."""
+        while self.count_ranks(state.step) < self.plan.hold_until:
+            state.check_host_updates()
+            time.sleep(0.01)
 
     def make_step(self, state: Weights) -> None:
         """Reduce the gradients of one step and apply them."""
@@ -139,8 +147,8 @@ class Trainer:
             "done", step=state.step - 1, epoch=epoch, workers=workers, weights=state.values
         )
 
-    def check_metric(self, step: int) -> None:
-        """Count the ranks, outside of any transaction."""
+    def count_ranks(self, step: int) -> int:
+        """Check a sum that is outside of any transaction, and return the epoch that made it."""
         cells = array("q", [step + 1])
         self.faults.come_to("metric", step)
         handle = _submit("metric", cells)
@@ -148,6 +156,7 @@ class Trainer:
         handle.wait()
         ranks = epochs.find(handle.epoch).size
         assert cells[0] == ranks * (step + 1), f"{cells[0]} is not {ranks} times {step + 1}"
+        return handle.epoch
 
     def end(self) -> None:
         """Write down the end, and leave."""

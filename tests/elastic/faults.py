@@ -50,7 +50,8 @@ class Plan:
         faults: who dies where.
         hosts: the workers act as so many hosts.
         commit_every: the steps between two commits.
-        pause: seconds between two steps.
+        hold_at: a step at which the workers wait for workers that join.
+        hold_until: they wait for this epoch.
         alltoall_at: a step before which the workers exchange rows, which cannot be redone.
     """
 
@@ -59,7 +60,8 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     hosts: int = 1
     commit_every: int = 4
-    pause: float = 0.0
+    hold_at: int = -1
+    hold_until: int = 0
     alltoall_at: int = -1
 
     def as_json(self) -> str:

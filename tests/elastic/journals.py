@@ -8,12 +8,21 @@ after each step are those of the replay.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic.arithmetic import BUCKETS, contribution, first_weights, updated
+from elastic.arithmetic import (
+    BUCKETS,
+    SAMPLES,
+    contribution,
+    first_weights,
+    sample_gradient,
+    stepped,
+    updated,
+)
 
 Record = dict[str, Any]
 
@@ -125,15 +134,74 @@ def core_weights(agreed: list[Record]) -> Iterator[list[int]]:
         yield weights
 
 
+def tries(journeys: Mapping[int, Journey], agreed: list[Record]) -> list[list[Record]]:
+    """Return, by step, what each worker of the step had set out to do: its last try."""
+    last = {
+        number: {r["step"]: r for r in one.records if r["kind"] == "try"}
+        for number, one in journeys.items()
+    }
+    return [[last[worker][one["step"]] for worker in one["workers"]] for one in agreed]
+
+
+def torch_weights(agreed: list[Record], tried: list[list[Record]]) -> Iterator[list[int]]:
+    """Replay the steps of torch workers; yield the weights after each."""
+    weights = first_weights()
+    for record, of_workers in zip(agreed, tried, strict=True):
+        ranks = len(record["workers"])
+        totals = [
+            sum(sample_gradient(one["indices"], bucket, weights[bucket]) for one in of_workers)
+            for bucket in range(BUCKETS)
+        ]
+        weights = [stepped(w, t, ranks) for w, t in zip(weights, totals, strict=True)]
+        yield weights
+
+
+def check_samples(
+    journeys: Mapping[int, Journey], tried: list[list[Record]], epochs: int
+) -> None:
+    """Check that each epoch has every sample once, and repeats only what pads it."""
+    for epoch in range(epochs):
+        records = [one for of_workers in tried for one in of_workers if one["epoch"] == epoch]
+        seen = Counter(index for record in records for index in record["indices"])
+        missing = set(range(SAMPLES)).difference(seen)
+        assert not missing, f"nobody has seen samples {sorted(missing)} of epoch {epoch}"
+        deals = [
+            (record["at"], record["padded"])
+            for journey in journeys.values()
+            for record in journey.records
+            if record["kind"] == "deal" and record["epoch"] == epoch
+        ]
+        repeated = sum(count - 1 for count in seen.values())
+        allowed = sum({padded for _, padded in deals})
+        assert repeated <= allowed, f"epoch {epoch} repeats {repeated} samples, not {allowed}"
+
+
+def check_torch_job(journeys: Mapping[int, Journey], epochs: int) -> list[Record]:
+    """Check a job of torch workers, and return its steps."""
+    agreed = agreed_steps(journeys)
+    tried = tries(journeys, agreed)
+    check_histories(journeys, agreed)
+    check_weights(journeys, agreed, torch_weights(agreed, tried))
+    check_samples(journeys, tried, epochs)
+    return agreed
+
+
 def check_core_job(journeys: Mapping[int, Journey], steps: int) -> list[Record]:
     """Check a job of core workers, and return its steps."""
     agreed = agreed_steps(journeys)
     assert len(agreed) == steps, f"{len(agreed)} steps instead of {steps}"
     check_histories(journeys, agreed)
+    check_weights(journeys, agreed, core_weights(agreed))
+    return agreed
+
+
+def check_weights(
+    journeys: Mapping[int, Journey], agreed: list[Record], replay: Iterator[list[int]]
+) -> None:
+    """Check the weights after each step, and at the end of each worker."""
     weights: list[int] = []
-    for record, weights in zip(agreed, core_weights(agreed), strict=True):
+    for record, weights in zip(agreed, replay, strict=True):
         assert record["weights"] == weights, f"step {record['step']} differs from the replay"
     for journey in journeys.values():
         if journey.end is not None:
             assert journey.end["weights"] == weights, f"{journey} ended with other weights"
-    return agreed

@@ -75,9 +75,7 @@ def test_workers_die_while_their_collectives_run(delay: float, tmp_path: Path) -
 
 @pytest.mark.parametrize("point", ["forming resume", "connected"])
 @pytest.mark.parametrize("second", [0, 2])
-def test_second_death_while_the_next_epoch_forms(
-    point: str, second: int, tmp_path: Path
-) -> None:
+def test_second_death_while_the_next_epoch_forms(point: str, second: int, tmp_path: Path) -> None:
     faults = [Fault(1, "all buckets", 8), Fault(second, point, 1), Fault(3, point, 2)]
     run_faults(tmp_path, 4, faults)
 

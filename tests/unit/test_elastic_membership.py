@@ -136,6 +136,16 @@ def test_ready_that_crossed_go_tells_of_a_former_epoch() -> None:
     assert story.last(0, "epoch")["cut"] == {"0": 5}
 
 
+def test_boundary_that_crossed_go_is_reached() -> None:
+    story = formed(3)
+    story.dies(2)
+    lost(story, 0, 1)
+    story.connected(0, 1)
+    story.ready(0, "boundary", epoch=0)
+    story.ready(1, "boundary")
+    assert story.kinds(0)[-1] == "continue"
+
+
 def test_cut_counts_what_a_worker_had_handed_out_before_it_left() -> None:
     story = formed(3)
     story.says(1, "bye", commits={"0": 9})
@@ -227,7 +237,7 @@ def test_all_dead_fails_with_the_first_reason() -> None:
 def test_silent_worker_is_evicted() -> None:
     story = formed(2)
     story.take(story.membership.heartbeat_lost(1, story.now))
-    assert story.events == [Evict(1, "sent nothing for 3.5 s"), Close(1)]
+    assert story.events == [Evict(1, "sent nothing for 60 s"), Close(1)]
     lost(story, 0)
     story.connected(0)
     assert "was evicted: sent nothing" in story.event(EpochFormed).line

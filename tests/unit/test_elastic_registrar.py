@@ -287,7 +287,7 @@ def test_tampered_frame_ends_its_worker_alone(make: Callable[..., Launcher]) -> 
 
 
 def test_silent_worker_is_evicted_and_others_are_not(make: Callable[..., Launcher]) -> None:
-    launcher = make(2, heartbeat=1.0)
+    launcher = make(2, heartbeat=1.0, silence=1.5)
     first, second = start(launcher, 2)
     evicted: list[Event] = []
     end = time.monotonic() + PATIENCE

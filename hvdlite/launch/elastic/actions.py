@@ -23,7 +23,10 @@ class Limits:
         max_np: more workers do not join; None without a limit.
         elastic_timeout: how long a boundary waits for `min_np` workers.
         reset_limit: how many epochs may follow the first one; None without a limit.
-        heartbeat: a worker that says nothing for this long, and half a second, is evicted.
+        heartbeat: the workers and the registrar speak four times in this time.
+        silence: a worker that says nothing for this long is evicted. It is much longer than the
+            heartbeat, because a thread of the worker may hold Python's lock; stopped processes and
+            silent hosts are found by others, at the heartbeat.
         start_timeout: how long the first `np` workers may take to become ready.
     """
 
@@ -33,6 +36,7 @@ class Limits:
     elastic_timeout: float = 600.0
     reset_limit: int | None = None
     heartbeat: float = 3.0
+    silence: float = 60.0
     start_timeout: float = 60.0
 
 

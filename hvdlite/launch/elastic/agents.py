@@ -171,8 +171,10 @@ class AgentHost(RemoteHost):
         self.busy = False
 
     def _serve(self) -> None:
-        super()._serve()
-        self._tell(Kind.DONE, 0)
+        try:
+            super()._serve()
+        finally:
+            self._tell(Kind.DONE, 0)
 
     def _tell(self, kind: Kind, worker: int) -> None:
         self._events.append((kind, worker))

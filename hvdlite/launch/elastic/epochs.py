@@ -32,7 +32,9 @@ from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, des
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
 _RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
-_EXPLAINED_SECONDS = 0.25  # from the end of a connection to that of its process, usually
+_EXPLAINED_SECONDS = (
+    0.25  # from the end of a connection, or a goodbye, to that of a process, usually
+)
 LOST_CONNECTION = "lost its connection to the launcher"
 
 
@@ -404,8 +406,7 @@ class Epochs:
     def _show_if_explained(self, now: float) -> None:
         """Show it, unless the end of a process is about to tell why the epoch was formed."""
         if self._last is not None:
-            gone = [self._parted.get(worker) for worker, _ in self._last.record.gone]
-            explained = all(parted is None or parted.due == math.inf for parted in gone)
+            explained = all(worker not in self._parted for worker, _ in self._last.record.gone)
             if explained or now >= self._last.at + _EXPLAINED_SECONDS:
                 self._show()
 

@@ -35,8 +35,6 @@ from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
 
-SILENT_SECONDS = 0.5  # beyond the heartbeat
-
 
 class Membership(Epochs):
     """The state machine; a method for each thing that happens."""
@@ -63,7 +61,7 @@ class Membership(Epochs):
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf)
-                self._finished(one, "finished", now)
+                self._finished(one, "left", now)
         return self._settle(now)
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
@@ -89,9 +87,8 @@ class Membership(Epochs):
         return self._settle(now)
 
     def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
-        """A connected worker has said nothing for the heartbeat and half a second."""
-        silence = self._limits.heartbeat + SILENT_SECONDS
-        return self.evict(worker, f"sent nothing for {silence:g} s", now)
+        """A connected worker has said nothing for `Limits.silence`."""
+        return self.evict(worker, f"sent nothing for {self._limits.silence:g} s", now)
 
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
         """A worker shall leave at the next boundary."""
@@ -123,8 +120,11 @@ class Membership(Epochs):
 
     def _ready(self, one: Worker, message: Message, now: float) -> None:
         if one.number in self._world and message["epoch"] != self._formed:
-            return  # It crossed GO, and tells of a former epoch.
-        self._record.report(message)
+            # It crossed GO: the loss and the commits are of a former epoch, the boundary is not.
+            if message["why"] == "lost":
+                return
+        else:
+            self._record.report(message)
         one.tells_heard = "heard" in message
         if one.joiner and "synced" in message:
             one.tells_synced, one.synced = True, message["synced"]
@@ -210,17 +210,18 @@ class Membership(Epochs):
         A script that raises says goodbye, too, before its process ends.
         """
         one = parted.worker
+        drained = clean and one.draining is not None
+        if drained:
+            why = f"left: {one.draining}"
+        elif clean and parted.due == math.inf:
+            why = "finished"
         if clean:
             self._stop_growing(one, parted.member)
-            drained = one.draining is not None
-            better = why if parted.due < math.inf else None
-            self._record.learn(one.number, better, trouble=False, counts=drained)
-        else:
-            known = self._record.learn(one.number, why, trouble=True, counts=True)
-            if known and self.phase is Phase.FORMED:
-                self._gather_by(now)
-        if self._last is not None and parted.due < math.inf:
-            self._last.record.learn(one.number, why, trouble=not clean, counts=True)
+        if self._last is not None:
+            self._last.record.learn(one.number, why, not clean, counts=drained or not clean)
+        known = self._record.learn(one.number, why, not clean, counts=drained or not clean)
+        if known and not clean and self.phase is Phase.FORMED:
+            self._gather_by(now)
 
     def _stop_growing(self, one: Worker, member: bool) -> None:
         """A process has ended well: if the script is done, nobody takes its place."""

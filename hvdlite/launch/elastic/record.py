@@ -88,14 +88,11 @@ class Record:
         if self._symptom is not None and not self._changes:
             self._changes.append(self._symptom)
 
-    def learn(self, worker: int, why: str | None, trouble: bool, counts: bool) -> bool:
-        """More is known about how a worker has gone; return whether this epoch ends by it.
-
-        If `why` is None, the reason that is known stays.
-        """
+    def learn(self, worker: int, why: str, trouble: bool, counts: bool) -> bool:
+        """More is known about how a worker has gone; return whether this epoch ends by it."""
         known = any(change.worker == worker for change in self._changes)
         self._changes = [
-            replace(change, why=why or change.why, trouble=trouble, counts=counts)
+            replace(change, why=why, trouble=trouble, counts=counts)
             if change.worker == worker
             else change
             for change in self._changes

@@ -42,7 +42,7 @@ from hvdlite.launch.elastic.actions import (
     Send,
     Warn,
 )
-from hvdlite.launch.elastic.membership import SILENT_SECONDS, Membership
+from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import MalformedError, parse
 from hvdlite.launch.elastic.peer import BacklogError, Peer, TooLongError
 
@@ -80,6 +80,7 @@ class Registrar:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._job = job
         self._heartbeat = None if is_never(limits.heartbeat) else limits.heartbeat
+        self._silence = limits.silence
         self._membership = Membership(limits)
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
@@ -326,9 +327,8 @@ class Registrar:
     def _find_silent(self, now: float) -> None:
         if self._heartbeat is None:
             return
-        longest = self._heartbeat + SILENT_SECONDS
         for peer in list(self._peers.values()):
-            if now - peer.heard_at >= longest:
+            if now - peer.heard_at >= self._silence:
                 self._do(self._membership.heartbeat_lost(peer.worker, time.monotonic()))
                 self._close_soon(peer.worker)
 

@@ -20,7 +20,7 @@ struct StepLog {
 };
 
 // One step of one worker. False: it has died.
-bool train_step(ElasticJob::Worker& worker, int step, std::size_t elements, StepLog& log) {
+bool elastic_step(ElasticJob::Worker& worker, int step, std::size_t elements, StepLog& log) {
   std::vector<std::vector<float>> buckets;
   std::vector<EntryPtr> entries;
   for (std::size_t i = 0; i < kBuckets; ++i) {
@@ -76,7 +76,7 @@ void train(const Hosts& hosts, const std::vector<Fault>& faults, std::size_t ele
   for (const auto& worker : job.workers()) logs[worker->number];
   job.run([&](ElasticJob::Worker& worker) {
     for (int step = 0; step < kSteps; ++step) {
-      if (!train_step(worker, step, elements, logs.at(worker.number))) return;
+      if (!elastic_step(worker, step, elements, logs.at(worker.number))) return;
     }
   });
   CHECK_EQ(job.stuck(), std::string());

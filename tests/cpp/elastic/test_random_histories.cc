@@ -9,14 +9,14 @@ using namespace hvdlite::testing;
 
 namespace {
 
-enum class Operation { kStep, kSum, kMean, kWeighted, kGather, kBroadcast, kBarrier };
-constexpr int kOperations = 7;
+enum class Deed { kStep, kSum, kMean, kWeighted, kGather, kBroadcast, kBarrier };
+constexpr int kDeeds = 7;
 
 // What each worker gives to operation `index`; whole numbers, so that sums are exact.
 float given(int worker, int index) { return static_cast<float>((worker + 1) * 64 + index % 50); }
 
 // What the workers of an epoch get from it.
-std::vector<float> expected(Operation operation, int index, const std::vector<int>& members,
+std::vector<float> replayed(Deed operation, int index, const std::vector<int>& members,
                             int root) {
   float sum = 0;
   float weights = 0;
@@ -30,48 +30,48 @@ std::vector<float> expected(Operation operation, int index, const std::vector<in
     gathered.insert(gathered.end(), static_cast<std::size_t>(worker + 1), own);
   }
   switch (operation) {
-    case Operation::kStep:
+    case Deed::kStep:
       return {sum, sum + static_cast<float>(members.size()), 0};
-    case Operation::kSum:
+    case Deed::kSum:
       return {sum};
-    case Operation::kMean:
+    case Deed::kMean:
       return {sum / static_cast<float>(members.size())};
-    case Operation::kWeighted:
+    case Deed::kWeighted:
       return {weighted / weights};
-    case Operation::kGather:
+    case Deed::kGather:
       return gathered;
-    case Operation::kBroadcast:
+    case Deed::kBroadcast:
       return {given(root, index)};
-    case Operation::kBarrier:
+    case Deed::kBarrier:
       return {};
   }
   return {};
 }
 
-struct Outcome {
+struct Received {
   int epoch = -1;
   std::vector<float> values;
 };
 
-EntryPtr make_operation(Operation operation, const std::string& name, int worker,
+EntryPtr make_deed(Deed operation, const std::string& name, int worker,
                         std::vector<float>& values, int root_rank) {
   EntryPtr entry = allreduce_entry(name, values);
   switch (operation) {
-    case Operation::kMean:
+    case Deed::kMean:
       entry->request.op = ReduceOp::kAverage;
       break;
-    case Operation::kWeighted:
+    case Deed::kWeighted:
       entry->request.op = ReduceOp::kAverage;
       entry->request.weighted = true;
       entry->weight = worker + 1;
       break;
-    case Operation::kGather:
+    case Deed::kGather:
       return rows_entry(Kind::kAllgather, name, values);
-    case Operation::kBroadcast:
+    case Deed::kBroadcast:
       entry->request.kind = Kind::kBroadcast;
       entry->request.root = root_rank;
       break;
-    case Operation::kBarrier:
+    case Deed::kBarrier:
       return change_entry(Kind::kBarrier, name);
     default:
       break;
@@ -80,28 +80,28 @@ EntryPtr make_operation(Operation operation, const std::string& name, int worker
 }
 
 // One operation of one worker. False: it has died.
-bool perform(ElasticJob::Worker& worker, Operation operation, const std::string& name, int index,
-             int root, std::size_t back, Outcome& outcome) {
+bool perform(ElasticJob::Worker& worker, Deed operation, const std::string& name, int index,
+             int root, std::size_t back, Received& outcome) {
   const float own = given(worker.number, index);
   std::vector<std::vector<float>> tensors = {{own}};
-  if (operation == Operation::kStep) tensors = {{own}, {own + 1}, {0}};
-  if (operation == Operation::kGather) {
+  if (operation == Deed::kStep) tensors = {{own}, {own + 1}, {0}};
+  if (operation == Deed::kGather) {
     tensors[0].assign(static_cast<std::size_t>(worker.number + 1), own);
   }
   std::vector<EntryPtr> entries(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto make = [&](const std::vector<int>& members) {
       const auto at = std::find(members.begin(), members.end(), root);
-      EntryPtr entry = make_operation(operation, name + std::to_string(i), worker.number,
+      EntryPtr entry = make_deed(operation, name + std::to_string(i), worker.number,
                                       tensors[i], static_cast<int>(at - members.begin()));
-      if (operation == Operation::kStep) entry->request.transaction = name;
+      if (operation == Deed::kStep) entry->request.transaction = name;
       return entry;
     };
     const Status status = worker.submit(make, entries[i], back);
     if (worker.dead) return false;
     CHECK_OK(status);
   }
-  if (operation == Operation::kStep) {
+  if (operation == Deed::kStep) {
     entries.push_back(commit_entry(name));
     CHECK_OK(worker.engine().enqueue(entries.back(), false));
   }
@@ -111,18 +111,18 @@ bool perform(ElasticJob::Worker& worker, Operation operation, const std::string&
     CHECK_EQ(entry->completion->epoch, entries[0]->completion->epoch);
   }
   outcome.epoch = entries[0]->completion->epoch;
-  if (operation == Operation::kGather) {
+  if (operation == Deed::kGather) {
     outcome.values = output_of(entries[0]);
-  } else if (operation != Operation::kBarrier) {
+  } else if (operation != Deed::kBarrier) {
     for (const auto& tensor : tensors) outcome.values.push_back(tensor[0]);
   }
   return true;
 }
 
-using Log = std::vector<Outcome>;
+using DeedLog = std::vector<Received>;
 
 // Averages of three are not exact.
-bool near(const std::vector<float>& a, const std::vector<float>& b) {
+bool nearly(const std::vector<float>& a, const std::vector<float>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
     return std::abs(x - y) <= 1e-5F * (std::abs(x) + std::abs(y));
   });
@@ -130,9 +130,9 @@ bool near(const std::vector<float>& a, const std::vector<float>& b) {
 
 // Runs `operations` on each of `threads` threads per worker, and checks what they got.
 void check_history(const Hosts& hosts, const std::vector<Fault>& faults, int root,
-                   const std::vector<Operation>& operations, int threads) {
+                   const std::vector<Deed>& operations, int threads) {
   ElasticJob job(hosts, faults);
-  std::map<int, std::vector<Log>> logs;
+  std::map<int, std::vector<DeedLog>> logs;
   for (const auto& worker : job.workers()) {
     logs[worker->number].resize(static_cast<std::size_t>(threads));
   }
@@ -140,9 +140,9 @@ void check_history(const Hosts& hosts, const std::vector<Fault>& faults, int roo
     std::vector<std::thread> callers;
     for (int thread = 0; thread < threads; ++thread) {
       callers.emplace_back([&, thread] {
-        Log& log = logs.at(worker.number)[static_cast<std::size_t>(thread)];
+        DeedLog& log = logs.at(worker.number)[static_cast<std::size_t>(thread)];
         for (std::size_t i = 0; i < operations.size(); ++i) {
-          Outcome outcome;
+          Received outcome;
           const std::string name = std::to_string(thread) + "." + std::to_string(i % 3) + ".";
           if (!perform(worker, operations[i], name, static_cast<int>(i), root, i % 3, outcome)) {
             return;
@@ -156,12 +156,12 @@ void check_history(const Hosts& hosts, const std::vector<Fault>& faults, int roo
   CHECK_EQ(job.stuck(), std::string());
   for (const int worker : job.history().back()) {
     for (std::size_t thread = 0; thread < logs.at(worker).size(); ++thread) {
-      const Log& log = logs.at(worker)[thread];
+      const DeedLog& log = logs.at(worker)[thread];
       CHECK_EQ(log.size(), operations.size());
       for (std::size_t i = 0; i < log.size(); ++i) {
         const std::vector<int>& members = job.history()[static_cast<std::size_t>(log[i].epoch)];
-        CHECK(near(log[i].values, expected(operations[i], static_cast<int>(i), members, root)));
-        const Log& first = logs.at(job.history().back()[0])[thread];
+        CHECK(nearly(log[i].values, replayed(operations[i], static_cast<int>(i), members, root)));
+        const DeedLog& first = logs.at(job.history().back()[0])[thread];
         CHECK_EQ(log[i].epoch, first[i].epoch);
         CHECK_EQ(log[i].values, first[i].values);
       }
@@ -195,8 +195,8 @@ void check_random_history(unsigned seed) {
     fault.epoch = epoch;
     faults.push_back(fault);
   }
-  std::vector<Operation> operations;
-  for (int i = 0; i < 12; ++i) operations.push_back(static_cast<Operation>(below(kOperations)));
+  std::vector<Deed> operations;
+  for (int i = 0; i < 12; ++i) operations.push_back(static_cast<Deed>(below(kDeeds)));
   check_history(hosts, faults, alive[0], operations, threads);
 }
 
@@ -207,8 +207,8 @@ TEST(elastic_random_histories_are_what_one_process_replays) {
 }
 
 TEST(elastic_operations_of_every_kind_survive_a_death_at_every_point) {
-  for (int kind = 0; kind < kOperations; ++kind) {
-    const std::vector<Operation> operations(5, static_cast<Operation>(kind));
+  for (int kind = 0; kind < kDeeds; ++kind) {
+    const std::vector<Deed> operations(5, static_cast<Deed>(kind));
     for (int point = 0; point < 5; ++point) {
       for (const int victim : {0, 2}) {
         const Fault fault{victim, static_cast<Point>(point), 2, victim == 0 ? 1 : 0, 0};

@@ -314,3 +314,51 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   CHECK_OK(coordinator.submit(1, adding({0, 1}), kStart + 13s));
   CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kMismatch);
 }
+
+// In an elastic job a commit comes between the two, by the members as they were.
+TEST(coordinator_of_an_elastic_job_cuts_the_round_where_members_change) {
+  const auto forms = [](Coordinator& coordinator) {
+    std::string text;
+    for (const Response& one : coordinator.take_responses()) {
+      text += one.form == Response::Form::kCut ? '|' : 'x';
+    }
+    return text;
+  };
+  for (const bool elastic : {false, true}) {
+    Coordinator coordinator(2, 100, nullptr, elastic);
+    coordinator.add_set(world_of(2));
+    coordinator.skip_ids(6);
+    const Response added = decide(coordinator, 2, adding({1}));
+    CHECK_EQ(added.set_id, 7);
+    CHECK_OK(coordinator.submit(1, allreduce_of("x", 1, 7), kStart));
+    for (int rank = 0; rank < 2; ++rank) {
+      CHECK_OK(coordinator.submit(rank, removing({1}), kStart));
+      CHECK_OK(coordinator.submit(rank, allreduce_of("y", 1), kStart));
+    }
+    CHECK_EQ(forms(coordinator), std::string(elastic ? "x|xx" : "xxx"));
+    CHECK_EQ(coordinator.group(7).ranks, std::vector<int>{1});  // one of the answers names it
+    CHECK(coordinator.take_responses().empty());
+    CHECK_EQ(coordinator.books().size(), std::size_t{1});
+    CHECK_OK(coordinator.submit(0, allreduce_of("z", 1), kStart));
+    CHECK_OK(coordinator.submit(1, change(Kind::kJoin, std::string(kJoinName), {}), kStart));
+    CHECK_OK(coordinator.submit(0, change(Kind::kJoin, std::string(kJoinName), {}), kStart));
+    CHECK_EQ(forms(coordinator), std::string(elastic ? "|x|x" : "xx"));
+  }
+}
+
+// The last answers of a set and its removal may come together.
+TEST(engine_removes_a_set_right_behind_its_last_collective) {
+  for (const Hosts& hosts : std::vector<Hosts>{{0, 0}, {0, 1, 0}}) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      for (int i = 0; i < 20; ++i) {
+        const std::uint32_t set = add_set(engine, {1});
+        std::vector<float> values = {1};
+        const EntryPtr last = allreduce_entry("last", values);
+        last->request.process_set = set;
+        if (rank == 1) CHECK_OK(engine.enqueue(last, false));
+        CHECK_OK(run(engine, removal(set)));
+        if (rank == 1) CHECK_OK(finish(engine, last));
+      }
+    });
+  }
+}

@@ -28,6 +28,7 @@ TEST(wire_submit_survives_a_round_trip) {
   Submit submit;
   submit.cached = {3, 70, 200};
   submit.requests = {sample_request(), sample_request()};
+  submit.requests[0].transaction = "step";
   submit.requests[1].kind = Kind::kAlltoall;
   submit.requests[1].splits = {3, 0, -1};  // judged by the coordinator, not by the decoder
   Submit read;
@@ -38,7 +39,7 @@ TEST(wire_submit_survives_a_round_trip) {
 }
 
 TEST(wire_respond_survives_a_round_trip) {
-  std::vector<Response> responses(4);
+  std::vector<Response> responses(5);
   responses[0].cache_id = 17;
   responses[1].form = Response::Form::kFull;
   responses[1].request = sample_request();
@@ -48,10 +49,12 @@ TEST(wire_respond_survives_a_round_trip) {
   responses[2].error = Status(StatusCode::kMismatch, "they differ", 2);
   responses[3].form = Response::Form::kTune;
   responses[3].tunables = {1, 2, 3, 4};
+  responses[4].form = Response::Form::kCut;
   std::vector<Response> read;
   const Bytes frame = encode_respond(responses);
   CHECK(decode_respond(body_of(frame), read));
-  CHECK_EQ(read.size(), std::size_t{4});
+  CHECK_EQ(read.size(), std::size_t{5});
+  CHECK(read[4].form == Response::Form::kCut);
   CHECK(read[3].tunables == responses[3].tunables);
   CHECK_EQ(read[0].cache_id, 17u);
   CHECK(read[1].request == responses[1].request);
@@ -175,4 +178,20 @@ TEST(wire_says_once_who_is_absent_for_the_responses_behind_it) {
     CHECK_EQ(read[i].generation, responses[i].generation);
   }
   CHECK_EQ(frame.size(), encode_respond(std::vector<Response>(5)).size() + 2 * 9 + 2 * 4);
+}
+
+TEST(wire_transactions_of_two_ranks_are_compared) {
+  Request a = sample_request();
+  Request b = a;
+  b.transaction = "step";
+  const auto text = describe_mismatch(0, a, 1, b);
+  CHECK(text && text->find("transaction") != std::string::npos);
+  a.transaction = "step";
+  CHECK(!describe_mismatch(0, a, 1, b));
+  // A commit has no tensors; what it commits makes it another one.
+  a.kind = b.kind = Kind::kCommit;
+  a.tensors.clear();
+  b.tensors.clear();
+  b.transaction = "other";
+  CHECK(describe_mismatch(0, a, 1, b).has_value());
 }

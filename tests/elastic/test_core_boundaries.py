@@ -1,0 +1,58 @@
+"""Workers join, and die at boundaries; or all restore their last commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic.faults import Fault, Plan
+from elastic.jobs import Job, run_job
+from elastic.journals import check_core_job
+
+STEPS = 30
+
+
+def run_with_joiners(
+    folder: Path, ranks: int, until: int, *faults: Fault, hosts: int = 1
+) -> Job:
+    """Run a job whose workers wait for an epoch, in which workers have joined."""
+    plan = Plan(str(folder), STEPS, faults, hosts, hold_at=13, hold_until=until)
+    job = run_job("core_worker.py", ranks, plan)
+    check_core_job(job.journeys, STEPS)
+    met = {n for n, one in job.journeys.items() if one.times("fault")}
+    assert met == {fault.worker for fault in faults}
+    return job
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_worker_that_died_is_replaced(hosts: int, tmp_path: Path) -> None:
+    job = run_with_joiners(tmp_path, 2, 2, Fault(0, "some buckets", 10), hosts=hosts)
+    assert job.journeys[2].end is not None
+    assert job.journeys[2].entered == [13]
+    assert job.journeys[1].entered == [0, 12, 13]  # again because data is dealt anew at 12
+
+
+@pytest.mark.parametrize("victim", [1, 3])
+@pytest.mark.parametrize("point", ["forming boundary", "connected"])
+def test_death_while_an_epoch_with_a_joiner_forms(
+    point: str, victim: int, tmp_path: Path
+) -> None:
+    faults = (Fault(2, "before step", 10), Fault(victim, point, 2))
+    run_with_joiners(tmp_path, 3, 3, *faults)
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_root_or_joiner_dies_in_sync(victim: int, tmp_path: Path) -> None:
+    visit = 0 if victim == 3 else 1
+    run_with_joiners(tmp_path, 3, 3, Fault(2, "after step", 10), Fault(victim, "sync", visit))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_cannot_be_redone_restores_the_last_commit(ranks: int, tmp_path: Path) -> None:
+    plan = Plan(str(tmp_path), 20, (Fault(1, "alltoall", 10),), alltoall_at=10)
+    job = run_job("core_worker.py", ranks, plan)
+    check_core_job(job.journeys, 20)
+    survivors = [one for n, one in job.journeys.items() if n != 1 and n < ranks]
+    assert [one.restored for one in survivors] == [1] * (ranks - 1)
+    assert [one.entered for one in survivors] == [[0, 8]] * (ranks - 1)
