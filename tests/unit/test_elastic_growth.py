@@ -51,7 +51,7 @@ def test_notice_comes_again_after_a_death() -> None:
     story.dies(2)
     lost(story, 0, 1)
     story.connected(0, 1)
-    assert story.kinds(0) == ["notice", "gather", "epoch", "go", "notice"]
+    assert story.kinds(0) == ["notice", "gather", "epoch", "notice", "go"]
     at_boundary(story, 0, 1)
     story.connected(0, 1, 5)
     assert story.numbers == [0, 1, 5]

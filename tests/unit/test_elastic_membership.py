@@ -129,7 +129,7 @@ def test_ready_that_crossed_go_tells_of_a_former_epoch() -> None:
     lost(story, 0, 1, commits=7)
     story.connected(0, 1)
     story.ready(0, "lost", epoch=0, commits=7)
-    assert story.kinds(0) == ["gather", "epoch", "go", "notice"]
+    assert story.kinds(0) == ["gather", "epoch", "notice", "go"]
     story.dies(1)
     story.ready(0, "lost", epoch=0, commits=7)
     lost(story, 0, commits=5)
