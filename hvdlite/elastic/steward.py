@@ -319,6 +319,10 @@ class Steward:
                 if message["kind"] == "go" and message["epoch"] == epoch:
                     clocks: list[Any] = message["clocks"]
                     return clocks
+                if message["kind"] == "notice":
+                    # The first step in the new world may be the last one before a boundary.
+                    notify(message["version"], message["removed"])
+                    continue
                 others.append(message)
                 if message["kind"] in ("gather", "refused", "end"):
                     raise GivenUpError("another member was lost while this world was formed")
