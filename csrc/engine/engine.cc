@@ -23,9 +23,10 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
              std::move(trace), elastic ? &elastic->world : nullptr,
              elastic ? elastic->lobby->highest_set() : 0),
       lobby_(elastic ? elastic->lobby : nullptr),
-      world_(make_world(parts_, lobby_ == nullptr ? Park() : [this](Parked parked) {
-        lobby_->park(*this, std::move(parked));
-      })) {}
+      world_(make_world(
+          parts_, lobby_ == nullptr ? Park() : [this](Parked parked) {
+            lobby_->park(*this, std::move(parked));
+          })) {}
 
 Engine::~Engine() {
   world_->shutdown();

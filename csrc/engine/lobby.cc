@@ -66,9 +66,9 @@ Status renumbered(Request& request, const std::vector<int>& rank_of) {
   if (request.kind == Kind::kBroadcast) {
     const std::int64_t root = translated(request.root, rank_of);
     if (root == kGone) {
-      return of_call(request, Status(StatusCode::kRankFailed,
-                                     "its root, rank " + std::to_string(request.root) +
-                                         " of a former world, is gone"));
+      return of_call(request, Status(StatusCode::kRankFailed, "its root, rank " +
+                                                                  std::to_string(request.root) +
+                                                                  " of a former world, is gone"));
     }
     request.root = static_cast<std::int32_t>(root);
   }
@@ -76,9 +76,8 @@ Status renumbered(Request& request, const std::vector<int>& rank_of) {
   for (std::int64_t& rank : request.ranks) {
     const std::int64_t next = translated(rank, rank_of);
     if (next == kGone && rank != kGone) {
-      return of_call(request,
-                     Status(StatusCode::kRankFailed, "rank " + std::to_string(rank) +
-                                                         " of a former world is gone"));
+      return of_call(request, Status(StatusCode::kRankFailed, "rank " + std::to_string(rank) +
+                                                                  " of a former world is gone"));
     }
     rank = next;
   }

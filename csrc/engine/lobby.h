@@ -85,10 +85,10 @@ class Lobby {
 
   const Fd lost_;
   mutable Mutex mutex_;
-  Engine* world_ HVDLITE_GUARDED_BY(mutex_) = nullptr;     // the last that was resumed; borrowed
-  Parked parked_ HVDLITE_GUARDED_BY(mutex_);               // what that world left, once it has ended
+  Engine* world_ HVDLITE_GUARDED_BY(mutex_) = nullptr;  // the last that was resumed; borrowed
+  Parked parked_ HVDLITE_GUARDED_BY(mutex_);            // what that world left, once it has ended
   std::vector<EntryPtr> late_ HVDLITE_GUARDED_BY(mutex_);  // submitted after its end
-  Status refusal_ HVDLITE_GUARDED_BY(mutex_);              // of what is submitted then; OK: it waits
+  Status refusal_ HVDLITE_GUARDED_BY(mutex_);  // of what is submitted then; OK: it waits
   int highest_set_ HVDLITE_GUARDED_BY(mutex_) = 0;
   // By engine of an earlier world: its ranks' numbers in that of the engine resumed last, or -1.
   std::map<const Engine*, std::vector<int>> earlier_ HVDLITE_GUARDED_BY(mutex_);

@@ -68,11 +68,11 @@ class PeerWorld : public World {
   Executor executor_;
   std::unique_ptr<Autotune> autotune_;  // rank 0, while it searches
   Deadline next_gpu_look_ = Deadline::after({});
-  std::uint64_t collectives_ = 0;  // entries that ended well
+  std::uint64_t collectives_ = 0;     // entries that ended well
   std::vector<EntryPtr> unfinished_;  // elastic jobs: of rounds that failed
 
-  std::atomic<bool> ending_{false};   // sticky_ was set; the runner acts on it
-  std::atomic<bool> leaving_{false};  // shutdown() was called
+  std::atomic<bool> ending_{false};     // sticky_ was set; the runner acts on it
+  std::atomic<bool> leaving_{false};    // shutdown() was called
   std::atomic<bool> aborted_{false};    // abort() was called
   std::atomic<bool> suspended_{false};  // suspend() was called
 

@@ -33,8 +33,8 @@ Status Executor::commit() {
 void Executor::drop_set(std::uint32_t set) {
   for (const EntryPtr& entry : parts_.commits->drop(set)) {
     buffers_.kept.release(*entry);
-    parts_.queue.finish(entry, invalid_call(entry->request,
-                                            "its process set was removed before transaction '" +
+    parts_.queue.finish(
+        entry, invalid_call(entry->request, "its process set was removed before transaction '" +
                                                 entry->request.transaction + "' was committed"));
   }
 }

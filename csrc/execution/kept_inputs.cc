@@ -89,9 +89,8 @@ KeptInput KeptInputs::take(std::size_t bytes) {
   // Powers of two: so the pool never has more of a size than were kept at one time. Pages that no
   // input reaches cost nothing.
   const std::size_t capacity = std::bit_ceil(bytes);
-  const auto found = std::find_if(pool_.begin(), pool_.end(), [&](const KeptInput& one) {
-    return one.capacity == capacity;
-  });
+  const auto found = std::find_if(pool_.begin(), pool_.end(),
+                                  [&](const KeptInput& one) { return one.capacity == capacity; });
   KeptInput taken;
   if (found == pool_.end()) {
     taken.data.reset(new (std::nothrow) std::byte[capacity]);

@@ -17,8 +17,8 @@ class KeptInputs {
  public:
   explicit KeptInputs(GpuPlane& gpus) : gpus_(gpus) {}  // borrowed
 
-  // Copies what the batch is about to overwrite. `plane` is that of its GPU tensors, or null. There
-  // is no way back for the peers, so a lack of memory is kInternal.
+  // Copies what the batch is about to overwrite. `plane` is that of its GPU tensors, or null. The
+  // peers do not turn back, so a lack of memory is kInternal.
   Status keep(const Batch& batch, const std::vector<Agreed>& round, DeviceBackend* plane);
   // The results are handed out: takes the memory back.
   void release(Entry& entry);

@@ -19,7 +19,8 @@ from typing import Any
 
 import hvdlite
 from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.handshake import Job, Role
+from hvdlite.bootstrap.introduction import reach
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
@@ -85,34 +86,20 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     program = part["command"][0]
     if shutil.which(program, path=environment.get("PATH", os.defpath)) is None:
         raise OSError(f"the program {program!r} is not found")
-    address = part["address"] if "heartbeat" in part else _store_address(part)
+    elastic = "heartbeat" in part
+    rank, own = (0, part["meeting"]) if elastic else next(iter(part["ranks"].items()))
+    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), 0)
+    address = own["HVDLITE_RENDEZVOUS"]
     try:
-        _reach(address, part)
-    except (BootstrapError, OSError) as error:
+        if elastic:  # To a registrar a client of the store is nobody.
+            reach("the registrar", address, job, 0, Role.STORE, Deadline(_CHECK_SECONDS))[0].close()
+        else:
+            StoreClient(address, job, int(rank), Deadline(_CHECK_SECONDS)).close()
+    except BootstrapError as error:
         raise OSError(
             f"it cannot reach the launcher at {address} ({error}); does a firewall forbid it, or "
             "do the hosts share another network interface? --network-interfaces names it"
         ) from None
-
-
-def _store_address(part: Mapping[str, Any]) -> str:
-    own = next(iter(part["ranks"].values()))
-    return str(own["HVDLITE_RENDEZVOUS"])
-
-
-def _reach(address: str, part: Mapping[str, Any]) -> None:
-    """Connect to the launcher's store; in an elastic job, to its registrar, as nobody yet.
-
-    Raises:
-        BootstrapError, OSError: that is not possible.
-    """
-    if "heartbeat" in part:
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), _CHECK_SECONDS).close()
-        return
-    rank, own = next(iter(part["ranks"].items()))
-    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(own["HVDLITE_JOB_ID"]), 0)
-    StoreClient(address, job, int(rank), Deadline(_CHECK_SECONDS)).close()
 
 
 def _receive_part(link: Link) -> dict[str, Any] | None:

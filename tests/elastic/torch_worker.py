@@ -93,7 +93,10 @@ class Trainer:
         self.base = Modular(self.model.parameters(), self.faults)
         self.sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=3)
         self.optimizer = hvd.DistributedOptimizer(
-            self.base, self.model.named_parameters(), num_groups=3
+            self.base,
+            self.model.named_parameters(),
+            num_groups=3,
+            reduce_in=plan.reduce_in,
         )
         self.loader = torch.utils.data.DataLoader(
             self.sampler.dataset, batch_size=BATCH, sampler=self.sampler, collate_fn=list

@@ -10,13 +10,12 @@ beside the log.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 from pathlib import Path
 
-from hvdlite.bootstrap.address import address_of, listen
 from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.store import Store
 from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions, job
 from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Leaving, Limits
@@ -25,12 +24,10 @@ from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Leaving, L
 class FakeRegistrar:
     """A registrar to which no worker ever talks."""
 
-    def __init__(self, limits: Limits, address: str | None) -> None:
-        self.address = "unix:/nowhere"
-        self._listener: socket.socket | None = None
-        if address is not None:  # Agents check that they can reach it.
-            self._listener = listen(address)
-            self.address = address_of(self._listener)
+    def __init__(self, job: Job, limits: Limits, address: str | None) -> None:
+        # Agents check that they can reach it, as they check for a store.
+        self._store = None if address is None else Store.start(1, job, address)
+        self.address = "unix:/nowhere" if self._store is None else self._store.address
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._limits = limits
         self._log = Path(os.environ["TEST_LOG"])
@@ -42,7 +39,7 @@ class FakeRegistrar:
 
     @classmethod
     def start(cls, job: Job, limits: Limits, address: str | None = None) -> FakeRegistrar:
-        return cls(limits, address)
+        return cls(job, limits, address)
 
     def _note(self, text: str) -> None:
         with self._log.open("a") as log:
@@ -97,8 +94,8 @@ class FakeRegistrar:
 
     def close(self) -> None:
         os.close(self.fd)
-        if self._listener is not None:
-            self._listener.close()
+        if self._store is not None:
+            self._store.close()
 
 
 if __name__ == "__main__":

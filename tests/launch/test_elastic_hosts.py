@@ -1,8 +1,4 @@
-"""Elastic jobs on several hosts: agents, their silence, and hosts that come and go.
-
-The ssh of these tests is a script that runs its command on this machine. It writes its process id,
-which is the agent's, to a file with the name of the host.
-"""
+"""Elastic jobs on several hosts: agents, their silence, and hosts that come and go."""
 
 from __future__ import annotations
 
@@ -16,15 +12,8 @@ import pytest
 from hvdlite.launch.elastic.agents import AgentHost
 from hvdlite.launch.remote.ssh import SshOptions
 from launch.elastic_jobs import ElasticJob, until
+from launch.fake_ssh import agent_of, fake_ssh
 
-SSH = """#!/bin/sh
-while [ "$1" != "--" ]; do shift; done
-if [ -e "{folder}/down.$2" ]; then echo "connection refused" >&2; exit 255; fi
-echo $$ > "{folder}/agent.$2.new"
-mv "{folder}/agent.$2.new" "{folder}/agent.$2"
-shift 3
-SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec "$@"
-"""
 WAIT = "wait_for('end')"
 LEAVE = """
 while not (folder / "end").exists():
@@ -36,15 +25,7 @@ while not (folder / "end").exists():
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(SSH.format(folder=tmp_path))
-    ssh.chmod(0o755)
-    return f"{ssh.parent}{os.pathsep}{os.environ['PATH']}"
-
-
-def agent(folder: Path, host: str) -> int:
-    return int(until((folder / f"agent.{host}").read_text))
+    return fake_ssh(tmp_path)
 
 
 def test_workers_run_on_all_hosts_and_are_replaced_one_by_one(tmp_path: Path, path: str) -> None:
@@ -93,7 +74,7 @@ def test_death_of_an_agent_is_the_death_of_its_workers(tmp_path: Path, path: str
     flags = ("-H", "far1:1,far2:2", "--min-np", "1", "--blacklist-cooldown-range", "1", "2")
     with ElasticJob(tmp_path, 3, WAIT, *flags, PATH=path) as job:
         pids = [job.pid(worker) for worker in range(3)]
-        os.kill(agent(tmp_path, "far2"), signal.SIGKILL)
+        os.kill(agent_of(tmp_path, "far2"), signal.SIGKILL)
         for worker in (1, 2):
             assert job.noted(f"ended {worker}").startswith(f"ended {worker} False lost the conn")
         for worker in (3, 4):  # The host is connected to again after a while.
@@ -111,8 +92,8 @@ def test_silent_agent_is_given_up_and_ends_its_workers_itself(tmp_path: Path, pa
     with ElasticJob(tmp_path, 2, WAIT, *flags, PATH=path, TEST_EVENTS="[]") as job:
         job.pid(0)
         job.pid(1)
-        os.kill(agent(tmp_path, "far2"), signal.SIGSTOP)
-        assert "its host has been silent for 0.8 s" in job.noted("ended 1 False")
+        os.kill(agent_of(tmp_path, "far2"), signal.SIGSTOP)
+        assert "its host: it was silent for 0.8 s" in job.noted("ended 1 False")
         job.make("end")
         assert job.finish()[0] == 0
 
@@ -148,7 +129,7 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path, path: str) -> None:
         hosts.write_text("far2:1\n")
         job.noted("drain 0 its host is not listed any more")
         job.noted("ended 0 True exit status 0")
-        first = agent(tmp_path, "far1")
+        first = agent_of(tmp_path, "far1")
         until(lambda: not Path(f"/proc/{first}").exists())
         job.make("end")
         status, _, stderr, _ = job.finish()
@@ -161,7 +142,7 @@ def test_sigterm_to_an_agent_drains_its_host(tmp_path: Path, path: str) -> None:
     with ElasticJob(tmp_path, 2, LEAVE, *flags, PATH=path) as job:
         job.pid(0)
         job.pid(1)
-        second = agent(tmp_path, "far2")
+        second = agent_of(tmp_path, "far2")
         os.kill(second, signal.SIGTERM)
         assert job.noted("drain 1") == "drain 1 its host is taken away"
         job.noted("ended 1 True exit status 0")

@@ -204,7 +204,9 @@ class AgentHost(RemoteHost):
         signal_group(self.pid, signal.SIGKILL)
 
     def _why_lost(self) -> str:
-        self.lost_because = self._cut_because or super()._why_lost()
+        cut = self._cut_because
+        said = super()._why_lost()
+        self.lost_because = f"lost the connection to its host: {cut}" if cut else said
         return self.lost_because
 
     def close(self) -> bool:
@@ -393,7 +395,7 @@ class Agents:
         if speaks and host.hello:
             host.send(frame(Kind.ALIVE))
         if host.silent(now, self._heartbeat):
-            host.cut(f"its host has been silent for {self._heartbeat:g} s")
+            host.cut(f"it was silent for {self._heartbeat:g} s")
         elif not host.serves and now > host.deadline:
             owner.off(host.fileno())
             self._drop(host, owner, "it has not answered in time")

@@ -191,7 +191,10 @@ class ElasticRun:
             "environment": what.shared_environment(threads),
             "compat": what.compat,
             "heartbeat": self._elastic.heartbeat,
-            "address": address,
+            "meeting": {
+                "HVDLITE_RENDEZVOUS": address,
+                "HVDLITE_TOKEN": self._job.token.hex(),
+            },
         }
 
     def _choose_threads(self, discovery: Discovery) -> int:

@@ -317,7 +317,7 @@ class GradientReducer:
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
         if self._buckets and self._cycle.open:
-            self._transaction.end(blocking)
+            self._transaction.end()
 
     def _wait(self, dropped: bool = False) -> None:
         failure = self._cycle.failure

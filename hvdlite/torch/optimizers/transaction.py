@@ -39,18 +39,17 @@ class StepTransaction:
         if basics.in_elastic_job():
             steps.begun()
 
-    def end(self, blocking: bool) -> None:
+    def end(self) -> None:
         """Submit the commit behind the collectives of the step; a second call does nothing.
 
-        Args:
-            blocking: whether the caller waits at once.
+        It wakes the engine's thread: the first wait is for a bucket, which ends with the commit.
 
         Raises:
             HvdliteError: it cannot be submitted.
         """
         if self._commit is None and basics.in_elastic_job():
             name, process_set = f"{self._name}.commit", member_id(self._process_set)
-            self._commit = basics.engine().commit(name, self._name, process_set, blocking)
+            self._commit = basics.engine().commit(name, self._name, process_set)
 
     def finish(self, dropped: bool) -> HvdliteError | None:
         """Wait for the commit, and return its error.

@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "check.h"
 #include "engine/engine_worlds.h"
 #include "engine/lobby.h"
@@ -22,11 +21,11 @@ namespace hvdlite::testing {
 
 // Where the victim dies. The batch or commit is counted per epoch from 0.
 enum class Point {
-  kBeforeBatch,        // the others lose it in the batch
-  kInBatch,            // likewise, and half of their outputs is overwritten
-  kBeforeCommit,       // it has executed all that is due, and the others lose it in the commit
-  kCommitByOne,        // one other rank completes the commit, the rest loses it there
-  kAfterCommit,        // every rank has completed the commit
+  kBeforeBatch,   // the others lose it in the batch
+  kInBatch,       // likewise, and half of their outputs is overwritten
+  kBeforeCommit,  // it has executed all that is due, and the others lose it in the commit
+  kCommitByOne,   // one other rank completes the commit, the rest loses it there
+  kAfterCommit,   // every rank has completed the commit
 };
 
 struct Fault {
@@ -43,16 +42,16 @@ class Meeting {
   explicit Meeting(std::size_t size) : size_(size) {}
   // Returns when all have arrived.
   void arrive() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (++arrived_ == size_) changed_.notify_all();
-    changed_.wait(lock, [&] { return arrived_ >= size_; });
+    while (arrived_ < size_) changed_.wait(mutex_);
   }
 
  private:
   const std::size_t size_;
-  std::size_t arrived_ = 0;
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  Condition changed_;
+  std::size_t arrived_ HVDLITE_GUARDED_BY(mutex_) = 0;
 };
 
 // A host's data plane that acts out a fault. `die` lets this worker's connections break.
@@ -114,9 +113,7 @@ class FaultyBackend : public HostBackend {
  private:
   bool acts() const { return fault_.victim >= 0; }
   // Counts a batch, and says whether it is that of the fault.
-  bool dies_now() {
-    return acts() && batches_++ == fault_.at && fault_.point <= Point::kInBatch;
-  }
+  bool dies_now() { return acts() && batches_++ == fault_.at && fault_.point <= Point::kInBatch; }
   Status die() {
     fabric_.close();
     die_();
@@ -139,11 +136,11 @@ class ElasticJob {
     int number = 0;
     std::shared_ptr<Lobby> lobby = std::make_shared<Lobby>();
     std::atomic<bool> dead{false};
-    std::mutex mutex;  // guards the rest
+    Mutex mutex;                                   // guards the rest
     std::vector<std::unique_ptr<Engine>> engines;  // of all epochs
     std::vector<std::vector<int>> members;         // by epoch: its workers in rank order
     Engine& engine() {
-      const std::lock_guard<std::mutex> lock(mutex);
+      const MutexLock lock(mutex);
       return *engines.back();
     }
     // Submits what `make` returns for an epoch to that epoch's engine. Another epoch may begin
@@ -152,7 +149,7 @@ class ElasticJob {
                   std::size_t back = 0) {
       Engine* engine = nullptr;
       {
-        const std::lock_guard<std::mutex> lock(mutex);
+        const MutexLock lock(mutex);
         const std::size_t epoch = engines.size() - 1 - std::min(back, engines.size() - 1);
         engine = engines[epoch].get();
         entry = make(members[epoch]);
@@ -237,16 +234,15 @@ class ElasticJob {
       Worker& worker = *workers_[members_[rank]];
       std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
       if (fabrics[rank] != nullptr) {
-        backend = std::make_unique<FaultyBackend>(*fabrics[rank], config_, worker.number,
-                                                  victim_rank, fault, meeting,
-                                                  [&worker] { worker.dead = true; });
+        backend =
+            std::make_unique<FaultyBackend>(*fabrics[rank], config_, worker.number, victim_rank,
+                                            fault, meeting, [&worker] { worker.dead = true; });
       }
       const Engine::Elastic elastic{{epoch, worker.lobby->process_sets(rank_of)}, worker.lobby};
-      auto engine = std::make_unique<Engine>(
-          std::move(fabrics[rank]), std::move(backend), config_,
-          libraries_, std::make_unique<Trace>(), elastic);
+      auto engine = std::make_unique<Engine>(std::move(fabrics[rank]), std::move(backend), config_,
+                                             libraries_, std::make_unique<Trace>(), elastic);
       worker.lobby->resume(*engine, rank_of);
-      const std::lock_guard<std::mutex> lock(worker.mutex);
+      const MutexLock lock(worker.mutex);
       worker.engines.push_back(std::move(engine));
       worker.members.push_back(members_);
     }

@@ -105,7 +105,7 @@ TEST(elastic_cut_of_a_join_in_progress) {
   CHECK_EQ(handed_out.size(), std::size_t{1});
   CHECK(handed_out[0]->request.kind == Kind::kJoin);
   CHECK_EQ(second.take_rest().size(), std::size_t{1});
-  // Nobody has completed it: commits before the join are no reason to hand it out.
+  // Nobody has completed it: commits before the join do not hand it out.
   CommitBook other;
   for (int i = 0; i < 9; ++i) commit_one(other);
   CHECK(third.complete_up_to(other.counts()).empty());

@@ -34,7 +34,7 @@ void step_on_gpus(const Fault& fault) {
       CHECK_EQ(gpu.read(second.data(), 5)[4], values[0]);
       float sum = 0;
       const auto epoch = static_cast<std::size_t>(entries[0]->completion->epoch);
-      const std::lock_guard<std::mutex> lock(worker.mutex);
+      const MutexLock lock(worker.mutex);
       for (const int member : worker.members[epoch]) sum += static_cast<float>(member * 10 + step);
       CHECK_EQ(values[0], sum);
       results.at(worker.number).push_back(sum);

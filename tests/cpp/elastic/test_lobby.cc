@@ -28,9 +28,9 @@ struct Chain {
       const auto worker = static_cast<std::size_t>(members[rank]);
       const Engine::Elastic elastic{{epoch, lobbies[worker]->process_sets(rank_of)},
                                     lobbies[worker]};
-      worlds.back()[worker] = std::make_unique<Engine>(
-          std::move(fabrics[rank]), std::move(backend), config,
-          GpuLibraries::search(Config(), {}), std::make_unique<Trace>(), elastic);
+      worlds.back()[worker] = std::make_unique<Engine>(std::move(fabrics[rank]), std::move(backend),
+                                                       config, GpuLibraries::search(Config(), {}),
+                                                       std::make_unique<Trace>(), elastic);
     }
   }
   void resume() {
@@ -53,8 +53,8 @@ struct Chain {
   }
 
   Config config = quick_config();
-  std::vector<std::shared_ptr<Lobby>> lobbies;  // by worker
-  std::vector<int> rank_of;                     // of the next world
+  std::vector<std::shared_ptr<Lobby>> lobbies;               // by worker
+  std::vector<int> rank_of;                                  // of the next world
   std::vector<std::vector<std::unique_ptr<Engine>>> worlds;  // by epoch and worker
 };
 
@@ -252,8 +252,7 @@ TEST(elastic_abort_fails_the_own_entries_and_parks_those_of_the_others) {
   CHECK_OK(chain.engine(0, 0).enqueue(other, false));
   chain.engine(0, 1).abort("rank 1 raised ValueError");
   CHECK_STATUS(outcome_of(own), StatusCode::kRankFailed);
-  CHECK_STATUS(chain.engine(0, 1).enqueue(allreduce_entry("c", c), false),
-               StatusCode::kRankFailed);
+  CHECK_STATUS(chain.engine(0, 1).enqueue(allreduce_entry("c", c), false), StatusCode::kRankFailed);
   CHECK(soon([&] { return readable(chain.lobbies[0]->lost_fd()); }));
   CHECK(!readable(chain.lobbies[1]->lost_fd()));
   const Lobby::Report report = chain.lobbies[0]->report({1});
@@ -277,8 +276,7 @@ TEST(elastic_failed_lobby_refuses_until_the_next_world) {
   CHECK_OK(chain.engine(0, 0).enqueue(waits, false));
   chain.lobbies[0]->fail(Status(StatusCode::kRankFailed, "something cannot be redone"));
   CHECK_STATUS(outcome_of(waits), StatusCode::kRankFailed);
-  CHECK_STATUS(chain.engine(0, 0).enqueue(allreduce_entry("a", a), false),
-               StatusCode::kRankFailed);
+  CHECK_STATUS(chain.engine(0, 0).enqueue(allreduce_entry("a", a), false), StatusCode::kRankFailed);
   chain.rank_of = {0};
   chain.make({0});
   chain.resume();

@@ -16,8 +16,7 @@ constexpr int kDeeds = 7;
 float given(int worker, int index) { return static_cast<float>((worker + 1) * 64 + index % 50); }
 
 // What the workers of an epoch get from it.
-std::vector<float> replayed(Deed operation, int index, const std::vector<int>& members,
-                            int root) {
+std::vector<float> replayed(Deed operation, int index, const std::vector<int>& members, int root) {
   float sum = 0;
   float weights = 0;
   float weighted = 0;
@@ -53,8 +52,8 @@ struct Received {
   std::vector<float> values;
 };
 
-EntryPtr make_deed(Deed operation, const std::string& name, int worker,
-                        std::vector<float>& values, int root_rank) {
+EntryPtr make_deed(Deed operation, const std::string& name, int worker, std::vector<float>& values,
+                   int root_rank) {
   EntryPtr entry = allreduce_entry(name, values);
   switch (operation) {
     case Deed::kMean:
@@ -92,8 +91,8 @@ bool perform(ElasticJob::Worker& worker, Deed operation, const std::string& name
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto make = [&](const std::vector<int>& members) {
       const auto at = std::find(members.begin(), members.end(), root);
-      EntryPtr entry = make_deed(operation, name + std::to_string(i), worker.number,
-                                      tensors[i], static_cast<int>(at - members.begin()));
+      EntryPtr entry = make_deed(operation, name + std::to_string(i), worker.number, tensors[i],
+                                 static_cast<int>(at - members.begin()));
       if (operation == Deed::kStep) entry->request.transaction = name;
       return entry;
     };

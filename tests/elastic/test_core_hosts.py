@@ -1,0 +1,44 @@
+"""Hosts of an elastic job are lost, silent or taken away; the oracle replays the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elastic.faults import Plan
+from elastic.journals import check_core_job, read_journals
+from launch.fake_ssh import agent_of, fake_ssh
+from launcher import end_launcher, start_launcher
+
+STEPS = 400
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_host_of_one_worker_goes(number: signal.Signals, tmp_path: Path) -> None:
+    journals = tmp_path / "journals"
+    journals.mkdir()
+    plan = Plan(str(journals), STEPS, pause=0.01)
+    worker = (sys.executable, str(Path(__file__).with_name("core_worker.py")), plan.as_json())
+    launcher = start_launcher(
+        *("-np", "3", "--min-np", "1", "-H", "far1:2,far2:1", "--elastic-heartbeat", "1"),
+        *worker,
+        env={"OMP_NUM_THREADS": "1", "PATH": fake_ssh(tmp_path)},
+    )
+    try:
+        assert launcher.stderr is not None
+        assert any(b"epoch 0: 3 ranks" in line for line in launcher.stderr)
+        time.sleep(0.3)
+        os.kill(agent_of(tmp_path, "far2"), number)
+        _, stderr = launcher.communicate(timeout=60)
+    finally:
+        end_launcher(launcher)
+    assert launcher.returncode == 0, stderr
+    journeys = read_journals(journals)
+    check_core_job(journeys, STEPS)
+    assert journeys[2].end is None
+    assert b"worker 2 (host far2)" in stderr
