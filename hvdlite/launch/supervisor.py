@@ -136,8 +136,7 @@ class Supervisor(JobLoop[AnyRank]):
         ends as quickly as without a signal. A rank that ended by this same signal has not failed:
         batch systems send a signal to all processes at once.
         """
-        failed = any(failure.ending.code != 128 + number for failure in self._failures)
-        grace = min(self._grace, GRACE) if failed else self._grace
+        grace = min(self._grace, GRACE) if self._has_failed(number) else self._grace
         count = sum(worker.ending is None for worker in self._workers)
         self._console.say(
             f"{_name(number)}: stopping {count} {self._noun}s (again to kill them at once)"
@@ -146,6 +145,10 @@ class Supervisor(JobLoop[AnyRank]):
         passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self.stop_now(128 + number, passed_on, grace)
         self._note_at = time.monotonic() + _FIRST_NOTE
+
+    def _has_failed(self, number: int) -> bool:
+        """Return whether the job has failed, other than by the signal `number`."""
+        return any(failure.ending.code != 128 + number for failure in self._failures)
 
     def tick(self, now: float) -> float | None:
         """After a signal to the launcher, print now and then which ranks it waits for."""

@@ -243,6 +243,29 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
     assert "Ctrl-C: stopping 2 workers" in stderr
 
 
+def test_death_that_the_job_survived_leaves_the_others_the_grace(tmp_path: Path) -> None:
+    code = """
+def save(*_):
+    time.sleep(2.5)  # longer than the grace after a failure
+    say("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+say("can save")
+time.sleep(60)
+"""
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
+        os.kill(job.pid(1), signal.SIGKILL)
+        job.pid(2)
+        for worker in (0, 2):
+            if not any(f"[{worker}] can save" in line for line in job.lines):
+                job.read_until(f"[{worker}] can save")
+        job.signal(signal.SIGTERM)
+        status, stdout, stderr, _ = job.finish()
+    assert status == 143
+    assert "[0] saved" in stdout and "[2] saved" in stdout
+    assert "the grace is over" not in stderr
+
+
 def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
     code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(60)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:

@@ -143,7 +143,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     _add_host_flags(parser.add_argument_group("several hosts"))
     add_elastic_flags(
-        parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/launch.md")
+        parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/elastic.md")
     )
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))

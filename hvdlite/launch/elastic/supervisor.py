@@ -234,6 +234,10 @@ class ElasticSupervisor(Supervisor):
         elif not running and self._stop is None:
             self._conclude_epoch()
 
+    def _has_failed(self, number: int) -> bool:
+        """Return whether the job has failed; a death that it survived is not a failure."""
+        return self._lost and super()._has_failed(number)
+
     def _conclude_epoch(self) -> None:
         self._over = True
         if all(number in self._leaves for number in self._members):
