@@ -72,7 +72,9 @@ def main() -> int:
 
 
 @contextmanager
-def job(flags: Sequence[str], part: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def job(
+    flags: Sequence[str], part: str, folder: Path, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job of this file's workers; it is ended with the context."""
     launcher = [sys.executable, "-m", "hvdlite.launch", *flags]
     worker = [sys.executable, __file__, "--worker", part, "--folder", str(folder), *options]
@@ -202,7 +204,9 @@ def judge(folder: Path, most: int) -> dict[str, int]:
     for log in logs:
         numbers = [step for step, *_ in log]
         twice += len(numbers) - len(set(numbers))
-        lost += sum(after - before - 1 for before, after in zip(numbers, numbers[1:]) if after > before)
+        lost += sum(
+            after - before - 1 for before, after in zip(numbers, numbers[1:]) if after > before
+        )
         for line in log:
             wrong += agreed.setdefault(line[0], line) != line
             wrong += line[2] != sum(worker + 1 + line[0] for worker in line[3:])
@@ -288,13 +292,19 @@ def row_of_boundaries(folder: Path) -> dict[str, object]:
         for log, place in zip(logs, places, strict=True):
             # "interrupted", "sync" (nanoseconds, if there was one), "enter"
             before = next(line for line in log[place::-1] if line.what == "interrupted")
-            own = [line.numbers[0] / 1e9 for line in log[:place] if line.what == "sync" and line.at > before.at]
+            own = [
+                line.numbers[0] / 1e9
+                for line in log[:place]
+                if line.what == "sync" and line.at > before.at
+            ]
             slowest = max(slowest, log[place].at - before.at - sum(own))
             size, sync = log[place].numbers[0], max(sync, sum(own))
         stalls["grow" if size == 3 else "leave"].append(slowest)
         if size == 3:
             stalls["sync"].append(sync)
-    stalls["check"] = [line.numbers[0] / 1e9 for log in logs for line in log if line.what == "check"]
+    stalls["check"] = [
+        line.numbers[0] / 1e9 for log in logs for line in log if line.what == "check"
+    ]
     row: dict[str, object] = {"ranks": "2-3", "joins": len(stalls["grow"])}
     for name, times in stalls.items():
         if times:

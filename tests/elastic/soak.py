@@ -266,7 +266,10 @@ def disturb(soak: Soak, chance: random.Random) -> str:
     members = [one for one in soak.members if one in soak.alive]
     if len(members) < 3:
         return "nothing" if len(soak.alive) > MOST else f"join {soak.start()}"
-    deed, victim = chance.choice(("kill", "stop", "term", "raise", "join", "leave")), chance.choice(members)
+    deed, victim = (
+        chance.choice(("kill", "stop", "term", "raise", "join", "leave")),
+        chance.choice(members),
+    )
     numbers = {
         "kill": signal.SIGKILL,
         "stop": signal.SIGSTOP,
