@@ -1,4 +1,4 @@
-"""A long test of elastic training, by hand: `python tests/elastic/soak.py --resets 1000 --chaos 180`.
+"""A long test of elastic training: `python tests/elastic/soak.py --resets 1000 --chaos 180`.
 
 It stands in for the launcher, so that workers come back at once. Two workers stay, while others
 join and die: their memory, descriptors, mappings and threads must stay flat. Then chaos: every half
@@ -9,6 +9,7 @@ the epoch and the sum of every step, and the job must never pause for longer tha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import multiprocessing
@@ -28,7 +29,7 @@ from typing import Any, NoReturn
 from hvdlite import _core, basics
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.elastic import ObjectState, epochs, run, steps
-from hvdlite.launch.elastic.actions import EpochFormed, Evict, Event, Failed, Limits
+from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Limits
 from hvdlite.launch.elastic.fleet import Start
 from hvdlite.launch.elastic.job import elastic_environment
 from hvdlite.launch.elastic.registrar import Registrar
@@ -233,15 +234,14 @@ def soak_chaos(seconds: float, seed: int) -> dict[str, object]:
     counts: dict[str, int] = {}
     pause, last = 0.0, time.monotonic()
     with tempfile.TemporaryDirectory() as name, Soak(Path(name), logs=True) as soak:
-        end, due, resume = time.monotonic() + seconds, time.monotonic(), (0.0, 0)
+        end, due, resume = time.monotonic() + seconds, time.monotonic(), (0.0, -1)
         while time.monotonic() < end:
             soak.look()
             now = time.monotonic()
             newest = max(soak.beat(one) for one in range(soak._next))
             pause, last = max(pause, now - max(last, newest)), max(last, newest)
-            if resume[1] and now > resume[0]:
+            if now > resume[0]:
                 signal_worker(soak, resume[1], signal.SIGCONT)
-                resume = (0.0, 0)
             if now > due:
                 due = now + 0.5
                 deed = disturb(soak, chance)
@@ -256,8 +256,13 @@ def soak_chaos(seconds: float, seed: int) -> dict[str, object]:
         made = judge(Path(name))
     assert pause <= LONGEST_PAUSE, f"the job paused for {pause:.2f} s"
     return {
-        **{"soak": "chaos", "seconds": seconds, "seed": seed, "deeds": counts},
-        **{"epochs": epochs_formed, "steps": made, "longest_pause_s": round(pause, 2)},
+        "soak": "chaos",
+        "seconds": seconds,
+        "seed": seed,
+        "deeds": counts,
+        "epochs": epochs_formed,
+        "steps": made,
+        "longest_pause_s": round(pause, 2),
     }
 
 
@@ -287,8 +292,9 @@ def disturb(soak: Soak, chance: random.Random) -> str:
 
 def signal_worker(soak: Soak, worker: int, number: int) -> None:
     """Send a signal to a worker that lives."""
-    if worker in soak.alive and soak.alive[worker].pid is not None:
-        os.kill(soak.alive[worker].pid, number)
+    if worker in soak.alive:
+        with contextlib.suppress(ProcessLookupError):  # It has ended, and is not reaped yet.
+            os.kill(soak.alive[worker].pid, number)
 
 
 def judge(folder: Path) -> int:
