@@ -71,6 +71,7 @@ class Steward:
         self._parked = False
         self._heard = _NO_EPOCH  # of the last GATHER
         self._attempt: Deadline | None = None  # of the connecting that runs
+        self._steps_before = 0  # that this process had committed when the world was formed
         self._called_off: float = _NO_EPOCH  # no epoch before this one is formed any more
         # Between the steward thread and the training thread.
         self._changed = threading.Condition()
@@ -250,7 +251,7 @@ class Steward:
                 "why": why,
                 "heard": self._heard,
                 "synced": has_state() or not self._worker.joiner,
-                "steps": steps.progress().committed,
+                "steps": steps.progress().committed - self._steps_before,
                 "offer": self._offer.description,
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
@@ -336,6 +337,7 @@ class Steward:
         rank_of = [members.index(one) if one in members else -1 for one in self._members]
         self._epoch, self._members, self._parked = epoch.number, members, False
         epochs.record(epoch)
+        self._steps_before = steps.progress().committed
         if message["mode"] == "start":
             with self._changed:
                 self._first = connection
