@@ -109,6 +109,7 @@ def _find(ranks: list[int] | None) -> ProcessSet:
 _current: _World | None = None
 # Of an elastic job: what `init` was given, and the ranks that each process set had then.
 _static: list[tuple[ProcessSet, list[int]]] = []
+_broken: set[int] = set()  # of an elastic job: ids of process sets that have lost a member
 _registered: dict[int, list[ProcessSet]] = {}  # by id; static objects of equal ranks share an id
 
 
@@ -188,19 +189,25 @@ def follow(
         engine: the engine of the next world.
         rank: this process's rank in it.
         size: its size.
-        members: by id, the ranks of the process sets that go on. The others have lost a member, and
-            are not registered any more.
+        members: by id, the ranks of the process sets that go on. The others have lost a member:
+            their operations raise RankFailedError until the next boundary.
     """
     global _current
     _current = _World(engine, rank, size)
-    for number, equals in list(_registered.items()):
-        ranks = list(range(size)) if number == 0 else members.get(number)
-        if ranks is None:
-            del _registered[number]
-            operation_names.forget(number)
-        for process_set in equals:
-            process_set.process_set_id = None if ranks is None else number
-            process_set.ranks = process_set.ranks if ranks is None else list(ranks)
+    alive: dict[int, Sequence[int]] = {0: range(size), **members}
+    for number, ranks in alive.items():
+        for process_set in _registered.get(number, []):
+            process_set.ranks = list(ranks)
+    _broken.update(number for number in _registered if number not in alive)
+
+
+def drop_broken() -> None:
+    """Unregister the process sets that have lost a member, at a boundary of an elastic job."""
+    while _broken:
+        number = _broken.pop()
+        for process_set in _registered.pop(number, []):
+            process_set.process_set_id = None
+        operation_names.forget(number)
 
 
 def end() -> None:
@@ -211,6 +218,7 @@ def end() -> None:
         for process_set in equals:
             process_set.process_set_id = None
     _registered.clear()
+    _broken.clear()
     global_process_set.ranks = []
 
 

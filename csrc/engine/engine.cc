@@ -55,7 +55,15 @@ Status Engine::enqueue(const EntryPtr& entry, bool blocking) {
 // Only local checks. The world rejects ranks that differ or are unknown, so every rank gets the
 // same error.
 Status Engine::check(Entry& entry) {
-  const GroupPtr group = process_set(entry.request.process_set);
+  const Request& request = entry.request;
+  const GroupPtr group = process_set(request.process_set);
+  if (group == nullptr && lobby_ != nullptr &&
+      request.process_set <= static_cast<std::uint32_t>(highest_set())) {
+    // As for an operation that was in flight: the ranks restore their last commit.
+    return of_call(request, Status(StatusCode::kRankFailed,
+                                   "process set " + std::to_string(request.process_set) +
+                                       " has lost a member in this elastic job, or was removed"));
+  }
   HVDLITE_RETURN_IF_ERROR(check_entry(entry, group, rank()));
   if (entry.request.kind == Kind::kRemoveProcessSet) {
     HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));

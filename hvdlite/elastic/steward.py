@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdlite import _core
+from hvdlite import _core, process_sets
 from hvdlite.bootstrap.clock import SAME_CLOCK
 from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
 from hvdlite.bootstrap.deadline import Deadline, GivenUpError
@@ -244,14 +244,17 @@ class Steward:
         ranks = [rank for rank, worker in enumerate(self._members) if worker in gone]
         report = self.lobby.report(ranks) if self._parked else None
         commits = report["commits"] if report else self._commits()
+        progress = steps.progress()
+        # Where nobody reports steps, the registrar counts commits.
+        made = {"steps": progress.committed - self._steps_before} if progress.announced else {}
         self._send(
             {
+                **made,
                 "kind": "ready",
                 "epoch": self._epoch,
                 "why": why,
                 "heard": self._heard,
                 "synced": has_state() or not self._worker.joiner,
-                "steps": steps.progress().committed - self._steps_before,
                 "offer": self._offer.description,
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
@@ -359,6 +362,7 @@ class Steward:
             self._decide(Decision(leave=False, sync=message["sync"], changed=True))
 
     def _on_continue(self, message: Message) -> None:
+        process_sets.drop_broken()
         self._decide(Decision(leave=False, sync=message["sync"], changed=False))
 
     def _decide(self, decision: Decision) -> None:
