@@ -2,9 +2,9 @@
 
     python examples/elastic_demo.py
 
-hvdlite-run starts the example with four ranks. Every few seconds this program kills one of them,
+hvdlite-run starts the example with four ranks. Every two seconds this program kills one of them,
 unless only two are left; hvdlite-run starts others in their place. demo-output/elastic.png shows
-processes, steps and loss over time. This file does not use hvdlite.
+processes, steps and loss over time.
 """
 
 import argparse
@@ -32,18 +32,17 @@ def read(log: Path) -> list[dict]:
 
 
 def kill_ranks(job: subprocess.Popen, log: Path, every: float) -> dict[int, float]:
-    """Kill a random rank every few seconds until the job ends; return the times by process."""
-    kills: dict[int, float] = {}
-    chooser, last = random.Random(0), None
+    """Kill a rank whenever the same ones have trained for a while; return times by process."""
+    kills, before, since = {}, set(), 0.0
     while job.poll() is None:
         time.sleep(0.2)
-        rows = read(log)
-        last = last or (rows[0]["time"] if rows else None)
-        train = [row["pid"] for row in rows if row["step"] == rows[-2]["step"]] if rows[1:] else []
-        train = [pid for pid in train if pid not in kills]
-        if last and time.time() - last >= every and len(train) > FEWEST:
-            pid, last = chooser.choice(train), time.time()
-            kills[pid] = last
+        now = time.time()
+        train = {row["pid"] for row in read(log) if row["time"] > now - 0.5} - kills.keys()
+        if train != before:
+            before, since = train, now
+        if now - since >= every and len(train) > FEWEST:
+            pid = random.choice(sorted(train))
+            kills[pid] = now
             with suppress(ProcessLookupError):  # It has ended by itself.
                 os.kill(pid, signal.SIGKILL)
     return kills
@@ -70,8 +69,7 @@ def draw(rows: list[dict], kills: dict[int, float], picture: Path) -> None:
     from matplotlib import pyplot
 
     pyplot.switch_backend("Agg")
-    begin = min(row["time"] for row in rows)
-    trained, losses = defaultdict(list), defaultdict(list)
+    begin, trained, losses = rows[0]["time"], defaultdict(list), defaultdict(list)
     for row in rows:
         trained[row["pid"]].append(row["time"] - begin)
         losses[row["step"]].append((row["time"] - begin, row["loss"]))
@@ -80,33 +78,31 @@ def draw(rows: list[dict], kills: dict[int, float], picture: Path) -> None:
     )
     for lane, (pid, times) in enumerate(trained.items()):
         lanes.plot(times, [lane] * len(times), "|", color=f"C{lane}")
-        if pid in kills:
-            lanes.plot(kills[pid] - begin, lane, "x", color="red", markersize=10)
+        lanes.plot([kills[pid] - begin] if pid in kills else [], [lane] * (pid in kills), "xr")
     lanes.set(ylabel="process", title="a mark: a step of this process; x: it was killed")
-    when = [max(time for time, _ in losses[step]) for step in losses]
-    steps.plot(when, list(losses))
-    steps.set(ylabel="step")
-    mean = [sum(loss for _, loss in losses[step]) / len(losses[step]) for step in losses]
-    curve.plot(when, mean)
-    curve.set(xlabel="seconds", ylabel="loss", yscale="log")
-    for moment in kills.values():
-        for axes in (steps, curve):
+    when = [max(moment for moment, _ in pairs) for pairs in losses.values()]
+    mean = [sum(loss for _, loss in pairs) / len(pairs) for pairs in losses.values()]
+    for axes, values, label in ((steps, list(losses), "step"), (curve, mean, "loss")):
+        axes.plot(when, values)
+        axes.set(ylabel=label)
+        for moment in kills.values():
             axes.axvline(moment - begin, color="red", linewidth=0.5)
+    curve.set(xlabel="seconds", yscale="log")
     figure.savefig(picture, dpi=120)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="kill ranks while they train")
     parser.add_argument("--every", type=float, default=2, help="seconds from kill to kill")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     log, picture = options.output / "elastic.jsonl", options.output / "elastic.png"
     log.unlink(missing_ok=True)
-    launcher = ["hvdlite-run", "-np", str(RANKS), "--min-np", str(FEWEST), sys.executable]
-    example = [EXAMPLE, "--epochs", str(options.epochs), "--pause", str(PAUSE), "--log", log]
-    with subprocess.Popen([*launcher, *map(str, example)]) as job:
+    launcher = ["hvdlite-run", "-np", RANKS, "--min-np", FEWEST, sys.executable, EXAMPLE]
+    settings = ["--epochs", options.epochs, "--pause", PAUSE, "--log", log]
+    with subprocess.Popen([str(word) for word in (*launcher, *settings)]) as job:
         kills = kill_ranks(job, log, options.every)
     if job.returncode:
         sys.exit(job.returncode)

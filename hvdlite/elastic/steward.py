@@ -35,9 +35,8 @@ _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
 
 
-# Makes the next world of this process: takes its connection, its epoch, the lobby, and by rank of
-# the former world the next rank; returns None if the process has left the job meanwhile.
-Follow = Callable[[Connection, int, _core.Lobby, Sequence[int]], "_core.Engine | None"]
+# `hvdlite.basics.follow`.
+Follow = Callable[[Connection, int, _core.Lobby, Sequence[int], bool], "_core.Engine | None"]
 
 
 class Steward:
@@ -346,7 +345,8 @@ class Steward:
                 while self._engine is None and self._over is None:
                     self._changed.wait()
         else:
-            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of)
+            resumes = message["mode"] == "resume"
+            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of, resumes)
         tell_scripts(
             RANK=connection.rank,
             SIZE=connection.size,
