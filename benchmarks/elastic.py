@@ -360,26 +360,29 @@ def run_boundaries(arguments: argparse.Namespace) -> None:
 def measure_steps(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Let ordinary and elastic jobs take turns; return a row for each model."""
     for model in ("transformer", "mlp"):
-        medians: dict[str, list[float]] = {"ordinary": [], "elastic": []}
+        quickest: dict[str, list[float]] = {"ordinary": [], "elastic": []}
         for _ in range(arguments.jobs):
-            for kind, own in medians.items():
+            for kind, own in quickest.items():
                 flags = ["-np", "2", *(["--min-np", "1"] if kind == "elastic" else [])]
                 with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as name:
                     with job(flags, "step", Path(name), "--model", model) as process:
                         process.wait()
                     own.append(max(float(one.read_text()) for one in Path(name).iterdir()))
-        ordinary, elastic = (statistics.median(own) for own in medians.values())
+        ordinary, elastic = (min(own) for own in quickest.values())
         yield {
             "model": model,
             "ranks": 2,
             "jobs": arguments.jobs,
-            **{f"{kind}_ms": [round(one, 2) for one in own] for kind, own in medians.items()},
+            **{f"{kind}_ms": [round(one, 2) for one in own] for kind, own in quickest.items()},
             "ratio": round(elastic / ordinary, 3),
         }
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    """Be a rank that trains a model for some steps, and write down the median."""
+    """Be a rank that trains a model for some steps, and write down the tenth percentile.
+
+    Steps that other processes disturb would hide the difference.
+    """
     import torch
     from step import MODELS
 
@@ -400,7 +403,7 @@ def run_model(arguments: argparse.Namespace) -> None:
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
         times.append((time.perf_counter_ns() - begin) / 1e6)
-    (arguments.folder / str(hvd.rank())).write_text(str(statistics.median(times[5:])))
+    (arguments.folder / str(hvd.rank())).write_text(str(statistics.quantiles(times[5:], n=10)[0]))
     hvd.shutdown()
 
 

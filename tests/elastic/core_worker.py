@@ -91,6 +91,7 @@ class Trainer:
                 state.commit()
             if state.step == self.plan.hold_at:
                 self.hold(state)
+            time.sleep(self.plan.pause)
 
     def hold(self, state: Weights) -> None:
         """Go from boundary to boundary until the planned epoch."""

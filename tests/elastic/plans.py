@@ -49,6 +49,7 @@ class Plan:
         faults: who dies where.
         hosts: the workers act as so many hosts.
         commit_every: the steps between two commits.
+        pause: seconds between two steps of core workers.
         reduce_in: where torch workers reduce gradients: "backward" or "step".
         hold_at: a step at which the workers wait for workers that join.
         hold_until: they wait for this epoch.
@@ -60,6 +61,7 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     hosts: int = 1
     commit_every: int = 4
+    pause: float = 0.0
     reduce_in: str = "backward"
     hold_at: int = -1
     hold_until: int = 0

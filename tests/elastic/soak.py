@@ -33,6 +33,7 @@ from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Failed, Li
 from hvdlite.launch.elastic.fleet import Start
 from hvdlite.launch.elastic.job import elastic_environment
 from hvdlite.launch.elastic.registrar import Registrar
+from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.process.local import job_environment
 from hvdlite.launch.process.placement import place
 from hvdlite.objects import broadcast_object
@@ -108,6 +109,7 @@ class Soak:
         self.epochs = 0
         self._logs = logs
         self._next = 0
+        self._stopped = StoppedWatch(HEARTBEAT)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["soak"])
         (folder / "beats").write_bytes(bytes(_TIME.size * MOST_WORKERS))
@@ -159,6 +161,9 @@ class Soak:
         """Take the registrar's events, and report who has ended."""
         for event in self._registrar.take():
             self._follow(event)
+        pids = {number: process.pid for number, process in self.alive.items()}
+        for number in self._stopped.find(pids, time.monotonic()):
+            self._registrar.evict(number, "stopped")
         for number, process in list(self.alive.items()):
             if process.exitcode is not None:
                 del self.alive[number]
