@@ -16,7 +16,7 @@ CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
 .PHONY: help demo demo-keras demo-elastic check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
-        asan bench docs ptx wheel install dev clean
+        asan bench soak docs ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
@@ -28,6 +28,7 @@ help:
 	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
 	@echo 'make lint              that, layers, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
+	@echo 'make soak              elastic training for minutes: resets and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
 	@echo 'make ptx               compile the GPU kernels (csrc/cuda/kernels/*.cu) and assemble them'
@@ -59,7 +60,7 @@ test-cpp: build/cpp/hvdlite_tests
 # What looks at times runs alone.
 test-python: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/horovod_scripts
-	$(IN_VENV) python -m pytest tests/launch tests/faults tests/multihost tests/gpu
+	$(IN_VENV) python -m pytest tests/launch tests/faults tests/elastic tests/multihost tests/gpu
 
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py
@@ -91,9 +92,13 @@ asan: build/asan/hvdlite_tests
 bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 	$(IN_VENV) python benchmarks/allreduce.py
 	$(IN_VENV) python benchmarks/step.py
+	$(IN_VENV) python benchmarks/elastic.py
 	$(IN_VENV) python benchmarks/timeline.py
 	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
+
+soak: $(DONE)/core
+	$(IN_VENV) python tests/elastic/soak.py
 
 docs: $(DONE)/core
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md

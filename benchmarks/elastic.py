@@ -29,6 +29,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def main() -> int:
 
 
 @contextmanager
-def job(flags: Sequence[str], part: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def job(
+    flags: Sequence[str], part: str, folder: Path, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job of this file's workers; it is ended with the context."""
     launcher = [sys.executable, "-m", "hvdlite.launch", *flags]
     worker = [sys.executable, __file__, "--worker", part, "--folder", str(folder), *options]
@@ -166,7 +169,10 @@ def measure_kills(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
         yield {"ranks": ranks, "kills": len(own), **percentiles(own)}
     every = [one for own in times.values() for one in own]
     yield {
-        **{"ranks": "all", "kills": len(every), "mib": arguments.mib, **percentiles(every)},
+        "ranks": "all",
+        "kills": len(every),
+        "mib": arguments.mib,
+        **percentiles(every),
         **wrong,
         "histogram_ms": histogram(every),
     }
@@ -180,6 +186,10 @@ def kill_down(folder: Path, most: int, least: int, times: dict[int, list[float]]
         lines = read_log(folder, worker)
         return [one for one in lines if one.what == "step" and one.numbers[1] > epoch]
 
+    def until_step(worker: int, epoch: int) -> float:
+        until(lambda: steps_after(worker, epoch), "a step after the kill")
+        return steps_after(worker, epoch)[0].at
+
     for ranks in range(most, least - 1, -1):
         until(lambda: all(len(steps_after(one, -1)) > 3 for one in alive), "a step")
         time.sleep(random.uniform(0.02, 0.1))
@@ -188,21 +198,20 @@ def kill_down(folder: Path, most: int, least: int, times: dict[int, list[float]]
         epoch = max(line.numbers[1] for line in log if line.what == "step")
         killed = time.monotonic()
         os.kill(log[0].numbers[0], signal.SIGKILL)
-        until(lambda: all(steps_after(one, epoch) for one in alive), "a step after the kill")
-        ends = [steps_after(one, epoch)[0].at for one in alive]
+        ends = [until_step(one, epoch) for one in alive]
         if ranks in times:
             times[ranks].append(max(ends) - killed)
 
 
 def judge(folder: Path, most: int) -> dict[str, int]:
-    """Compare what the workers have written: all have made the same steps, once, with right sums."""
+    """Compare the workers' steps: all have made the same ones, once, with right sums."""
     logs = [[one.numbers for one in read_log(folder, n) if one.what == "step"] for n in range(most)]
     lost = twice = wrong = 0
     agreed: dict[int, tuple[int, ...]] = {}
     for log in logs:
         numbers = [step for step, *_ in log]
         twice += len(numbers) - len(set(numbers))
-        lost += sum(after - before - 1 for before, after in zip(numbers, numbers[1:]) if after > before)
+        lost += sum(max(0, after - before - 1) for before, after in pairwise(numbers))
         for line in log:
             wrong += agreed.setdefault(line[0], line) != line
             wrong += line[2] != sum(worker + 1 + line[0] for worker in line[3:])
@@ -263,19 +272,20 @@ def measure_boundaries(arguments: argparse.Namespace) -> Iterator[dict[str, obje
         flags = ["-np", "2", "--min-np", "1", "--max-np", "3"]
         flags += ["--host-discovery-script", f"cat {hosts}"]
         with job(flags, "boundary", folder, "--mib", str(arguments.mib)):
-            entered = 1
-            until(lambda: len(entries(folder)) >= entered, "a first step")
-            for _ in range(arguments.joins):
-                for slots in (3, 2):
-                    offer(slots)
-                    entered += 1
-                    until(lambda: len(entries(folder)) >= entered, f"a world of {slots}")
+            until_entries(folder, 1)
+            for number in range(2 * arguments.joins):
+                offer(2 if number % 2 else 3)
+                until_entries(folder, 2 + number)
         yield row_of_boundaries(folder)
 
 
-def entries(folder: Path) -> list[Line]:
-    """Return when worker 0 has entered the training function."""
-    return [line for line in read_log(folder, 0) if line.what == "enter"]
+def until_entries(folder: Path, count: int) -> None:
+    """Wait until worker 0 has entered the training function so often."""
+
+    def entered() -> bool:
+        return sum(line.what == "enter" for line in read_log(folder, 0)) >= count
+
+    until(entered, f"world number {count}")
 
 
 def row_of_boundaries(folder: Path) -> dict[str, object]:
@@ -288,13 +298,19 @@ def row_of_boundaries(folder: Path) -> dict[str, object]:
         for log, place in zip(logs, places, strict=True):
             # "interrupted", "sync" (nanoseconds, if there was one), "enter"
             before = next(line for line in log[place::-1] if line.what == "interrupted")
-            own = [line.numbers[0] / 1e9 for line in log[:place] if line.what == "sync" and line.at > before.at]
+            own = [
+                line.numbers[0] / 1e9
+                for line in log[:place]
+                if line.what == "sync" and line.at > before.at
+            ]
             slowest = max(slowest, log[place].at - before.at - sum(own))
             size, sync = log[place].numbers[0], max(sync, sum(own))
         stalls["grow" if size == 3 else "leave"].append(slowest)
         if size == 3:
             stalls["sync"].append(sync)
-    stalls["check"] = [line.numbers[0] / 1e9 for log in logs for line in log if line.what == "check"]
+    stalls["check"] = [
+        line.numbers[0] / 1e9 for log in logs for line in log if line.what == "check"
+    ]
     row: dict[str, object] = {"ranks": "2-3", "joins": len(stalls["grow"])}
     for name, times in stalls.items():
         if times:
@@ -354,7 +370,9 @@ def measure_steps(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                     own.append(max(float(one.read_text()) for one in Path(name).iterdir()))
         ordinary, elastic = (statistics.median(own) for own in medians.values())
         yield {
-            **{"model": model, "ranks": 2, "jobs": arguments.jobs},
+            "model": model,
+            "ranks": 2,
+            "jobs": arguments.jobs,
             **{f"{kind}_ms": [round(one, 2) for one in own] for kind, own in medians.items()},
             "ratio": round(elastic / ordinary, 3),
         }

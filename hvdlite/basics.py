@@ -33,9 +33,9 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.errors import ArgumentError, BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.gather_bytes import gather_bytes
-from hvdlite.process_sets import StaticSets
+from hvdlite.process_sets import ProcessSet, StaticSets
 from hvdlite.timeline.recorder import Gather
-from hvdlite.world import Member, World, as_planned, make_world
+from hvdlite.world import World, as_planned, make_world
 
 _world: World | None = None
 _succession = threading.Lock()  # held while a world takes the place of another one, or of none
@@ -94,24 +94,22 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     global _world
     sets = process_sets.static_sets(static)
     agreed = {**_core.agreed_knobs(), "process_sets": str([one.ranks for one in sets])}
-    member = _make_member(worker, agreed) if worker.elastic else None
-    if member is not None:
-        connection = member.begin(deadline)
+    if worker.elastic:
+        _world = world = _begin_elastic(worker, deadline, agreed, sets)
     else:
         connection = connect(worker, _core.create_segment, agreed, deadline)
-    lobby = None if member is None else member.lobby
-    records = not worker.joiner
-    world = make_world(connection, deadline, worker.job_id, lobby, records=records)
+        _world = world = make_world(connection, deadline, worker.job_id)
     engine = world.engine
-    _world = world = replace(world, member=member)
-    if worker.joiner:
-        _world = world = as_planned(world, worker)
     try:
         operation_names.restart()
-        process_sets.begin(engine, world.rank, world.size)
-        if member is not None:
-            member.attach(engine)
-        process_sets.register_static(sets)
+        if world.member is not None:
+            process_sets.enter_static(engine, world.rank, world.size)
+            world.member.attach(engine)
+            if not worker.joiner:
+                process_sets.check_static(world.size)
+        else:
+            process_sets.begin(engine, world.rank, world.size)
+            process_sets.register_static(sets)
         _install_hooks()
         for watcher in _watchers:
             watcher(engine)
@@ -124,7 +122,13 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
         raise
 
 
-def _make_member(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Member:
+def _begin_elastic(
+    worker: WorkerEnvironment,
+    deadline: Deadline,
+    agreed: Mapping[str, str],
+    sets: Sequence[ProcessSet],
+) -> World:
+    """Make the first world of a worker of an elastic job; that of a joiner has one rank."""
     from hvdlite.elastic.steward import Steward  # ordinary jobs do not need it
 
     if _left_elastic:
@@ -132,11 +136,24 @@ def _make_member(worker: WorkerEnvironment, agreed: Mapping[str, str]) -> Member
             "init() was called after shutdown() in an elastic job, which this process has left for "
             "good; hvd.elastic.run forms new worlds by itself"
         )
-    return Steward(worker, agreed, follow)
+    member = Steward(worker, agreed, follow)
+    process_sets.keep_static([] if worker.joiner else sets)
+    connection = member.begin(deadline)
+    if worker.joiner:
+        world = make_world(connection, deadline, worker.job_id, member.lobby, records=False)
+        process_sets.keep_static(sets)
+        return replace(as_planned(world, worker), member=member)
+    static = process_sets.static_ranks(connection.size)
+    world = make_world(connection, deadline, worker.job_id, member.lobby, sets=static)
+    return replace(world, member=member)
 
 
 def follow(
-    connection: Connection, epoch: int, lobby: _core.Lobby, rank_of: Sequence[int]
+    connection: Connection,
+    epoch: int,
+    lobby: _core.Lobby,
+    rank_of: Sequence[int],
+    resumes: bool,
 ) -> _core.Engine | None:
     """Replace the world of an elastic job by the next one; for the steward thread.
 
@@ -145,6 +162,7 @@ def follow(
         epoch: its number.
         lobby: has the operations that go on in it.
         rank_of: by rank of the present world, the next rank of that worker, or -1.
+        resumes: the next world begins in the middle of things, and not at a boundary.
 
     Returns:
         The next engine; None if this process has left the job meanwhile.
@@ -154,13 +172,17 @@ def follow(
         if _world is None:
             connection.close()
             return None
-        sets = lobby.process_sets(rank_of)
+        size = connection.size
+        sets = lobby.process_sets(rank_of) if resumes else process_sets.static_ranks(size)
         timeline = _world.recorder.target
         _end_timeline(_world, None)
         world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
-        process_sets.follow(engine, world.rank, world.size, dict(sets))
+        if resumes:
+            process_sets.follow(engine, world.rank, size, dict(sets))
+        else:
+            process_sets.enter_static(engine, world.rank, size)
         lobby.resume(engine, rank_of)
         # A GPU was chosen by the local rank, so it stays as long as the process lives.
         _world = replace(world, local_rank=_world.local_rank, member=_world.member)

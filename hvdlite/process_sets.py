@@ -107,6 +107,8 @@ def _find(ranks: list[int] | None) -> ProcessSet:
 
 
 _current: _World | None = None
+# Of an elastic job: what `init` was given, and the ranks that each process set had then.
+_static: list[tuple[ProcessSet, list[int]]] = []
 _registered: dict[int, list[ProcessSet]] = {}  # by id; static objects of equal ranks share an id
 
 
@@ -131,10 +133,56 @@ def begin(engine: _core.Engine, rank: int, size: int) -> None:
     _enter(global_process_set, 0)
 
 
+def keep_static(process_sets: Sequence[ProcessSet]) -> None:
+    """Store the process sets that `init` was given in an elastic job, for all of its worlds."""
+    global _static
+    _static = [(process_set, list(process_set.ranks)) for process_set in process_sets]
+
+
+def check_static(size: int) -> None:
+    """Check that the first world of an elastic job has the ranks of the stored process sets.
+
+    Raises:
+        ArgumentError: it does not; every rank gets this error.
+    """
+    for process_set, ranks in _static:
+        if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+            raise ArgumentError(
+                f"{process_set} cannot be registered: the world has the ranks 0 to {size - 1}"
+            )
+
+
+def static_ranks(size: int) -> list[tuple[int, list[int]]]:
+    """Return the ids and ranks of the stored process sets whose ranks a world of `size` has.
+
+    A set has the same id on all ranks and in all worlds, because graphs of TensorFlow hold it.
+    """
+    distinct: list[list[int]] = []
+    for _, ranks in _static:
+        if ranks not in distinct:
+            distinct.append(ranks)
+    numbered = enumerate(distinct, start=1)
+    return [(number, ranks) for number, ranks in numbered if ranks and ranks[-1] < size]
+
+
+def enter_static(engine: _core.Engine, rank: int, size: int) -> None:
+    """Begin in a world of an elastic job whose engine has the sets of `static_ranks`.
+
+    Other process sets end, as those of a world that was shut down.
+    """
+    end()
+    begin(engine, rank, size)
+    number_of = {tuple(ranks): number for number, ranks in static_ranks(size)}
+    for process_set, ranks in _static:
+        process_set.ranks = list(ranks)
+        if tuple(ranks) in number_of:
+            _enter(process_set, number_of[tuple(ranks)])
+
+
 def follow(
     engine: _core.Engine, rank: int, size: int, members: Mapping[int, Sequence[int]]
 ) -> None:
-    """Go on in the next world of an elastic job.
+    """Go on in the next world of an elastic job, whose ranks are some of the former one's.
 
     Args:
         engine: the engine of the next world.

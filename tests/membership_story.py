@@ -85,6 +85,11 @@ class Story:
         assert message["kind"] == kind, message
         return message
 
+    def only(self, worker: int, kind: str) -> dict[str, Any]:
+        """Take what was sent to a worker, and return the only message of this kind."""
+        (message,) = [one for one in self.sent.pop(worker) if one["kind"] == kind]
+        return message
+
     def event(self, kind: type[T]) -> T:
         """Take all events, and return the only one of this kind."""
         events, self.events = self.events, []

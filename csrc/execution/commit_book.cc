@@ -22,14 +22,22 @@ void CommitBook::hold(EntryPtr entry, const Group& group) {
   Set& set = sets_[request.process_set];
   set.group = group;
   if (request.kind == Kind::kCommit) {
-    if (auto ended = set.held.extract(request.transaction)) {
-      append(set.due, std::move(ended.mapped()));
-    }
-    set.due.push_back(std::move(entry));
+    set.ending.push_back(std::move(entry));
   } else if (request.transaction.empty()) {
     set.due.push_back(std::move(entry));
   } else {
     set.held[request.transaction].push_back(std::move(entry));
+  }
+}
+
+void CommitBook::end_round() {
+  for (auto& [id, set] : sets_) {
+    for (EntryPtr& commit : std::exchange(set.ending, {})) {
+      if (auto ended = set.held.extract(commit->request.transaction)) {
+        append(set.due, std::move(ended.mapped()));
+      }
+      set.due.push_back(std::move(commit));
+    }
   }
 }
 
@@ -92,6 +100,7 @@ std::vector<EntryPtr> CommitBook::take_rest() {
   std::vector<EntryPtr> rest;
   for (auto& [id, set] : std::exchange(sets_, {})) {
     append(rest, std::move(set.due));
+    append(rest, std::move(set.ending));
     for (auto& [transaction, held] : set.held) append(rest, std::move(held));
   }
   return rest;
@@ -101,6 +110,7 @@ std::vector<const Entry*> CommitBook::rest() const {
   std::vector<const Entry*> rest;
   for (const auto& [id, set] : sets_) {
     for (const EntryPtr& entry : set.due) rest.push_back(entry.get());
+    for (const EntryPtr& entry : set.ending) rest.push_back(entry.get());
     for (const auto& [transaction, held] : set.held) {
       for (const EntryPtr& entry : held) rest.push_back(entry.get());
     }

@@ -33,6 +33,10 @@ class CommitBook {
  public:
   // The entry was executed. `group` are the members that took part.
   void hold(EntryPtr entry, const Group& group);
+  // All entries of the round were executed. Only now do transactions end: a round may have a commit
+  // before entries that were submitted before it, because requests that members remember arrive
+  // before others.
+  void end_round();
 
   // The sets with due entries, ascending: every member goes through them in this order.
   std::vector<std::uint32_t> due_sets() const;
@@ -56,6 +60,7 @@ class CommitBook {
   struct Set {
     Group group;
     std::vector<EntryPtr> due;
+    std::vector<EntryPtr> ending;                       // commits of the round
     std::map<std::string, std::vector<EntryPtr>> held;  // by transaction
   };
   // The count of the set after its next commit.

@@ -16,6 +16,7 @@ constexpr auto kDeviceInterval = std::chrono::microseconds(50);
 
 Status Executor::commit() {
   CommitBook& book = *parts_.commits;
+  book.end_round();
   for (const std::uint32_t set : book.due_sets()) {
     const Group& group = book.group(set);
     HVDLITE_RETURN_IF_ERROR(await_device(book.due(set), group));

@@ -35,9 +35,8 @@ _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
 
 
-# Makes the next world of this process: takes its connection, its epoch, the lobby, and by rank of
-# the former world the next rank; returns None if the process has left the job meanwhile.
-Follow = Callable[[Connection, int, _core.Lobby, Sequence[int]], "_core.Engine | None"]
+# `hvdlite.basics.follow`.
+Follow = Callable[[Connection, int, _core.Lobby, Sequence[int], bool], "_core.Engine | None"]
 
 
 class Steward:
@@ -72,6 +71,7 @@ class Steward:
         self._parked = False
         self._heard = _NO_EPOCH  # of the last GATHER
         self._attempt: Deadline | None = None  # of the connecting that runs
+        self._steps_before = 0  # that this process had committed when the world was formed
         self._called_off: float = _NO_EPOCH  # no epoch before this one is formed any more
         # Between the steward thread and the training thread.
         self._changed = threading.Condition()
@@ -251,7 +251,7 @@ class Steward:
                 "why": why,
                 "heard": self._heard,
                 "synced": has_state() or not self._worker.joiner,
-                "steps": steps.progress().committed,
+                "steps": steps.progress().committed - self._steps_before,
                 "offer": self._offer.description,
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
@@ -319,6 +319,10 @@ class Steward:
                 if message["kind"] == "go" and message["epoch"] == epoch:
                     clocks: list[Any] = message["clocks"]
                     return clocks
+                if message["kind"] == "notice":
+                    # The first step in the new world may be the last one before a boundary.
+                    notify(message["version"], message["removed"])
+                    continue
                 others.append(message)
                 if message["kind"] in ("gather", "refused", "end"):
                     raise GivenUpError("another member was lost while this world was formed")
@@ -333,6 +337,7 @@ class Steward:
         rank_of = [members.index(one) if one in members else -1 for one in self._members]
         self._epoch, self._members, self._parked = epoch.number, members, False
         epochs.record(epoch)
+        self._steps_before = steps.progress().committed
         if message["mode"] == "start":
             with self._changed:
                 self._first = connection
@@ -340,7 +345,8 @@ class Steward:
                 while self._engine is None and self._over is None:
                     self._changed.wait()
         else:
-            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of)
+            resumes = message["mode"] == "resume"
+            self._engine = self._follow(connection, epoch.number, self.lobby, rank_of, resumes)
         tell_scripts(
             RANK=connection.rank,
             SIZE=connection.size,

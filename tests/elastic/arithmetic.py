@@ -1,4 +1,4 @@
-"""The arithmetic of the training in tests: exact in any order of ranks, and in any order of tensors.
+"""The arithmetic of the training in tests, which is exact in any order of ranks.
 
 Weights are integers below `PRIME`. A gradient depends on the worker, the step or the samples, and
 the weights before the step, so a step that is lost, done twice, done by other ranks, or computed

@@ -1,4 +1,4 @@
-"""A worker that trains without a framework: `python core_worker.py PLAN`, see `faults.Plan`.
+"""A worker that trains without a framework: `python core_worker.py PLAN`, see `plans.Plan`.
 
 Its weights are integers, so sums and averages are exact and the same in any order of ranks. A step
 reduces `SMALL` small buckets and a large one in place, as one transaction, as torch's reducer does.
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import sys
 import time
 from array import array
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from faults import Faults, Journal, Plan, read_plan, this_worker, watch_notices, watch_steward
-
-PLAN = read_plan() if __name__ == "__main__" else Plan("", 0)
-
 from arithmetic import BUCKETS, LARGE, contribution, first_weights, updated
+from plans import Faults, Journal, Plan, read_plan, this_worker, watch_notices, watch_steward
 
 import hvdlite
 from hvdlite import _core, basics
@@ -176,7 +170,7 @@ def _exchange_rows() -> None:
 
 def main() -> None:
     """Train to the end."""
-    trainer = Trainer(PLAN)
+    trainer = Trainer(read_plan())
     hvdlite.elastic.run(trainer.train)(trainer.state)
     trainer.end()
 

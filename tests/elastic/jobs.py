@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.faults import Plan
 from elastic.journals import Journey, read_journals
+from elastic.plans import Plan
 from launcher import LauncherResult, run_launcher
 
 _FOLDER = Path(__file__).parent

@@ -156,9 +156,7 @@ def torch_weights(agreed: list[Record], tried: list[list[Record]]) -> Iterator[l
         yield weights
 
 
-def check_samples(
-    journeys: Mapping[int, Journey], tried: list[list[Record]], epochs: int
-) -> None:
+def check_samples(journeys: Mapping[int, Journey], tried: list[list[Record]], epochs: int) -> None:
     """Check that each epoch has every sample once, and repeats only what pads it."""
     for epoch in range(epochs):
         records = [one for of_workers in tried for one in of_workers if one["epoch"] == epoch]

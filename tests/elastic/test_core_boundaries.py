@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic.faults import Fault, Plan
 from elastic.jobs import Job, run_job
 from elastic.journals import check_core_job
+from elastic.plans import Fault, Plan
 
 STEPS = 30
 
 
-def run_with_joiners(
-    folder: Path, ranks: int, until: int, *faults: Fault, hosts: int = 1
-) -> Job:
+def run_with_joiners(folder: Path, ranks: int, until: int, *faults: Fault, hosts: int = 1) -> Job:
     """Run a job whose workers wait for an epoch, in which workers have joined."""
     plan = Plan(str(folder), STEPS, faults, hosts, hold_at=13, hold_until=until)
     job = run_job("core_worker.py", ranks, plan)
@@ -35,9 +33,7 @@ def test_worker_that_died_is_replaced(hosts: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", [1, 3])
 @pytest.mark.parametrize("point", ["forming boundary", "connected"])
-def test_death_while_an_epoch_with_a_joiner_forms(
-    point: str, victim: int, tmp_path: Path
-) -> None:
+def test_death_while_an_epoch_with_a_joiner_forms(point: str, victim: int, tmp_path: Path) -> None:
     faults = (Fault(2, "before step", 10), Fault(victim, point, 2))
     run_with_joiners(tmp_path, 3, 3, *faults)
 

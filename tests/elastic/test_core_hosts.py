@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.faults import Plan
 from elastic.journals import check_core_job, read_journals
+from elastic.plans import Plan
 from launch.fake_ssh import agent_of, fake_ssh
 from launcher import end_launcher, start_launcher
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic.faults import Fault, Plan
 from elastic.jobs import Job, run_job
 from elastic.journals import check_torch_job
+from elastic.plans import Fault, Plan
 
 POINTS = (
     "in hook",

@@ -1,4 +1,4 @@
-"""A worker that trains with torch: `python torch_worker.py PLAN`, see `faults.Plan`.
+"""A worker that trains with torch: `python torch_worker.py PLAN`, see `plans.Plan`.
 
 It has a model, a DistributedOptimizer, a DataLoader over an ElasticSampler and a TorchState, as a
 user's script has. Gradients are integers in float64, made from the samples and the weights, so that
@@ -7,15 +7,8 @@ the oracle can repeat every step to the bit.
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from faults import Faults, Journal, Plan, read_plan, watch_notices, watch_steward
-
-PLAN = read_plan() if __name__ == "__main__" else Plan("", 0)
 
 import torch
 from arithmetic import (
@@ -28,6 +21,7 @@ from arithmetic import (
     first_weights,
     sample_gradient,
 )
+from plans import Faults, Journal, Plan, read_plan, watch_notices, watch_steward
 
 import hvdlite.torch as hvd
 from hvdlite.elastic import epochs, steps
@@ -157,7 +151,7 @@ class Trainer:
 
 def main() -> None:
     """Train to the end."""
-    trainer = Trainer(PLAN)
+    trainer = Trainer(read_plan())
     hvd.elastic.run(trainer.train)(trainer.state)
     trainer.end()
 

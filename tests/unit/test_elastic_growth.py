@@ -51,7 +51,7 @@ def test_notice_comes_again_after_a_death() -> None:
     story.dies(2)
     lost(story, 0, 1)
     story.connected(0, 1)
-    assert story.kinds(0) == ["notice", "gather", "epoch", "go", "notice"]
+    assert story.kinds(0) == ["notice", "gather", "epoch", "notice", "go"]
     at_boundary(story, 0, 1)
     story.connected(0, 1, 5)
     assert story.numbers == [0, 1, 5]
@@ -70,7 +70,7 @@ def test_data_is_dealt_anew_after_a_shrink_only_in_run() -> None:
     story.dies(1)
     lost(story, 0)
     story.connected(0)
-    assert story.last(0, "notice") == {"kind": "notice", "version": 1, "removed": True}
+    assert story.only(0, "notice") == {"kind": "notice", "version": 1, "removed": True}
     at_boundary(story, 0)
     assert story.kinds(0) == ["continue"]
 
@@ -170,7 +170,7 @@ def test_boundary_waits_for_min_np_and_then_fails() -> None:
     story.dies(1)
     lost(story, 0)
     story.connected(0)
-    assert story.last(0, "notice")["removed"], "in place it may go on below min-np"
+    assert story.only(0, "notice")["removed"], "in place it may go on below min-np"
     story.events.clear()
     at_boundary(story, 0)
     assert story.kinds(0) == []

@@ -129,7 +129,7 @@ def test_ready_that_crossed_go_tells_of_a_former_epoch() -> None:
     lost(story, 0, 1, commits=7)
     story.connected(0, 1)
     story.ready(0, "lost", epoch=0, commits=7)
-    assert story.kinds(0) == ["gather", "epoch", "go", "notice"]
+    assert story.kinds(0) == ["gather", "epoch", "notice", "go"]
     story.dies(1)
     story.ready(0, "lost", epoch=0, commits=7)
     lost(story, 0, commits=5)
@@ -207,7 +207,7 @@ def test_line_of_an_epoch_waits_for_the_reason_a_moment(late: float) -> None:
     story.take(story.membership.connection_lost(1, story.now))
     lost(story, 0)
     story.connected(0)
-    assert story.kinds(0)[-1] == "notice", "the worker goes on"
+    assert story.kinds(0)[-1] == "go", "the worker goes on"
     assert story.none_of(EpochFormed)
     story.waits(late)
     story.dies(1)

@@ -167,13 +167,12 @@ def test_life_of_two_workers(make: Callable[..., Launcher]) -> None:
     first.ready("lost", 0, commits=7)
     epoch = first.connect(1)
     assert (epoch["mode"], epoch["rank"], epoch["cut"]) == ("resume", 0, {"0": 7})
+    # Data is to be dealt anew, at a boundary; nobody joins.
+    assert first.expect("notice") == {"kind": "notice", "version": 1, "removed": True}
     first.expect("go")
     formed = launcher.wait(EpochFormed)
     assert formed.workers == (0,)
     assert formed.line.startswith("epoch 1: worker 1 (host a) died of SIGKILL; 1 rank goes on")
-
-    # Data is to be dealt anew, at a boundary; nobody joins.
-    assert first.expect("notice") == {"kind": "notice", "version": 1, "removed": True}
     first.ready("boundary", 1, commits=9)
     assert first.expect("continue") == {"kind": "continue", "epoch": 1, "sync": False}
 
@@ -374,6 +373,7 @@ def test_end_that_is_reported_before_the_connection(make: Callable[..., Launcher
     second.connection.close()
     first.ready("lost", 0, commits=1)
     first.connect(1)
+    first.expect("notice")
     first.expect("go")
     assert "ended with exit status 3" in launcher.wait(EpochFormed).line
 

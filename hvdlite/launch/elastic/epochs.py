@@ -350,9 +350,10 @@ class Epochs:
         if not all(one.connected for one in self.members):
             return False
         clocks = [one.clock for one in self.members]
+        self._formed_now(now)
+        self._notify()  # before GO: its step may be the last one before a boundary
         for one in self.members:
             self._send(one, {"kind": "go", "epoch": self.epoch, "clocks": clocks})
-        self._formed_now(now)
         return True
 
     def _formed_now(self, now: float) -> None:

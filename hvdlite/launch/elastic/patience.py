@@ -29,7 +29,6 @@ class Patience:
         self._first_reason = ""
         self._judged = True  # until an epoch was formed, nothing came to nothing
         self._commits: dict[str, int] = {}
-        self._steps = 0
 
     def formed(self, counts: bool) -> None:
         """An epoch was formed, or goes on after an error; `counts` if it is a reset."""
@@ -44,7 +43,7 @@ class Patience:
 
         Args:
             commits: by process set, the newest commit that a worker has reported.
-            steps: how many steps were committed, if the workers report it.
+            steps: how many steps the epoch has committed, if the workers report it.
             reason: why another epoch follows.
             trouble: whether something went wrong in the epoch.
         """
@@ -81,9 +80,7 @@ class Patience:
 
     def _progressed(self, commits: Mapping[str, int], steps: int | None) -> bool:
         if steps is not None:
-            progressed = steps > self._steps
-            self._steps = max(self._steps, steps)
-            return progressed
+            return steps > 0
         progressed = any(count > self._commits.get(name, 0) for name, count in commits.items())
         for name, count in commits.items():
             self._commits[name] = max(count, self._commits.get(name, 0))

@@ -46,7 +46,7 @@ class Record:
     Attributes:
         whole: whether nobody has gone and no link broke.
         cut: by process set, the newest commit that any worker has reported.
-        steps: how many steps were committed; None if the workers do not report it.
+        steps: how many steps the epoch has committed; None if the workers do not report it.
     """
 
     def __init__(self) -> None:

@@ -135,3 +135,25 @@ TEST(elastic_job_outlives_several_deaths_down_to_one_rank) {
                        {1, Point::kCommitByOne, 0, 2, 1},
                        {3, Point::kAfterCommit, 0, 0, 2}});
 }
+
+// An allgather is negotiated in full at each step, and arrives behind the commit that is cached.
+TEST(elastic_step_may_have_rows_to_gather) {
+  ElasticJob job({0, 1, 0}, {{2, Point::kBeforeCommit, 12}});
+  job.run([](ElasticJob::Worker& worker) {
+    for (int step = 0; step < 25; ++step) {
+      std::vector<float> rows(2, 1.0F), values = {1};
+      const std::vector<EntryPtr> entries = {allreduce_entry("a", values),
+                                             rows_entry(Kind::kAllgather, "rows", rows),
+                                             commit_entry("step")};
+      for (const EntryPtr& entry : entries) {
+        entry->request.transaction = "step";
+        CHECK_OK(worker.engine().enqueue(entry, false));
+      }
+      for (const EntryPtr& entry : entries) {
+        if (!await(worker, entry)) return;
+        CHECK_OK(entry->completion->status());
+      }
+      CHECK_EQ(output_of(entries[1]).size(), static_cast<std::size_t>(2 * values[0]));
+    }
+  });
+}

@@ -37,6 +37,8 @@ TEST(elastic_book_holds_a_transaction_until_its_commit) {
   CHECK(book.due_sets().empty());
   CHECK_EQ(book.rest().size(), std::size_t{3});
   book.hold(booked(Kind::kCommit, "commit", "step"), kAll);
+  CHECK(book.due_sets().empty());
+  book.end_round();
   CHECK_EQ(book.due_sets(), std::vector<std::uint32_t>{0});
   const auto handed_out = book.complete(0);
   CHECK_EQ(handed_out.size(), std::size_t{3});
@@ -44,6 +46,19 @@ TEST(elastic_book_holds_a_transaction_until_its_commit) {
   CHECK_EQ(handed_out[2]->request.name, std::string("commit"));
   CHECK(book.due_sets().empty());
   CHECK_EQ(book.take_rest().size(), std::size_t{1});
+  CHECK(book.rest().empty());
+}
+
+// Requests that are cached overtake those that are not, within a round.
+TEST(elastic_commit_hands_out_what_stands_behind_it_in_its_round) {
+  CommitBook book;
+  book.hold(booked(Kind::kCommit, "commit", "step"), kAll);
+  book.hold(booked(Kind::kAllgather, "rows", "step"), kAll);
+  CHECK_EQ(book.rest().size(), std::size_t{2});
+  book.end_round();
+  const auto handed_out = book.complete(0);
+  CHECK_EQ(handed_out.size(), std::size_t{2});
+  CHECK_EQ(handed_out[1]->request.name, std::string("commit"));
   CHECK(book.rest().empty());
 }
 

@@ -1,7 +1,6 @@
 """Faults that a worker of a test brings upon itself at a named point, and its journal.
 
-A test gives each worker a `Plan` as JSON. The functions of this file run in the workers; they load
-neither hvdlite nor a framework, because HVDLITE_HOST_ID has to be set before these are imported.
+A test gives each worker a `Plan` as JSON. The functions of this file run in the workers.
 """
 
 from __future__ import annotations
