@@ -202,7 +202,7 @@ def test_reset_limit_fails_with_the_last_reasons() -> None:
     story.dies(1)
     lost(story, 0, commits=20)
     reason = story.event(Failed).reason
-    assert "formed anew 2 times, which is the --reset-limit" in reason
+    assert "--reset-limit 2: the ranks may not be formed anew once more" in reason
     assert "worker 3 (host a) died of SIGKILL; worker 2 (host a) died of SIGKILL" in reason
 
 

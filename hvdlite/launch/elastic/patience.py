@@ -6,7 +6,7 @@ Example:
     >>> patience.judge({"0": 7}, None, "worker 1 died of SIGKILL", trouble=True)
     >>> patience.formed(counts=True)
     >>> patience.judge({"0": 9}, None, "worker 2 died of SIGKILL", trouble=True)
-    'the job was formed anew 1 times, which is the --reset-limit; last: worker 1 died of SIGKILL'
+    '--reset-limit 1: the ranks may not be formed anew once more; last: worker 1 died of SIGKILL'
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Patience:
         if complaint is None and self._limit is not None and self._resets >= self._limit:
             last = "; ".join(self._reasons) or reason
             complaint = (
-                f"the job was formed anew {self._resets} times, which is the --reset-limit; "
+                f"--reset-limit {self._limit}: the ranks may not be formed anew once more; "
                 f"last: {last}"
             )
         self._reasons.append(reason)
