@@ -112,7 +112,9 @@ class Mesh:
         forked.leave_to_parent(self)
         try:
             if self._links:
-                self._segment = self._create_segment(self._topology.local_size)
+                # The launcher may take one host with two names for two hosts, and count less.
+                host_of = self._topology.host_of
+                self._segment = self._create_segment(host_of.count(host_of[self._rank]))
                 self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._run()
             # No rank's engine starts before all ranks are connected, so that every rank has taken

@@ -31,12 +31,13 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import BootstrapError
 
 TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
+BYTES = 4096  # of a segment, for each rank of its host
 LIMIT = 60.0  # far more than anything here takes; a test that waits for it fails
 
 
 def make_segment(local_size: int) -> int:
     fd = os.memfd_create("test")
-    os.ftruncate(fd, 4096 * local_size)
+    os.ftruncate(fd, BYTES * local_size)
     return fd
 
 
@@ -173,6 +174,18 @@ def test_the_host_of_a_worker_is_counted_anew_in_every_epoch() -> None:
         world = connect_all([first, second], 0)
     assert [(one.local_rank, one.local_size) for one in world] == [(0, 2), (2, 2)]
     for connection in world:
+        connection.close()
+
+
+def test_a_host_with_two_names_has_memory_for_all_of_its_ranks() -> None:
+    """The launcher numbers names, such as localhost and 127.0.0.1; memory is per machine."""
+    names = [WorkerEnvironment(local_rank=0, local_size=1, node=node) for node in (0, 1)]
+    with Offer(names[0], None, {}) as first, Offer(names[1], None, {}) as second:
+        world = connect_all([first, second], 0)
+    assert [(one.local_rank, one.local_size) for one in world] == [(0, 1), (0, 1)]
+    for connection in world:
+        assert connection.host_of == (0, 0)
+        assert os.fstat(connection.segment_fd).st_size == 2 * BYTES
         connection.close()
 
 
