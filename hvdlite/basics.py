@@ -420,6 +420,8 @@ def _install_hooks() -> None:
         previous(kind, error, trace)
         world = _world
         if world is not None and world.size > 1:
+            if world.member is not None:
+                world.member.break_off()
             world.engine.abort(_describe(world.rank, kind, error, trace))
 
     sys.excepthook = tell_peers_then_report

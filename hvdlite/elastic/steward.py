@@ -79,6 +79,7 @@ class Steward:
         self._decision: Decision | None = None
         self._first: Connection | None = None
         self._over: str | None = None  # why the job is over for this worker
+        self._failed = False  # whether the script has raised
 
     # The training thread.
 
@@ -148,6 +149,10 @@ class Steward:
         """Return whether this worker joined a job that was running already."""
         return self._worker.joiner
 
+    def break_off(self) -> None:
+        """End without a goodbye, because the script has failed; the process's status says more."""
+        self._failed = True
+
     def leave(self, commits: Mapping[int, int]) -> None:
         """Say goodbye to the registrar; the engine has been shut down.
 
@@ -162,7 +167,8 @@ class Steward:
         self._inbox.put(_END)
         self.lobby.fail("hvdlite was shut down on this rank")
         try:
-            self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
+            if not self._failed:
+                self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
         except BootstrapError:
             pass  # The registrar has gone, and with it the job.
         if self._client is not None:

@@ -76,6 +76,12 @@ class ElasticRun:
         most = max(what.ranks, elastic.max_np or 0)
         hosts: Sequence[Host] = what.hosts or (Host("localhost", most),)
         spread(hosts, what.ranks)
+        slots = sum(host.slots for host in hosts)
+        if slots < (elastic.max_np or 0):
+            self._console.say(
+                f"--max-np {elastic.max_np} is more than the {slots} slots of the hosts, which "
+                "limit the job"
+            )
         return StaticHosts(hosts, what.ssh)
 
     def run(self) -> Outcome:
