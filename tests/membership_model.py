@@ -21,6 +21,7 @@ from typing import Any
 from hvdlite.launch.elastic.actions import (
     Close,
     Entered,
+    EpochBegun,
     EpochFormed,
     Evict,
     Failed,
@@ -105,6 +106,7 @@ class Job:
         self.gathered = False  # since the last epoch was formed
         self.sync_of: dict[int, bool] = {}
         self.formed: tuple[int, ...] | None = None
+        self.begun: tuple[int, ...] = ()
         self.entered = False
         self.before_run = pick.choice([0, 0, 2])  # operations before the scripts enter run()
         self.expected_gone: set[int] = set()  # with a verdict, a death, or a clean end
@@ -135,6 +137,8 @@ class Job:
                 self.expected_gone.add(action.worker)
             elif isinstance(action, EpochFormed):
                 self.check_formed(action)
+            elif isinstance(action, EpochBegun):
+                self.begun = action.workers
             elif isinstance(action, Failed):
                 self.failed = action.reason
                 assert self.membership.phase is Phase.OVER
@@ -205,7 +209,7 @@ class Job:
             member.state, member.acted, member.synced = members[0].state, acted, True
 
     def check_formed(self, action: EpochFormed) -> None:
-        assert action.workers == self.worlds[action.epoch].members
+        assert action.workers == self.worlds[action.epoch].members == self.begun
         assert action.epoch == max(self.worlds), "two epochs at a time"
         self.formed = action.workers
 

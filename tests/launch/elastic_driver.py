@@ -18,7 +18,7 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.launch.command.cli import main
 from hvdlite.launch.elastic import actions, job
-from hvdlite.launch.elastic.actions import EpochFormed, Event, Evict, Leaving, Limits
+from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
 
 
 class FakeRegistrar:
@@ -53,7 +53,8 @@ class FakeRegistrar:
     def _form(self) -> None:
         self._epoch += 1
         line = f"epoch {self._epoch}: workers {self._members}"
-        self._tell(EpochFormed(self._epoch, tuple(self._members), line))
+        members = tuple(self._members)
+        self._tell(EpochBegun(members), EpochFormed(self._epoch, members, line))
 
     def expect(self, worker: int, host: str, joiner: bool) -> None:
         self._note(f"expect {worker} {joiner}")

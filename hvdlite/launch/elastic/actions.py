@@ -56,8 +56,19 @@ class Close:
 
 
 @dataclass(frozen=True)
+class EpochBegun:
+    """All workers of an epoch are connected, and are about to be told so.
+
+    Attributes:
+        workers: its members in the order of their ranks.
+    """
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class EpochFormed:
-    """All workers of an epoch are connected.
+    """What the user is to know of an epoch; it may come a moment later, when the reason is known.
 
     Attributes:
         epoch: its number.
@@ -112,5 +123,5 @@ class Failed:
     reason: str
 
 
-Event: TypeAlias = EpochFormed | Evict | Leaving | Refused | Entered | Warn | Failed
+Event: TypeAlias = EpochBegun | EpochFormed | Evict | Leaving | Refused | Entered | Warn | Failed
 Action: TypeAlias = Send | Close | Event

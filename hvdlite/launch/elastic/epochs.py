@@ -16,6 +16,7 @@ from hvdlite.launch.elastic.accusations import Accusations
 from hvdlite.launch.elastic.actions import (
     Action,
     Close,
+    EpochBegun,
     Evict,
     Failed,
     Leaving,
@@ -358,6 +359,7 @@ class Epochs:
 
     def _formed_now(self, now: float) -> None:
         workers = tuple(one.number for one in self.members)
+        self._out.append(EpochBegun(workers))
         self._last = Formed(self.epoch, workers, self._joined(), self._record, now)
         counts = not self._record.quiet or bool(self._joined())
         self._patience.formed(counts=self._formed >= 0 and counts)

@@ -16,6 +16,7 @@ from functools import partial
 
 from hvdlite.launch.elastic.actions import (
     Entered,
+    EpochBegun,
     EpochFormed,
     Event,
     Evict,
@@ -263,6 +264,7 @@ class ElasticSupervisor(Supervisor):
         """Do what the registrar asks for."""
         if isinstance(event, EpochFormed):
             self._console.say(event.line)
+        elif isinstance(event, EpochBegun):
             self._formed = True
             self._members = event.workers
             self._trained.update(event.workers)
