@@ -95,9 +95,19 @@ class AliasFinder(MetaPathFinder):
             if f"{fullname}.".startswith(f"{name}."):
                 raise ModuleNotFoundError(f"hvdlite has no {fullname}: {why}", name=fullname)
         ours = target_of(fullname)
-        if importlib.util.find_spec(ours) is None:
+        if not _exists(ours):
             return None
         return importlib.util.spec_from_loader(fullname, _Alias(ours))
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        # Its package is not there either. A framework that is missing is another matter.
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise
 
 
 def install() -> None:

@@ -202,12 +202,14 @@ class _Run:
         """Adapt the state to the ranks and synchronize it; return False if another rank died."""
         first, self._first = self._first, False
         try:
-            if not first:
+            if sync:
+                self._compare_functions()
+            # A rank that joins calls the callbacks, too: they may use collectives, as `fit` does.
+            if not first or not has_state():
                 self._state.on_reset()
             elif not sync:
                 self._state.reset()
             if sync:
-                self._compare_functions()
                 self._state.sync()
         except CollectiveError:
             if first and has_state():

@@ -58,8 +58,8 @@ class State:
 
         Args:
             callbacks: functions without arguments; for example, one that scales the learning rate
-                by `hvd.size()`. They are called in this order, on every rank. An exception in one
-                ends its rank.
+                by `hvd.size()`. They are called in this order, on every rank, also on those that
+                have just joined. An exception in one ends its rank.
 
         Example:
             >>> state.register_reset_callbacks([adapt_learning_rate])

@@ -31,6 +31,7 @@ class Accident(keras.callbacks.Callback):
 
 def on_state_reset():
     model.optimizer.learning_rate = LEARNING_RATE * hvd.size()
+    model.fit(dataset, steps_per_epoch=1, verbose=0)  # with the ranks that join
 
 
 state = hvd.elastic.KerasState(model, batch=0, epoch=0, losses=[])

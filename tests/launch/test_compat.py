@@ -104,6 +104,7 @@ def test_variables_of_horovod() -> None:
         ("horovod.mxnet", "hvdlite has no horovod.mxnet: MXNet is retired"),
         ("horovod.spark.keras", "hvdlite has no horovod.spark: Spark is not supported"),
         ("horovod.nothing", "No module named 'horovod.nothing'"),
+        ("horovod.common.nothing", "No module named 'horovod.common.nothing'"),
     ],
 )
 def test_module_that_is_not_there(module: str, message: str) -> None:

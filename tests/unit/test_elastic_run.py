@@ -173,6 +173,15 @@ def test_rank_that_joins_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train(state, 6) == 7
 
 
+def test_rank_that_joins_calls_the_callbacks_with_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(basics, "rank", lambda: 2)
+    state, _ = in_job(GROWN, joins=True)
+    train(state, 6)
+    assert state.calls == ["enter", "reset", "callback", "sync", "call"]
+
+
 def test_second_function_of_a_rank_that_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basics, "rank", lambda: 2)
     state, _ = in_job(GROWN, GOES_ON, joins=True)
