@@ -25,8 +25,8 @@ struct GpuSource {
   CudaEventPtr ready;  // that point; the engine marks it
 };
 
-// The input of a tensor that its own output overwrites, as it was before: an elastic job submits the
-// entry anew if a rank dies (execution/kept_inputs.h).
+// The input of a tensor that its own output overwrites, as it was before: an elastic job submits
+// the entry anew if a rank dies (execution/kept_inputs.h).
 struct KeptInput {
   std::unique_ptr<std::byte[]> data;
   std::size_t capacity = 0;  // of `data`, in bytes
@@ -39,13 +39,13 @@ struct KeptInput {
 
 struct Entry {
   Request request;
-  std::string key;                  // request.key(), made once
-  std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
-  std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
-  std::optional<GpuSource> gpu;     // where some tensor is on one
-  double weight = 1.0;              // this rank's, for weighted averages
-  std::int64_t submitted_at = 0;    // trace_now() at the call, where the timeline was on
-  std::uint32_t removes = 0;        // a removal's process set; the engine adds its ranks
+  std::string key;                   // request.key(), made once
+  std::vector<const void*> inputs;   // by tensor; the submitter keeps the memory alive
+  std::vector<void*> outputs;        // by tensor; unused where the completion brings the result
+  std::optional<GpuSource> gpu;      // where some tensor is on one
+  double weight = 1.0;               // this rank's, for weighted averages
+  std::int64_t submitted_at = 0;     // trace_now() at the call, where the timeline was on
+  std::uint32_t removes = 0;         // a removal's process set; the engine adds its ranks
   std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts
   std::vector<KeptInput> kept;       // by tensor; empty: none is kept
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();

@@ -221,10 +221,9 @@ bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }
 }  // namespace
 
 std::string_view name_of(Kind kind) {
-  constexpr std::string_view kNames[] = {"allreduce", "allgather",       "broadcast",
-                                         "barrier",   "alltoall",        "reducescatter",
-                                         "join",      "add_process_set", "remove_process_set",
-                                         "commit"};
+  constexpr std::string_view kNames[] = {
+      "allreduce", "allgather",       "broadcast",          "barrier", "alltoall", "reducescatter",
+      "join",      "add_process_set", "remove_process_set", "commit"};
   return kNames[static_cast<int>(kind)];
 }
 
