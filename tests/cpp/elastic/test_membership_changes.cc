@@ -182,7 +182,7 @@ TEST(elastic_process_set_goes_on_by_new_numbers_and_one_that_lost_a_member_ends)
     std::vector<float> lost = {1};
     EntryPtr broken = allreduce_entry("broken", lost);
     broken->request.process_set = ids[1];
-    CHECK_STATUS(worker.engine().enqueue(broken, false), StatusCode::kInvalidArgument);
+    CHECK_STATUS(worker.engine().enqueue(broken, false), StatusCode::kRankFailed);
     // The ids of sets that ended are not given out again.
     const EntryPtr next = addition({0, 2});
     CHECK(ends(worker, next));
