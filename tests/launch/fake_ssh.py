@@ -13,8 +13,8 @@ while [ "$1" != "--" ]; do shift; done
 if [ -e "{folder}/down.$2" ]; then echo "connection refused" >&2; exit 255; fi
 echo $$ > "{folder}/agent.$2.new"
 mv "{folder}/agent.$2.new" "{folder}/agent.$2"
-shift 3
-SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec "$@"
+shift 2
+SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec sh -c "$*"
 """
 
 
