@@ -190,8 +190,8 @@ std::vector<EntryPtr> Lobby::take_all() {
   if (parked_.commits != nullptr) {
     for (EntryPtr& entry : parked_.commits->take_rest()) all.push_back(std::move(entry));
   }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const EntryPtr& a, const EntryPtr& b) { return a->order < b->order; });
+  std::sort(all.begin(), all.end(),
+            [](const EntryPtr& a, const EntryPtr& b) { return a->order < b->order; });
   for (EntryPtr& entry : std::exchange(late_, {})) all.push_back(std::move(entry));
   return all;
 }
