@@ -141,7 +141,7 @@ TEST(elastic_lone_world_continues_what_waits_without_a_deadlock) {
   CHECK_OK(chain.engine(0, 0).enqueue(first, false));
   chain.suspend();
   const EntryPtr third = allreduce_entry("late", late);
-  bool continued = false;
+  std::atomic<bool> continued{false};
   third->completion->then([&] { continued = true; });
   chain.rank_of = {0, -1};
   chain.make({0});
