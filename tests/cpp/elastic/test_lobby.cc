@@ -152,14 +152,14 @@ TEST(elastic_lone_world_continues_what_waits_without_a_deadlock) {
   // A lone world that has ended keeps the continuation of what comes too late, for the next one.
   chain.suspend();
   CHECK_OK(chain.engine(1, 0).enqueue(third, false));
-  CHECK(!continued);
+  CHECK(!continued.load());
   chain.rank_of = {0};
   chain.make({0, 1});
   chain.resume();
   std::vector<float> peer = {4};
   CHECK_OK(run(chain.engine(2, 1), allreduce_entry("late", peer)));
   CHECK_OK(outcome_of(third));
-  CHECK(soon([&] { return continued; }));
+  CHECK(soon([&] { return continued.load(); }));
   CHECK_EQ(late[0], 7.0F);
   chain.leave();
 }
