@@ -137,15 +137,18 @@ def _begin_elastic(
             "good; hvd.elastic.run forms new worlds by itself"
         )
     member = Steward(worker, agreed, follow)
-    process_sets.keep_static([] if worker.joiner else sets)
+    process_sets.keep_static(sets)
     connection = member.begin(deadline)
-    if worker.joiner:
-        world = make_world(connection, deadline, worker.job_id, member.lobby, records=False)
-        process_sets.keep_static(sets)
-        return replace(as_planned(world, worker), member=member)
-    static = process_sets.static_ranks(connection.size)
-    world = make_world(connection, deadline, worker.job_id, member.lobby, sets=static)
-    return replace(world, member=member)
+    try:
+        if worker.joiner:
+            world = make_world(connection, deadline, worker.job_id, member.lobby, records=False)
+            return replace(as_planned(world, worker), member=member)
+        static = process_sets.static_ranks(connection.size)
+        world = make_world(connection, deadline, worker.job_id, member.lobby, sets=static)
+        return replace(world, member=member)
+    except BaseException:
+        member.leave({})
+        raise
 
 
 def follow(

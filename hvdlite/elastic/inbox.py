@@ -52,7 +52,3 @@ class Inbox:
                     os.eventfd_read(fd)
             if self._lost_fd in ready:
                 self._messages.append(LOST)
-
-    def close(self) -> None:
-        """Close the bell; the steward thread has ended."""
-        os.close(self._bell)

@@ -218,6 +218,8 @@ class Steward:
                     handle[message["kind"]](message)
         except BootstrapError as error:  # The registrar is out of reach: the job is over.
             self._on_refused({"reason": str(error)})
+        except Exception as error:  # Whatever it is, the training thread must not wait for ever.
+            self._on_refused({"reason": f"its steward failed: {error!r}"})
 
     def _on_boundary(self, _: Message) -> None:
         if self._boundary is not None:  # A GATHER may have been answered, and decided upon, before.
