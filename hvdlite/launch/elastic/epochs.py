@@ -32,7 +32,6 @@ from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
-_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
 _EXPLAINED_SECONDS = (
     0.25  # from the end of a connection, or a goodbye, to that of a process, usually
 )
@@ -215,8 +214,8 @@ class Epochs:
         """FORMED: all members at a boundary, or something that ends the epoch."""
         if all(one.place is Place.BOUNDARY for one in self.members):
             return self._boundary(now)
-        if self._gather_at is None and any(one.restored for one in self.members):
-            self._gather_by(now + _RESTORED_SECONDS)
+        if any(one.restored for one in self.members):
+            self._gather_by(now)  # The others wait for it in their collectives.
         if self._gather_at is None or now < self._gather_at:
             return False
         self._gather()
