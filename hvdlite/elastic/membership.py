@@ -7,6 +7,7 @@ from typing import Protocol
 
 _MOST_SHOWN = 200  # characters of an error's text in the line about an epoch
 
+
 @dataclass(frozen=True)
 class Decision:
     """What a rank does after a boundary; all ranks get the same `sync` and `changed`.
