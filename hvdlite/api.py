@@ -41,6 +41,7 @@ from hvdlite.errors import (
     ReplicasDifferWarning,
     ShutdownError,
     StalledError,
+    StopHandlerWarning,
     UnsupportedError,
 )
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
@@ -52,6 +53,8 @@ from hvdlite.process_sets import (
     process_sets,
     remove_process_set,
 )
+from hvdlite.stop import stop_on, stop_requested
+from hvdlite.stop_marks import EXIT_STOPPED
 
 __all__ = [
     "Adasum",
@@ -62,6 +65,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Compressor",
     "DuplicateNameError",
+    "EXIT_STOPPED",
     "ForkedError",
     "HorovodInternalError",
     "HvdliteError",
@@ -76,6 +80,7 @@ __all__ = [
     "ReplicasDifferWarning",
     "ShutdownError",
     "StalledError",
+    "StopHandlerWarning",
     "UnsupportedError",
     "Sum",
     "add_process_set",
@@ -104,5 +109,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stop_on",
+    "stop_requested",
     "stop_timeline",
 ]
