@@ -137,33 +137,27 @@ def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
 
 
 ELASTIC = """
-import os, signal, sys, time
-import torch
-import hvdlite.torch as hvd
 from pathlib import Path
+from hvdlite.elastic.run import run
+from hvdlite.elastic.state import ObjectState
+from hvdlite.objects import broadcast_object
 worker, folder = int(os.environ["HVDLITE_WORKER"]), Path(os.environ["TEST_FOLDER"])
-hvd.stop_on()
-hvd.init()
-state = hvd.elastic.TorchState(step=0)
-def say(*words):
-    print(*words, flush=True)
-@hvd.elastic.run
+state = ObjectState(broadcast_object, basics.rank, step=0)
+@run
 def train(state):
     while True:
-        hvd.allreduce(torch.ones(4), name="step", op=hvd.Sum)
+        reduce()
         time.sleep(0.002)
-        if why := hvd.stop_requested(every=int(sys.argv[1])):
-            say("stopped after", state.step, "by", why, "of", hvd.size())
-            sys.exit(hvd.EXIT_STOPPED)
+        if why := stop.stop_requested(EVERY):
+            say("stopped after", state.step, "by", why, "of", basics.size())
+            sys.exit(EXIT_STOPPED)
         if state.step == 10 and worker == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if state.step == 20 and worker == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        if worker == 3:
+        if worker == 3 and not (folder / "joined").exists():
             (folder / "joined").touch()
-        if (folder / "joined").exists() and worker == 2:
-            say("ready") if not (folder / "said").exists() else None
-            (folder / "said").touch()
+            say("ready")
         state.step += 1
         if state.step % 5 == 0:
             state.check_host_updates()
@@ -174,7 +168,7 @@ train(state)
 @pytest.mark.parametrize(("signal_to", "every"), [("worker", 1), ("launcher", 3)])
 def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path: Path) -> None:
     """Worker 1 dies and worker 3 joins; SIGTERM to worker 0 alone does not stop the job."""
-    code = ELASTIC.replace("sys.argv[1]", f"'{every}'")
+    code = PRELUDE.partition("reduce()\nsay")[0] + ELASTIC.replace("EVERY", str(every))
     env = {**ENV, "TEST_FOLDER": str(tmp_path)}
     with MarkedJob(3, "--min-np", "2", *python(code), env=env) as job:
         job.wait_until_ready(1)
