@@ -13,6 +13,7 @@ import torch
 from hvdlite.objects import broadcast_object
 from hvdlite.torch.elastic.snapshot import Snapshot
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
+from hvdlite.torch.optimizers.reducer import drop_accumulated
 
 
 @runtime_checkable
@@ -130,6 +131,11 @@ class OptimizerStateHandler(StateDictHandler):
         for group in self.value.param_groups:
             for param in group["params"]:
                 param.grad = None
+
+    def reset(self) -> None:
+        """Drop the gradients of batches that no step has used; their samples are dealt again."""
+        params = [param for group in self.value.param_groups for param in group["params"]]
+        drop_accumulated(params)
 
     def layout(self) -> dict[str, str]:
         """Describe the parameters that it updates."""
