@@ -13,6 +13,7 @@ import torch
 from hvdlite.objects import broadcast_object
 from hvdlite.torch.elastic.snapshot import Snapshot
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
+from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.reducer import drop_accumulated
 
 
@@ -134,8 +135,11 @@ class OptimizerStateHandler(StateDictHandler):
 
     def reset(self) -> None:
         """Drop the gradients of batches that no step has used; their samples are dealt again."""
-        params = [param for group in self.value.param_groups for param in group["params"]]
-        drop_accumulated(params)
+        if isinstance(self.value, DistributedAdasum):
+            self.value.drop_accumulated()
+        else:
+            groups = self.value.param_groups
+            drop_accumulated(param for group in groups for param in group["params"])
 
     def layout(self) -> dict[str, str]:
         """Describe the parameters that it updates."""
