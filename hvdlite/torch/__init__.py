@@ -53,12 +53,14 @@ from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Compression",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "DistributedSampler",
     "Handle",
     "SyncBatchNorm",
     "allgather",
