@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import BootstrapError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HANDSHAKE_SECONDS = 2.0
 
 _MAGIC = b"HVL1"
