@@ -135,6 +135,7 @@ Status check_overlap(const Entry& entry) {
 
 // The local half of a send's checks: `rank` is one of the two.
 Status check_send(const Request& request, const Group& group, int rank) {
+  if (request.tensors.size() != 1) return invalid_call(request, "a send takes one tensor");
   const bool sends = request.source() == rank;
   const int peer = sends ? request.destination() : request.source();
   if (peer == rank) {

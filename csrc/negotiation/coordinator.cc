@@ -41,9 +41,10 @@ std::optional<std::string> describe_impossible(int rank, const Request& request,
            describe(group);
   }
   if (request.is_send() &&
-      (request.source() == request.destination() || group.index_of(request.source()) < 0 ||
-       group.index_of(request.destination()) < 0 || !request.concerns(rank))) {
-    return "a send is for two members of " + describe(group);
+      (request.tensors.size() != 1 || request.source() == request.destination() ||
+       group.index_of(request.source()) < 0 || group.index_of(request.destination()) < 0 ||
+       !request.concerns(rank))) {
+    return "a send is of one tensor, between two members of " + describe(group);
   }
   const bool of_the_world = request.kind == Kind::kJoin || request.changes_process_sets();
   if (of_the_world && group.id != 0) return "it is for the world, not for " + describe(group);
