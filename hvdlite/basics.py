@@ -425,12 +425,12 @@ def _install_hooks() -> None:
         if world is not None and world.size > 1:
             if world.member is not None:
                 world.member.break_off()
-            world.engine.abort(_describe(world.rank, kind, error, trace))
+            world.engine.abort(describe_error(world.rank, kind, error, trace))
 
     sys.excepthook = tell_peers_then_report
 
 
-def _describe(
+def describe_error(
     this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""

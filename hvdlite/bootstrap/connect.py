@@ -57,7 +57,7 @@ def connect(
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
-            stack.enter_context(_serve_store(worker, job, worker.rendezvous))
+            stack.enter_context(serve_store(worker, job, worker.rendezvous))
         client = StoreClient(worker.rendezvous, job, worker.rank, deadline)
         stack.enter_context(client)
         offer = stack.enter_context(Offer(worker, client.local_host, agreed or {}))
@@ -112,7 +112,7 @@ def _epoch_of(epoch: int, blobs: Sequence[bytes]) -> int:
     return int.from_bytes(digest[:_EPOCH_BYTES], "little")
 
 
-def _serve_store(worker: WorkerEnvironment, job: Job, address: str) -> Store:
+def serve_store(worker: WorkerEnvironment, job: Job, address: str) -> Store:
     """Serve the store in rank 0, for launchers that do not serve one."""
     remedy = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
     try:
