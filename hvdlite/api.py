@@ -1,28 +1,30 @@
 """The names that every adapter (`hvdlite.torch`, `.tensorflow`, `.keras`) re-exports."""
 
 from hvdlite.basics import (
-    ccl_built,
     cross_rank,
     cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
     init,
     is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     rank,
-    rocm_built,
     shutdown,
     size,
     start_timeline,
     stop_timeline,
+)
+from hvdlite.capabilities import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
 )
 from hvdlite.compression import Compressor
 from hvdlite.errors import (
@@ -41,6 +43,7 @@ from hvdlite.errors import (
     ReplicasDifferWarning,
     ShutdownError,
     StalledError,
+    StopHandlerWarning,
     UnsupportedError,
 )
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
@@ -52,6 +55,8 @@ from hvdlite.process_sets import (
     process_sets,
     remove_process_set,
 )
+from hvdlite.stop import stop_on, stop_requested
+from hvdlite.stop_marks import EXIT_STOPPED
 
 __all__ = [
     "Adasum",
@@ -62,6 +67,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Compressor",
     "DuplicateNameError",
+    "EXIT_STOPPED",
     "ForkedError",
     "HorovodInternalError",
     "HvdliteError",
@@ -76,6 +82,7 @@ __all__ = [
     "ReplicasDifferWarning",
     "ShutdownError",
     "StalledError",
+    "StopHandlerWarning",
     "UnsupportedError",
     "Sum",
     "add_process_set",
@@ -104,5 +111,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stop_on",
+    "stop_requested",
     "stop_timeline",
 ]

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hvdlite import _core, gpu, operation_names, process_sets
+from hvdlite import _core, operation_names, process_sets
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect
@@ -37,10 +37,13 @@ from hvdlite.process_sets import ProcessSet, StaticSets
 from hvdlite.timeline.recorder import Gather
 from hvdlite.world import World, as_planned, make_world
 
+Teller = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
 _world: World | None = None
 _succession = threading.Lock()  # held while a world takes the place of another one, or of none
 _left_elastic = False  # whether this process has left an elastic job, which takes nobody back
 _watchers: list[Callable[[_core.Engine | None], None]] = []
+_tellers: list[Teller] = []
 _lock = threading.RLock()
 _busy: str | None = None  # name of the running function that begins or ends a world; under _lock
 _starting: Deadline | None = None  # the deadline of the init() that runs, in any thread
@@ -417,17 +420,60 @@ def _install_hooks() -> None:
     atexit.register(_leave_at_exit)
     previous = sys.excepthook
 
-    def tell_peers_then_report(
+    def report_then_tell_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         previous(kind, error, trace)
-        world = _world
-        if world is not None and world.size > 1:
-            if world.member is not None:
-                world.member.break_off()
-            world.engine.abort(describe_error(world.rank, kind, error, trace))
+        _tell_peers(kind, error, trace)
 
-    sys.excepthook = tell_peers_then_report
+    sys.excepthook = report_then_tell_peers
+
+
+def tell_peers(error: BaseException) -> None:
+    """End the world, because the training function has raised `error`: all other ranks name it.
+
+    A script that ends with an exception in its main thread does so by itself. Integrations that
+    call a user's function in another thread call this, and then raise the exception again. Without
+    a world, or in a world of one, this does nothing.
+
+    Args:
+        error: what the function has raised.
+
+    Example:
+        >>> def call(fn):
+        ...     try:
+        ...         return fn()
+        ...     except BaseException as error:
+        ...         tell_peers(error)
+        ...         raise
+        >>> call(lambda: 1)
+        1
+    """
+    _tell_peers(type(error), error, error.__traceback__)
+
+
+def tell_also(tell: Teller) -> None:
+    """Have `tell` called, too, when an exception ends the script, and by `tell_peers`.
+
+    Adapters that have engines besides the one of `init` end these with it.
+
+    Args:
+        tell: gets the exception's class, the exception, and its traceback.
+    """
+    _tellers.append(tell)
+    _install_hooks()
+
+
+def _tell_peers(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    for tell in list(_tellers):
+        tell(kind, error, trace)
+    world = _world
+    if world is not None and world.size > 1:
+        if world.member is not None:
+            world.member.break_off()
+        world.engine.abort(describe_error(world.rank, kind, error, trace))
 
 
 def describe_error(
@@ -438,53 +484,3 @@ def describe_error(
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
     return f"rank {this_rank} raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]
-
-
-def nccl_built() -> bool:
-    """Return whether NCCL can carry GPU tensors here; `hvdlite-run --doctor` says why not."""
-    return gpu.works("NCCL") and gpu.works("CUDA driver")
-
-
-def mpi_built() -> bool:
-    """Return False: hvdlite has its own data plane and does not use MPI."""
-    return False
-
-
-def gloo_built() -> bool:
-    """Return True: collectives run on CPUs without MPI, which is what scripts want to know."""
-    return True
-
-
-def mpi_enabled() -> bool:
-    """Return False: no job of hvdlite runs over MPI."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """Return True: every job of hvdlite runs without MPI."""
-    return True
-
-
-def mpi_threads_supported() -> bool:
-    """Return True: any thread may submit collectives (the name is Horovod's)."""
-    return True
-
-
-def cuda_built() -> bool:
-    """Return whether CUDA tensors can be reduced here: whether there is a driver and a device."""
-    return gpu.works("CUDA driver")
-
-
-def rocm_built() -> bool:
-    """Return False: ROCm tensors cannot be reduced."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Return False: hvdlite does not use oneCCL."""
-    return False
-
-
-def ddl_built() -> bool:
-    """Return False: hvdlite does not use IBM DDL."""
-    return False

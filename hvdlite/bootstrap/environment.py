@@ -23,9 +23,10 @@ from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_lau
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
+TOKEN_BYTES = 32  # of a job's secret
+JOB_ID_BYTES = 16  # of a job's public number
+
 _TOKEN = "HVDLITE_TOKEN"
-_TOKEN_BYTES = 32
-_JOB_ID_BYTES = 16
 _FIRST_PORT, _PORTS = 20000, 10000
 
 _GUARD = (
@@ -34,6 +35,7 @@ _GUARD = (
 )
 
 _kept_token: str | None = None
+_given: WorkerEnvironment | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class WorkerEnvironment:
     node: int | None = None
     rendezvous: str | None = None
     token: bytes = field(default=b"", repr=False)
-    job_id: bytes = bytes(_JOB_ID_BYTES)
+    job_id: bytes = bytes(JOB_ID_BYTES)
     epoch: int = 0
     host_id: str | None = None
     interfaces: tuple[str, ...] = ()
@@ -90,6 +92,47 @@ def take_token() -> None:
     """Move the job's secret from the environment, which children inherit, into this module."""
     global _kept_token
     _kept_token = os.environ.pop(_TOKEN, None) or _kept_token
+
+
+def give_seat(worker: WorkerEnvironment | None) -> None:
+    """Have `detect`, and so `hvd.init()`, take this seat instead of the variables of a launcher.
+
+    For programs that call a training function in a process that no launcher has started as a rank.
+    No variable is set, so the programs that this process starts do not inherit the seat.
+
+    Args:
+        worker: what `meeting.seat_for` returns for this rank; None takes the seat away again.
+
+    Example:
+        >>> give_seat(WorkerEnvironment(launcher="a program", host_id="a"))
+        >>> detect().launcher
+        'a program'
+        >>> give_seat(None)
+    """
+    global _given
+    _given = None if worker is None else with_own_settings(worker)
+
+
+def with_own_settings(
+    worker: WorkerEnvironment, environment: Mapping[str, str] | None = None
+) -> WorkerEnvironment:
+    """Complete a seat by what the variables of this process say of its host and its patience.
+
+    HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES and HVDLITE_START_TIMEOUT count where the seat has
+    the default.
+
+    Example:
+        >>> with_own_settings(WorkerEnvironment(), {"HVDLITE_START_TIMEOUT": "5"}).start_timeout
+        5.0
+    """
+    variables = Variables(os.environ if environment is None else environment)
+    patient = worker.start_timeout == WorkerEnvironment.start_timeout
+    return replace(
+        worker,
+        host_id=worker.host_id or variables.get("HVDLITE_HOST_ID"),
+        interfaces=worker.interfaces or _interfaces(variables),
+        start_timeout=_start_timeout(variables) if patient else worker.start_timeout,
+    )
 
 
 def allow_pickle() -> bool:
@@ -117,11 +160,14 @@ def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Recognise hvdlite-run or another launcher; without a launcher, return a world of one.
 
     Args:
-        environment: the variables to read; by default those of this process.
+        environment: the variables to read; by default those of this process, unless `give_seat`
+            has given it a seat.
 
     Raises:
         BootstrapError: a variable is missing or cannot be used; the message names the variable.
     """
+    if environment is None and _given is not None:
+        return _given
     variables = Variables(os.environ if environment is None else environment)
     if "HVDLITE_RANK" in variables or "HVDLITE_SIZE" in variables:
         by_hand = "HVDLITE_JOB_ID" not in variables and variables.number("HVDLITE_SIZE") > 1
@@ -181,8 +227,8 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
     return replace(
         worker,
         rendezvous=variables.address("HVDLITE_RENDEZVOUS"),
-        token=variables.secret(_TOKEN, token, _TOKEN_BYTES),
-        job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), _JOB_ID_BYTES),
+        token=variables.secret(_TOKEN, token, TOKEN_BYTES),
+        job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), JOB_ID_BYTES),
         epoch=variables.number("HVDLITE_EPOCH", 0),
         start_timeout=_start_timeout(variables),
     )
@@ -282,16 +328,16 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
             worker,
             rendezvous=f"unix:hvdlite-{digest.hexdigest()[:32]}",
             token=hashlib.sha256(found.launcher.encode() + digest.digest()).digest(),
-            job_id=digest.digest()[:_JOB_ID_BYTES],
+            job_id=digest.digest()[:JOB_ID_BYTES],
         )
     if token is None or (given is None and found.first_host is None):
         raise BootstrapError(_what_to_bring(found, token is None))
-    secret = variables.secret(_TOKEN, token, _TOKEN_BYTES)
+    secret = variables.secret(_TOKEN, token, TOKEN_BYTES)
     return replace(
         worker,
         rendezvous=given or f"{found.first_host}:{_port(digest.digest())}",
         token=secret,
-        job_id=hashlib.sha256(b"job" + secret).digest()[:_JOB_ID_BYTES],
+        job_id=hashlib.sha256(b"job" + secret).digest()[:JOB_ID_BYTES],
     )
 
 

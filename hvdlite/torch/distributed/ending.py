@@ -7,12 +7,11 @@ ends. When an exception ends the script, the other members get its text, as afte
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
 from types import TracebackType
 
 from hvdlite import _core
-from hvdlite.basics import describe_error
+from hvdlite.basics import describe_error, tell_also
 from hvdlite.torch.distributed.work import stop_waiter
 
 _lock = threading.Lock()
@@ -28,7 +27,7 @@ def enter(engine: _core.Engine, rank: int) -> None:
         if not _hooks_installed:
             _hooks_installed = True
             atexit.register(_end_all)
-            _chain_excepthook()
+            tell_also(_tell_peers)
 
 
 def end(engine: _core.Engine) -> None:
@@ -47,14 +46,8 @@ def _end_all() -> None:
         end(engine)
 
 
-def _chain_excepthook() -> None:
-    previous = sys.excepthook
-
-    def tell_peers_then_report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        previous(kind, error, trace)
-        for engine, rank in list(_engines.items()):
-            engine.abort(describe_error(rank, kind, error, trace))
-
-    sys.excepthook = tell_peers_then_report
+def _tell_peers(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    for engine, rank in list(_engines.items()):
+        engine.abort(describe_error(rank, kind, error, trace))
