@@ -200,7 +200,7 @@ def surroundings() -> WorkerEnvironment:
     variables = Variables(os.environ)
     token = variables.get(_TOKEN) or _kept_token
     return WorkerEnvironment(
-        token=b"" if token is None else variables.secret(_TOKEN, token, _TOKEN_BYTES),
+        token=b"" if token is None else variables.secret(_TOKEN, token, TOKEN_BYTES),
         host_id=variables.get("HVDLITE_HOST_ID"),
         interfaces=_interfaces(variables),
     )
