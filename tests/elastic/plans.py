@@ -53,7 +53,8 @@ class Plan:
         reduce_in: where torch workers reduce gradients: "backward" or "step".
         hold_at: a step at which the workers wait for workers that join.
         hold_until: they wait for this epoch.
-        alltoall_at: a step before which the workers exchange rows, which cannot be redone.
+        unredoable_at: a step before which core workers do what fewer ranks cannot redo.
+        unredoable: what that is: "alltoall", "reducescatter", or "broadcast" (from rank 1).
     """
 
     folder: str
@@ -65,7 +66,8 @@ class Plan:
     reduce_in: str = "backward"
     hold_at: int = -1
     hold_until: int = 0
-    alltoall_at: int = -1
+    unredoable_at: int = -1
+    unredoable: str = "alltoall"
 
     def as_json(self) -> str:
         """Return the text that `read_plan` reads."""
