@@ -423,21 +423,20 @@ def _install_hooks() -> None:
         previous(kind, error, trace)
         world = _world
         if world is not None and world.size > 1:
+            what = _describe(kind, error, trace)
             if world.member is not None:
-                world.member.break_off()
-            world.engine.abort(_describe(world.rank, kind, error, trace))
+                world.member.break_off(what)
+            world.engine.abort(f"rank {world.rank} {what}"[:2000])
 
     sys.excepthook = tell_peers_then_report
 
 
-def _describe(
-    this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> str:
+def _describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""
     frames = traceback.extract_tb(trace)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
-    return f"rank {this_rank} raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]
+    return f"raised {kind.__name__}: {text[0] if text else ''}{where}"
 
 
 def nccl_built() -> bool:
