@@ -254,7 +254,8 @@ class ElasticSupervisor(Supervisor):
             self._stop = Stop(now, now + GRACE)
 
     def _fail(self, reason: str) -> None:
-        self._console.say(reason)
+        if not self._signalled:  # Otherwise the user has ended the job.
+            self._console.say(reason)
         self._lost = self._over = True
         if self._stop is None:
             now = time.monotonic()
