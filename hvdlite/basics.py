@@ -471,16 +471,17 @@ def _tell_peers(
         tell(kind, error, trace)
     world = _world
     if world is not None and world.size > 1:
+        what = describe_error(kind, error, trace)
         if world.member is not None:
-            world.member.break_off()
-        world.engine.abort(describe_error(world.rank, kind, error, trace))
+            world.member.break_off(what)
+        world.engine.abort(f"rank {world.rank} {what}")
 
 
 def describe_error(
-    this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""
     frames = traceback.extract_tb(trace)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
-    return f"rank {this_rank} raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]
+    return f"raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]

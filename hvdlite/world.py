@@ -25,8 +25,8 @@ class Member(Protocol):
     def attach(self, engine: _core.Engine) -> None:
         """Take note of the engine of the first world."""
 
-    def break_off(self) -> None:
-        """End without a goodbye, because the script has failed."""
+    def break_off(self, what: str) -> None:
+        """End without a goodbye, because the script has failed: "raised ValueError: ..."."""
 
     def leave(self, commits: Mapping[int, int]) -> None:
         """Say goodbye; the engine has been shut down."""

@@ -189,24 +189,16 @@ class Job:
                 self.share_state(members, message["sync"])
 
     def check_go(self, world: World, message: dict[str, Any]) -> None:
-        self.gathered = False
-        members = [self.workers[member] for member in world.members]
+        self.gathered, members = False, [self.workers[member] for member in world.members]
         assert len(message["clocks"]) == len(members)
         for member in members:
             assert member.connected == world.epoch, "GO to one that is not connected"
         if world.mode == "resume":
             assert len({member.commits for member in members}) == 1, "unequal after the cut"
-            assert not self.too_few(members), "a step below min-np, and nobody waits to join"
+            assert not self.membership._too_few_in_place(), "a step below min-np"
         elif world.mode == "boundary":
             assert all(member.script == "boundary" for member in members)
             self.share_state(members, self.sync_of[world.epoch])
-
-    def too_few(self, members: list[Model]) -> bool:
-        finished = any(clean for _, _, clean in self.endings) or not self.membership._growing
-        ranks = {
-            w.number for w in (*members, *self.membership.members, *self.membership._waiting())
-        }
-        return self.entered and not finished and len(ranks) < self.limits.min_np
 
     def share_state(self, members: list[Model], sync: bool) -> None:
         """What sync() does, and what must be equal without it; the members are at a boundary."""

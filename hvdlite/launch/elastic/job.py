@@ -101,7 +101,7 @@ class ElasticRun:
             elastic.cooldown,
         )
         agents = Agents(self._provider.agent_command, what.ssh, elastic.heartbeat, self._inbox.fd)
-        with Discovery(self._provider) as discovery, agents:
+        with Discovery(self._provider, interrupt_fd=self._inbox.fd) as discovery, agents:
             first = self._first_workers(fleet, discovery, agents)
             address = self._address(agents)
             registrar = Registrar.start(self._job, self._limits(len(first)), address)

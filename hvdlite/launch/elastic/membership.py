@@ -58,6 +58,8 @@ class Membership(Epochs):
                     one.connected, one.clock = True, message["clock"]
             elif kind == "unreachable":
                 self._unreachable(one, message, now)
+            elif kind == "raised":
+                one.raised = message["what"]
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf)
@@ -66,9 +68,11 @@ class Membership(Epochs):
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
         """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
-        why = f"ended with {why}" if why.startswith("exit status") else why
         parted = self._parted.pop(worker, None)
         one = self._workers.get(worker)
+        if why.startswith("exit status"):
+            known = parted.worker if parted is not None else one
+            why = known.raised if known is not None and known.raised else f"ended with {why}"
         if parted is not None:
             self._learn(parted, why, clean, now)
         elif one is not None and clean:
@@ -83,7 +87,7 @@ class Membership(Epochs):
         one = self._workers.get(worker)
         if one is not None:
             self._part(one, now + self._limits.heartbeat)
-            self._remove(one, Change(one.name, LOST_CONNECTION, worker), now)
+            self._remove(one, Change(one.name, one.raised or LOST_CONNECTION, worker), now)
         return self._settle(now)
 
     def heartbeat_lost(self, worker: int, now: float) -> list[Action]:

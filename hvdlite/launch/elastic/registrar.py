@@ -41,6 +41,7 @@ from hvdlite.launch.elastic.actions import (
     Refused,
     Send,
     Warn,
+    Went,
 )
 from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import MalformedError, parse
@@ -57,6 +58,7 @@ __all__ = [
     "Refused",
     "Registrar",
     "Warn",
+    "Went",
 ]
 
 _TICK_SECONDS = 0.25  # the longest sleep, as the acceptor drops slow strangers in between

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
@@ -18,8 +19,10 @@ from hvdlite.launch.elastic.discovery import (
     StaticHosts,
     parse_hosts,
 )
+from hvdlite.launch.elastic.stopped import process_state
 from hvdlite.launch.hosts import read_hosts
 from hvdlite.launch.remote.ssh import SshOptions
+from launch.elastic_jobs import until
 
 SSH = SshOptions()
 
@@ -38,6 +41,9 @@ class Scripted:
 
     def agent_command(self, host: str) -> list[str]:
         return ["agent", host]
+
+    def close(self) -> None:
+        pass
 
 
 def news_of(provider: Scripted, count: int) -> list[News]:
@@ -107,10 +113,36 @@ def test_slow_provider_does_not_hold_the_end_up() -> None:
 
     class Slow(Scripted):
         def hosts(self) -> Mapping[str, int]:
-            if threading.current_thread() is not threading.main_thread():
+            if threading.current_thread().name == "hvdlite-hosts":
                 release.wait(20)
             return super().hosts()
 
     with Discovery(Slow({"a": 1}), period=0.01):
         time.sleep(0.1)
     release.set()
+
+
+def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; sleep 50"
+    signalled = os.eventfd(0)
+
+    def interrupt() -> None:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        os.eventfd_write(signalled, 1)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Discovery(ScriptHosts(script, 1, SSH), interrupt_fd=signalled)
+    thread.join()
+    os.close(signalled)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: process_state(pid) in ("", "Z"))
+
+
+def test_script_that_runs_at_the_end_is_killed(tmp_path: Path) -> None:
+    script = f"echo $$ >> {tmp_path}/pids; [ $(wc -l < {tmp_path}/pids) = 1 ] || sleep 50; echo a"
+    pids = tmp_path / "pids"
+    with Discovery(ScriptHosts(script, 1, SSH), period=0.01):
+        until(lambda: len(pids.read_text().split()) == 2)
+    until(lambda: process_state(int(pids.read_text().split()[1])) in ("", "Z"))
