@@ -40,7 +40,7 @@ from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.elastic.variables import VariableCopies
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2, seam
-from hvdlite.keras.callbacks import Logs, _Callback
+from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables, checksum
 
 __all__ = [
@@ -177,7 +177,7 @@ class TensorFlowKerasState(KerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(_Callback):
+class CommitStateCallback(Callback):
     """Commits the state every so many batches, and at the end of each epoch.
 
     It commits before the next batch (or epoch) begins, when all other callbacks have seen the end
@@ -243,7 +243,7 @@ class CommitStateCallback(_Callback):
             self.commit()
 
 
-class UpdateBatchStateCallback(_Callback):
+class UpdateBatchStateCallback(Callback):
     """Keeps in `state.batch` how many batches of the epoch are done; 0 at the end of the epoch.
 
     `fit` has fixed the number of steps before callbacks are called, so this callback cannot shorten
@@ -278,7 +278,7 @@ class UpdateBatchStateCallback(_Callback):
         self.state.batch = self._before = 0
 
 
-class UpdateEpochStateCallback(_Callback):
+class UpdateEpochStateCallback(Callback):
     """Keeps in `state.epoch` how many epochs are done, in all calls of `fit` together.
 
     Example:
