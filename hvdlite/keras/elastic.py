@@ -304,7 +304,7 @@ class UpdateEpochStateCallback(Callback):
         self.state.epoch += 1
 
 
-def _with_attribute(state: State, name: str, callback: _Callback) -> State:
+def _with_attribute(state: State, name: str, callback: Callback) -> State:
     if not hasattr(state, name):
         raise ArgumentError(
             f"{type(callback).__name__} keeps its count in state.{name}; make the state with "
