@@ -55,7 +55,7 @@ class RecordCallback(batch_hooks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Record the batches since the last call."""
-        self.shards.record((batch + 1 - self._batches) * self.shards.batch_size)
+        self.shards.record_batches(self._batches, batch + 1)
         self._batches = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:

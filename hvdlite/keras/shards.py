@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdlite.elastic.dealing import Dealer
 from hvdlite.elastic.sampling import Done
-from hvdlite.errors import ArgumentError
+from hvdlite.errors import ArgumentError, HvdliteError
 
 
 class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
@@ -78,7 +78,7 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
             )
         self._rows = lengths.pop()
         self.batch_size = batch_size
-        self._asked: set[int] = set()  # the batches that were asked for in this fit()
+        self._loaded: dict[int, int] = {}  # by batch of this fit(): for which epoch, the last time
         self._start(shuffle, seed, drop_last)
 
     def _length(self) -> int:
@@ -93,7 +93,7 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
 
     def begin_fit(self) -> None:
         """Expect the batches in their order, from the first one on; for `RecordCallback`."""
-        self._asked.clear()
+        self._loaded.clear()
 
     def begin_pass(self, epoch: int) -> None:
         """Begin an epoch, or begin anew what was left of it; for `RecordCallback`.
@@ -106,6 +106,26 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
         else:
             self.set_epoch(epoch)
 
+    def record_batches(self, done: int, batches: int) -> None:
+        """Record batches of this pass; for `RecordCallback`.
+
+        Args:
+            done: how many were recorded before.
+            batches: how many are done now.
+
+        Raises:
+            HvdliteError: a batch was loaded before its epoch had begun.
+        """
+        for batch in range(done, batches):
+            loaded = self._loaded.get(batch, self.epoch)
+            if loaded != self.epoch:
+                raise HvdliteError(
+                    f"rank {self.rank}: fit() has loaded batch {batch} of epoch {self.epoch} in "
+                    f"epoch {loaded}, whose samples it has; call fit() without steps_per_epoch, or "
+                    "once for each epoch"
+                )
+        self.record((batches - done) * self.batch_size)
+
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
@@ -115,12 +135,12 @@ class Shards(Dealer, keras.utils.PyDataset):  # type: ignore[misc]
         Raises:
             ArgumentError: the batches are asked for in another order than their own.
         """
-        if index > 0 and index - 1 not in self._asked:
+        if index > 0 and index - 1 not in self._loaded:
             raise ArgumentError(
                 f"Shards: batch {index} was asked for before batch {index - 1}, and what is done "
                 "is known for one order only; give fit() shuffle=False (Shards shuffles itself)"
             )
-        self._asked.add(index)
+        self._loaded[index] = self.epoch
         rows = self._dealt[index * self.batch_size : (index + 1) * self.batch_size]
         batch: tuple[Any, ...] = keras.tree.map_structure(lambda one: one[rows], self._arrays)
         return batch

@@ -90,9 +90,23 @@ def resume(folder: str) -> Any:
     fit.run(epochs=2)
     rest, fit.seen = fit.seen, []
     fit.run(epochs=3)
+    check_steps_per_epoch(fit)
     with pytest.raises(Exception, match="give fit.. shuffle=False"):
-        fit.run(epochs=4, shuffle=True)
+        fit.run(epochs=fit.shards.epoch + 1, shuffle=True)
     return rest, fit.seen[:6]
+
+
+def check_steps_per_epoch(fit: Fit) -> None:
+    """Keras may load an epoch too early; then there is an error, and no wrong samples."""
+    fit.seen = []
+    try:
+        fit.run(epochs=fit.shards.epoch + 2, steps_per_epoch=len(fit.shards))
+    except hvd.HvdliteError as error:
+        assert "without steps_per_epoch" in str(error)
+    else:
+        both = np.split(np.array(flat(fit.seen)), 2)
+        assert [sorted(one) for one in both] == [list(range(SAMPLES))] * 2
+        assert list(both[0]) != list(both[1])
 
 
 def flat(batches: Any) -> list[int]:
