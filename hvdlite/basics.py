@@ -202,6 +202,13 @@ def in_elastic_job() -> bool:
     return _world is not None and _world.member is not None
 
 
+def ask_to_leave(why: str) -> None:
+    """Ask to leave the elastic job at its next boundary; `why` is for the launcher's output."""
+    world = _current()
+    if world.member is not None:
+        world.member.ask_to_leave(why)
+
+
 def shutdown() -> None:
     """Leave the world cleanly; operations in flight get a moment to end, and then fail.
 

@@ -25,6 +25,9 @@ class Member(Protocol):
     def attach(self, engine: _core.Engine) -> None:
         """Take note of the engine of the first world."""
 
+    def ask_to_leave(self, why: str) -> None:
+        """Ask to leave the job at its next boundary."""
+
     def break_off(self, what: str) -> None:
         """End without a goodbye, because the script has failed: "raised ValueError: ..."."""
 

@@ -151,6 +151,17 @@ class Steward:
         """Return whether this worker joined a job that was running already."""
         return self._worker.joiner
 
+    def ask_to_leave(self, why: str) -> None:
+        """Ask the registrar to let this worker leave at the next boundary.
+
+        Args:
+            why: for the line that tells of the next epoch.
+        """
+        try:
+            self._send({"kind": "drain", "why": why})
+        except BootstrapError:
+            pass  # The job is over, which the steward thread will tell.
+
     def break_off(self, what: str) -> None:
         """End without a goodbye, because the script has failed; `what` it did is for the user."""
         self._failed = True

@@ -40,7 +40,7 @@ from hvdlite.elastic.variables import VariableState
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.adapters import keras_2, seam
-from hvdlite.keras.callbacks import Logs, _Callback
+from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables, checksum
 from hvdlite.keras.distribution import distributed_part
 from hvdlite.objects import broadcast_object
@@ -185,7 +185,7 @@ class TensorFlowKerasState(KerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(_Callback):
+class CommitStateCallback(Callback):
     """Commits the state every so many batches, and at the end of each epoch.
 
     It commits before the next batch (or epoch) begins, when all other callbacks have seen the end
@@ -251,7 +251,7 @@ class CommitStateCallback(_Callback):
             self.commit()
 
 
-class UpdateBatchStateCallback(_Callback):
+class UpdateBatchStateCallback(Callback):
     """Keeps in `state.batch` how many batches of the epoch are done; 0 at the end of the epoch.
 
     `fit` has fixed the number of steps before callbacks are called, so this callback cannot shorten
@@ -286,7 +286,7 @@ class UpdateBatchStateCallback(_Callback):
         self.state.batch = self._before = 0
 
 
-class UpdateEpochStateCallback(_Callback):
+class UpdateEpochStateCallback(Callback):
     """Keeps in `state.epoch` how many epochs are done, in all calls of `fit` together.
 
     Example:
@@ -312,7 +312,7 @@ class UpdateEpochStateCallback(_Callback):
         self.state.epoch += 1
 
 
-def _with_attribute(state: State, name: str, callback: _Callback) -> State:
+def _with_attribute(state: State, name: str, callback: Callback) -> State:
     if not hasattr(state, name):
         raise ArgumentError(
             f"{type(callback).__name__} keeps its count in state.{name}; make the state with "

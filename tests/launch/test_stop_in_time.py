@@ -155,8 +155,8 @@ def train(state):
             os.kill(os.getpid(), signal.SIGKILL)
         if state.step == 20 and worker == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        if worker == 3 and not (folder / "joined").exists():
-            (folder / "joined").touch()
+        if worker >= 3 and not (folder / f"joined.{worker}").exists():
+            (folder / f"joined.{worker}").touch()
             say("ready")
         state.step += 1
         if state.step % 5 == 0:
@@ -167,11 +167,11 @@ train(state)
 
 @pytest.mark.parametrize(("signal_to", "every"), [("worker", 1), ("launcher", 3)])
 def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path: Path) -> None:
-    """Worker 1 dies and worker 3 joins; SIGTERM to worker 0 alone does not stop the job."""
+    """Worker 1 dies; worker 0 gets SIGTERM and leaves; others join in their places."""
     code = PRELUDE.partition("reduce()\nsay")[0] + ELASTIC.replace("EVERY", str(every))
     env = {**ENV, "TEST_FOLDER": str(tmp_path)}
     with MarkedJob(3, "--min-np", "2", *python(code), env=env) as job:
-        job.wait_until_ready(1)
+        job.wait_until_ready(2)
         time.sleep(0.1)
         if signal_to == "worker":
             joined = next(pid for pid in job.alive() if has(pid, b"HVDLITE_WORKER=3"))
@@ -181,9 +181,10 @@ def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path:
         status, stdout, stderr, _ = job.finish()
         assert job.alive() == []
     assert status == 75, stderr
-    why = "rank 2: SIGUSR1" if signal_to == "worker" else "all ranks: SIGTERM"
     [where] = steps_in(stdout)
-    assert where.endswith(f" by {why} of 3")
+    why = r"rank [12]: SIGUSR1" if signal_to == "worker" else "all ranks: SIGTERM"
+    assert re.search(f" by {why} of 3$", where)
+    assert "worker 0 (host localhost) left: it got SIGTERM" in stderr
     assert "stopped by request" in stderr
 
 

@@ -239,8 +239,8 @@ def test_stateful_loader_that_was_saved_at_the_end_begins_the_next_epoch() -> No
 def test_state_of_other_samples_is_refused() -> None:
     state = DistributedSampler(range(10), seed=1).state_dict()
     load = {
-        r"made with length=10, and this sampler has length=11": DistributedSampler(range(11)),
-        r"made with seed=1, and this sampler has seed=2": DistributedSampler(range(10), seed=2),
+        r"made with length=10, and this one has length=11": DistributedSampler(range(11)),
+        r"made with seed=1, and this one has seed=2": DistributedSampler(range(10), seed=2),
         r"made with shuffle=True": DistributedSampler(range(10), shuffle=False),
         r"ElasticSampler.load_state_dict: the keys": ElasticSampler(range(10), seed=1),
     }

@@ -60,6 +60,8 @@ class Membership(Epochs):
                 self._unreachable(one, message, now)
             elif kind == "raised":
                 one.raised = message["what"]
+            elif kind == "drain":
+                self._drain(one, message["why"])
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf)
@@ -97,10 +99,8 @@ class Membership(Epochs):
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
         """A worker shall leave at the next boundary."""
         one = self._workers.get(worker)
-        if one is not None and one.draining is None:
-            one.draining = why
-            if one in self._waiting():
-                self._leave(one)
+        if one is not None:
+            self._drain(one, why)
         return self._settle(now)
 
     def evict(self, worker: int, why: str, now: float) -> list[Action]:
@@ -195,6 +195,12 @@ class Membership(Epochs):
             self._break(now)
 
     # Who goes.
+
+    def _drain(self, one: Worker, why: str) -> None:
+        if one.draining is None:
+            one.draining = why
+            if one in self._waiting():
+                self._leave(one)
 
     def _part(self, one: Worker, due: float) -> None:
         """Only the process of a worker is left; its end will tell more."""

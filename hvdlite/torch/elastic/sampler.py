@@ -10,14 +10,10 @@ from typing import Any
 
 from hvdlite import basics
 from hvdlite.elastic import epochs, steps
+from hvdlite.elastic.dealing import checked, refuse_other_keys, refuse_other_order
 from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
 from hvdlite.errors import ElasticSamplerWarning
-from hvdlite.torch.sampler import (
-    DistributedSampler,
-    checked,
-    refuse_other_keys,
-    refuse_other_order,
-)
+from hvdlite.torch.sampler import DistributedSampler
 
 
 class ElasticSampler(DistributedSampler):
@@ -193,7 +189,8 @@ class ElasticSampler(DistributedSampler):
         """
         closed = self._closed_in(state_dict)
         if closed and "segments" in state_dict:
-            refuse_other_order("ElasticSampler", state_dict, self, "samples")
+            own = {"samples": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
+            refuse_other_order("ElasticSampler", state_dict, own)
         excluded = state_dict.get("processed_indices", ())
         if "segments" not in state_dict and "processed_num" in state_dict:
             excluded = ()  # Both keys say the same.

@@ -151,6 +151,18 @@ def test_drained_worker_leaves_at_the_boundary() -> None:
     assert story.last(1, "notice"), "a drain does not end growth"
 
 
+def test_worker_that_asks_to_leave_leaves_at_the_boundary() -> None:
+    story = formed(3)
+    story.says(2, "drain", why="it got SIGTERM")
+    assert story.last(1, "notice")["removed"]
+    at_boundary(story, 0, 1, 2)
+    assert story.event(Leaving) == Leaving(2)
+    story.says(2, "bye", commits={})
+    story.ends(2)
+    story.connected(0, 1)
+    assert "worker 2 (host a) left: it got SIGTERM; 2" in story.event(EpochFormed).line
+
+
 def test_workers_that_all_have_to_leave_hand_over_first() -> None:
     story = formed(1)
     story.take(story.membership.drain(0, "its host is not listed", story.now))
