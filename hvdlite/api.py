@@ -43,6 +43,7 @@ from hvdlite.errors import (
     ReplicasDifferWarning,
     ShutdownError,
     StalledError,
+    StopHandlerWarning,
     UnsupportedError,
 )
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
@@ -54,6 +55,8 @@ from hvdlite.process_sets import (
     process_sets,
     remove_process_set,
 )
+from hvdlite.stop import stop_on, stop_requested
+from hvdlite.stop_marks import EXIT_STOPPED
 
 __all__ = [
     "Adasum",
@@ -64,6 +67,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Compressor",
     "DuplicateNameError",
+    "EXIT_STOPPED",
     "ForkedError",
     "HorovodInternalError",
     "HvdliteError",
@@ -78,6 +82,7 @@ __all__ = [
     "ReplicasDifferWarning",
     "ShutdownError",
     "StalledError",
+    "StopHandlerWarning",
     "UnsupportedError",
     "Sum",
     "add_process_set",
@@ -106,5 +111,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "stop_on",
+    "stop_requested",
     "stop_timeline",
 ]

@@ -103,7 +103,9 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     try:
         operation_names.restart()
         if world.member is not None:
-            process_sets.enter_static(engine, world.rank, world.size)
+            # A worker that will join makes its optimizers for process sets that it gets by then.
+            planned = process_sets.static_ranks(world.size)
+            process_sets.begin_epoch(engine, world.rank, world.size, planned)
             world.member.attach(engine)
             if not worker.joiner:
                 process_sets.check_static(world.size)
@@ -176,16 +178,14 @@ def follow(
             connection.close()
             return None
         size = connection.size
-        sets = lobby.process_sets(rank_of) if resumes else process_sets.static_ranks(size)
+        static = process_sets.static_ranks(size)
+        sets = dict(lobby.process_sets(rank_of)) if resumes else static
         timeline = _world.recorder.target
         _end_timeline(_world, None)
         world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
-        if resumes:
-            process_sets.follow(engine, world.rank, size, dict(sets))
-        else:
-            process_sets.enter_static(engine, world.rank, size)
+        process_sets.begin_epoch(engine, world.rank, size, sets, resumes)
         lobby.resume(engine, rank_of)
         # A GPU was chosen by the local rank, so it stays as long as the process lives.
         _world = replace(world, local_rank=_world.local_rank, member=_world.member)

@@ -55,6 +55,10 @@ class ElasticSamplerWarning(UserWarning):
     """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
 
 
+class StopHandlerWarning(UserWarning):
+    """A handler of `hvd.stop_on` was replaced, or replaced one that cannot be called."""
+
+
 class OutOfMemoryError(HvdliteError, MemoryError):
     """There is not enough memory for the operation."""
 

@@ -196,9 +196,17 @@ class Job:
             assert member.connected == world.epoch, "GO to one that is not connected"
         if world.mode == "resume":
             assert len({member.commits for member in members}) == 1, "unequal after the cut"
+            assert not self.too_few(members), "a step below min-np, and nobody waits to join"
         elif world.mode == "boundary":
             assert all(member.script == "boundary" for member in members)
             self.share_state(members, self.sync_of[world.epoch])
+
+    def too_few(self, members: list[Model]) -> bool:
+        finished = any(clean for _, _, clean in self.endings) or not self.membership._growing
+        ranks = {
+            w.number for w in (*members, *self.membership.members, *self.membership._waiting())
+        }
+        return self.entered and not finished and len(ranks) < self.limits.min_np
 
     def share_state(self, members: list[Model], sync: bool) -> None:
         """What sync() does, and what must be equal without it; the members are at a boundary."""

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/status.h"
 #include "tensorflow/attachment.h"
+#include "tensorflow/error_code.h"
 #include "tensorflow/kernels.h"
 #include "tensorflow/tf_status.h"
 #include "wire/message.h"
@@ -27,24 +27,6 @@ std::vector<std::int64_t> dims_of(const TF_Tensor* tensor) {
   std::vector<std::int64_t> dims;
   for (int i = 0; i < TF_NumDims(tensor); ++i) dims.push_back(TF_Dim(tensor, i));
   return dims;
-}
-
-// Program errors, on this rank or on the one that the message names, map to INVALID_ARGUMENT, and
-// ranks that disagree to FAILED_PRECONDITION, which scripts of Horovod expect: the world goes on.
-// All else ended the world and maps to ABORTED, which graphs pass on unchanged. The class that
-// Python raises for each is in hvdlite/tensorflow/errors.py.
-TF_Code code_of(const HvdliteResult& result) {
-  switch (static_cast<StatusCode>(result.code)) {
-    case StatusCode::kInvalidArgument:
-    case StatusCode::kDuplicateName:
-      return TF_INVALID_ARGUMENT;
-    case StatusCode::kMismatch:
-      return TF_FAILED_PRECONDITION;
-    case StatusCode::kOutOfMemory:
-      return TF_RESOURCE_EXHAUSTED;
-    default:
-      return TF_ABORTED;
-  }
 }
 
 }  // namespace

@@ -21,12 +21,17 @@
 
 #include "base/mutex.h"
 #include "tensorflow/attachment.h"
+#include "tensorflow/error_code.h"
 #include "wire/message.h"
 
 namespace hvdlite::tensorflow {
 namespace {
 
 constexpr const char* kTarget = "hvdlite_allreduce";
+
+// XLA gives every failed call the same code, so the end of the message names the class of the error
+// that hvd.elastic.run catches. MARK in hvdlite/tensorflow/errors.py is the same text.
+constexpr const char* kMark = " [hvdlite.errors.CollectiveError]";
 
 // The custom call's description, as _describe() in hvdlite/tensorflow/graph/xla.py writes it:
 //   op;process set;prescale;postscale;name;dtype,wire dtype,name,dim,dim...;...
@@ -135,7 +140,10 @@ struct Ending {
     auto& self = *static_cast<Ending*>(context);
     MutexLock lock(self.mutex);
     self.ended = true;
-    if (result->code != 0) self.failure = result->message;
+    if (result->code != 0) {
+      self.failure = result->message;
+      if (code_of(*result) == TF_ABORTED) *self.failure += kMark;
+    }
     self.changed.notify_all();
   }
   CallStatus wait() {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+_MOST_SHOWN = 200  # characters of an error's text in the line about an epoch
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -37,6 +39,7 @@ class Membership(Protocol):
 
 _membership: Membership | None = None
 _received = False  # whether this process has received the state of the training
+_error = ""  # why this rank has restored its state the last time
 
 
 def current_membership() -> Membership | None:
@@ -59,3 +62,15 @@ def note_state() -> None:
     """Note that this rank has the state of the training from now on."""
     global _received
     _received = True
+
+
+def note_error(error: BaseException) -> None:
+    """Note the error for which this rank restores its state."""
+    global _error
+    lines = str(error).splitlines()
+    _error = f"{type(error).__name__}: {lines[0][:_MOST_SHOWN]}" if lines else type(error).__name__
+
+
+def last_error() -> str:
+    """Return, in one line, the error that `note_error` was given last."""
+    return _error

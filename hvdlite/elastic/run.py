@@ -25,6 +25,7 @@ from hvdlite.elastic.membership import (
     current_membership,
     has_state,
     install_membership,
+    note_error,
     note_state,
 )
 from hvdlite.elastic.state import ADDED, REMOVED, State
@@ -172,7 +173,8 @@ class _Run:
             return _Outcome.FAILED
         try:
             self._result = self._func(self._state, *args, **kwargs)
-        except CollectiveError:
+        except CollectiveError as error:
+            note_error(error)
             self._state.restore()
             return _Outcome.FAILED
         except HostsUpdatedInterrupt:

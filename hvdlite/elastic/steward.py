@@ -26,7 +26,7 @@ from hvdlite.bootstrap.registrar_client import RegistrarClient
 from hvdlite.elastic import epochs, steps
 from hvdlite.elastic.epochs import Epoch
 from hvdlite.elastic.inbox import Inbox, Message
-from hvdlite.elastic.membership import Decision, has_state, install_membership
+from hvdlite.elastic.membership import Decision, has_state, install_membership, last_error
 from hvdlite.elastic.run import notify
 from hvdlite.errors import BootstrapError
 
@@ -267,7 +267,7 @@ class Steward:
                 "commits": _as_text(commits),
                 "stuck": report["stuck"] if report else None,
                 "accused": self._accused(report["accused"]) if report else None,
-                "reason": report["reason"] if report else "",
+                "reason": report["reason"] if report else last_error() if self._boundary else "",
                 "restored": bool(self._boundary),
             }
         )

@@ -9,12 +9,13 @@ Example:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from hvdlite import basics
+from hvdlite import basics, stop
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2
 from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
@@ -27,6 +28,7 @@ from hvdlite.keras.fit_checks import (
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
+from hvdlite.stop_marks import EXIT_STOPPED
 
 Logs = dict[str, Any] | None
 
@@ -417,3 +419,54 @@ class BestModelCheckpoint(_HasBatchHooks, keras.callbacks.ModelCheckpoint):  # t
         """Save after an epoch, on rank 0."""
         if basics.rank() == 0:
             super().on_epoch_end(epoch, logs)
+
+
+class StopCallback(_Callback):
+    """Saves, and ends every rank after the same batch, when a rank was asked to stop.
+
+    A rank is asked to stop by a signal; see `hvd.stop_on`. The callback watches for SIGTERM and
+    SIGUSR1 unless the script has called `hvd.stop_on` itself. Put it last: what comes before it has
+    seen the batch.
+
+    Example:
+        >>> def save():
+        ...     if hvd.rank() == 0:
+        ...         model.save("last.keras")
+        >>> model.fit(data, callbacks=[hvd.callbacks.StopCallback(save)])
+    """
+
+    def __init__(self, save: Callable[[], object], every: int = 1) -> None:
+        """Choose what to do before the end.
+
+        Args:
+            save: a function without arguments; every rank calls it after the same batch.
+            every: ask after so many batches; see `hvd.stop_requested`.
+        """
+        super().__init__()
+        self.save = save
+        self.every = every
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Watch for signals."""
+        if not stop.watched():
+            stop.stop_on()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Remember the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Save and end, if a rank was asked to stop.
+
+        Raises:
+            SystemExit: with `hvd.EXIT_STOPPED`, after `save` has returned.
+        """
+        reason = stop.stop_requested(self.every)
+        if reason is None:
+            return
+        if basics.rank() == 0:
+            where = f"batch {batch} of epoch {self._epoch}"
+            print(f"hvdlite: stopping after {where} ({reason})", file=sys.stderr)
+        self.save()
+        raise SystemExit(EXIT_STOPPED)

@@ -17,6 +17,7 @@ from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.output.report import Failure, last_lines
 from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.stop_marks import EXIT_STOPPED
 
 _INTERRUPTED = 130
 
@@ -224,6 +225,8 @@ def _results(outcome: Outcome) -> list[Any]:
     missing = [rank for rank in outcome.order if rank not in returned]
     if outcome.status != 0 or missing:
         ended = f"the job ended with status {outcome.status}"
+        if outcome.status == EXIT_STOPPED:
+            ended = f"the job stopped by request (exit status {EXIT_STOPPED}); run it again"
         raise RankFailedError(f"{ended}; ranks without a result: {missing}")
     return [pickle.loads(returned[rank].value or b"") for rank in outcome.order]
 

@@ -77,7 +77,7 @@ class ElasticAgent(Agent):
 
     def ended(self, worker: Worker, ending: Ending) -> None:
         """Release a worker, and tell the launcher how it ended."""
-        self.retire(worker, ending.ok)
+        self.retire(worker, ending.well)
         oom_killed = oom_kills() > self._oom_kills
         body = [ending.status, ending.by_signal, oom_killed]
         self._link.send(data_frame(Kind.ENDED, worker.number, body))

@@ -5,6 +5,9 @@ window other ranks may still fail, and turn out to be the cause, or raise the er
 gives them about the first one. Then all ranks get SIGTERM, and SIGKILL after `loop.GRACE`. The
 report of the failure comes last. A signal to the launcher skips the window: the launcher passes the
 signal on, and the ranks have the user's grace to save what they have.
+
+A rank that ends with EXIT_STOPPED has not failed: it was asked to stop, and has saved what it has.
+If no rank failed, that is then the status of the job.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from hvdlite.launch.loop import GRACE, JobLoop, Stop
@@ -25,6 +28,7 @@ from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.remote.remote import RemoteWorker
+from hvdlite.stop_marks import EXIT_STOPPED
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
 _HURRIED_DRAIN = 0.2  # seconds to write the rest of the output after a signal
@@ -69,6 +73,7 @@ class Supervisor(JobLoop[AnyRank]):
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
         self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
+        self._asked: set[int] = set()  # who ended because they were asked to stop
         self._oom_kills = oom_kills()
         self.on(inbox.fd, self._take_signals)
         self.on(console.wake_fd, self._console_changed)
@@ -97,7 +102,9 @@ class Supervisor(JobLoop[AnyRank]):
 
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a rank ended; the first failure begins the end of the job."""
-        if ending.ok or (self._stop is not None and self._stop.terminated):
+        if ending.stopped:
+            self._asked.add(worker.number)
+        if ending.well or (self._stop is not None and self._stop.terminated):
             return
         self._end_after(self._note_failure(worker, ending))
 
@@ -172,6 +179,9 @@ class Supervisor(JobLoop[AnyRank]):
         ranks = [worker.number for worker in self._workers if worker.ending is None]
         if not ranks:
             return f"processes that the {self._noun}s started"
+        return self._named(ranks)
+
+    def _named(self, ranks: Sequence[int]) -> str:
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
         named = ", ".join(map(str, ranks[:_MOST_NAMED]))
         return f"{self._noun}{'s' if len(ranks) > 1 else ''} {named}{more}"
@@ -189,8 +199,22 @@ class Supervisor(JobLoop[AnyRank]):
             status = self.root.ending.code
             if self._reports:
                 self._console.write(STDERR, self._report(self.root).encode())
+        elif self._stopped_by_request():
+            status = EXIT_STOPPED
+            self._console.say(
+                f"{self._named(sorted(self._asked))} stopped by request (exit status "
+                f"{EXIT_STOPPED}); the job has not failed: run it again to go on"
+            )
         self._wait_for_console()
         return status or 0
+
+    def _stopped_by_request(self) -> bool:
+        """Return whether ranks stopped because they were asked to, and no rank failed."""
+        return bool(self._asked) and not self._console.broken and self._all_well()
+
+    def _all_well(self) -> bool:
+        endings = [worker.ending for worker in self._workers]
+        return all(ending is not None and ending.well for ending in endings)
 
     def _report(self, root: Failure) -> str:
         killed = root.ending.oom_killed or oom_kills() > self._oom_kills

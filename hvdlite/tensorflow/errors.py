@@ -1,7 +1,8 @@
 """The errors of eager operations: each class is one of TensorFlow's and one of ours.
 
-The kernel's error code decides the class; csrc/tensorflow/pending.cc sets the codes. In a graph
-TensorFlow itself raises the error, so that it has TensorFlow's class only.
+The kernel's error code decides the class; csrc/tensorflow/error_code.h has the codes. In a graph
+TensorFlow itself raises the error, so that it has TensorFlow's class only. XLA gives every failure
+of a custom call one code; there the message names the class if the world has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import errors
+
+# csrc/tensorflow/xla.cc ends a message with it if the call failed because the world has ended.
+MARK = "[hvdlite.errors.CollectiveError]"
 
 
 class AbortedError(tf.errors.AbortedError, errors.CollectiveError):  # type: ignore[misc]
@@ -53,10 +57,14 @@ def both(error: Any) -> Any:
 
 @contextmanager
 def collective_errors() -> Iterator[None]:
-    """Raise a CollectiveError where a graph raises TensorFlow's own AbortedError."""
+    """Raise a CollectiveError where a graph or XLA raises TensorFlow's own error for it."""
     try:
         yield
-    except tf.errors.AbortedError as error:
-        if isinstance(error, errors.CollectiveError):
+    except tf.errors.OpError as error:
+        if isinstance(error, errors.CollectiveError) or not _says_world_ended(error):
             raise
         raise errors.CollectiveError(error.message) from error
+
+
+def _says_world_ended(error: Any) -> bool:
+    return isinstance(error, tf.errors.AbortedError) or MARK in str(error.message)

@@ -48,17 +48,20 @@ from hvdlite.torch.collectives.gather import (
 )
 from hvdlite.torch.collectives.handle import Handle, poll, synchronize
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
+from hvdlite.torch.collectives.transfers import recv, recv_async, send, send_async
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Compression",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "DistributedSampler",
     "Handle",
     "SyncBatchNorm",
     "allgather",
@@ -90,8 +93,12 @@ __all__ = [
     "grouped_reducescatter_async",
     "join",
     "poll",
+    "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_async",
+    "send",
+    "send_async",
     "sparse_allreduce_async",
     "synchronize",
 ]

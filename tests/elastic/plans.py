@@ -47,7 +47,7 @@ class Plan:
         folder: of the journals.
         steps: how many steps a core worker makes; how many epochs a torch worker makes.
         faults: who dies where.
-        hosts: the workers act as so many hosts.
+        hosts: the workers act as so many hosts; 0 leaves them those on which they are.
         commit_every: the steps between two commits.
         pause: seconds between two steps of core workers.
         reduce_in: where torch workers reduce gradients: "backward" or "step".
@@ -87,7 +87,8 @@ def read_plan() -> Plan:
     values = json.loads(sys.argv[1])
     faults = tuple(Fault(**fault) for fault in values.pop("faults"))
     plan = Plan(**values, faults=faults)
-    os.environ["HVDLITE_HOST_ID"] = f"host-{this_worker() % plan.hosts}"
+    if plan.hosts:
+        os.environ["HVDLITE_HOST_ID"] = f"host-{this_worker() % plan.hosts}"
     return plan
 
 

@@ -52,3 +52,12 @@ def test_what_cannot_be_redone_restores_the_last_commit(ranks: int, tmp_path: Pa
     survivors = [one for n, one in job.journeys.items() if n != 1 and n < ranks]
     assert [one.restored for one in survivors] == [1] * (ranks - 1)
     assert [one.entered for one in survivors] == [[0, 8]] * (ranks - 1)
+
+
+def test_steps_below_min_np_wait_for_who_joins(tmp_path: Path) -> None:
+    plan = Plan(str(tmp_path), STEPS, (Fault(1, "some buckets", 10),))
+    job = run_job("core_worker.py", 2, plan, ("--min-np", "2"))
+    check_core_job(job.journeys, STEPS)
+    # However fast the steps are, the job has not come past its next commit with one rank.
+    assert job.journeys[2].entered == [12]
+    assert job.journeys[2].end is not None

@@ -12,7 +12,7 @@ import pytest
 
 from elastic.journals import check_core_job, read_journals
 from elastic.plans import Plan
-from launch.fake_ssh import agent_of, fake_ssh
+from fakes.ssh import agent_of, fake_ssh
 from launcher import end_launcher, start_launcher
 
 STEPS = 400

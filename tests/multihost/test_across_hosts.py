@@ -13,7 +13,7 @@ from harness import base_environment
 from multihost.bed import Bed, end, finish, python
 
 TESTS = str(Path(__file__).parents[1])
-PROGRAM = str(Path(TESTS) / "launch" / "report_placement.py")
+PROGRAM = str(Path(TESTS) / "launch" / "other_launchers" / "report_placement.py")
 BIN = Path(sys.executable).parent
 
 

@@ -27,7 +27,7 @@ def test_files_for_older_releases_of_tensorflow_exist() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_package_is_used_by_a_chosen_test(package: str) -> None:
-    files = [file for path in CHOSEN for file in ([path] if path.is_file() else path.glob("*.py"))]
+    files = [file for path in CHOSEN for file in ([path] if path.is_file() else path.rglob("*.py"))]
     own = Path(__file__)
     assert any(f"hvdlite.{package}" in file.read_text() for file in files if file != own), (
         f"no test in tests/check.txt uses hvdlite.{package}"

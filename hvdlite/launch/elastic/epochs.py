@@ -25,14 +25,13 @@ from hvdlite.launch.elastic.actions import (
     Send,
     Warn,
 )
-from hvdlite.launch.elastic.growth import Notices, plan
+from hvdlite.launch.elastic.growth import Notices, fitting, plan
 from hvdlite.launch.elastic.patience import Patience
 from hvdlite.launch.elastic.record import Change, Formed, Record
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker
 from hvdlite.launch.elastic.waits import Watch, describe, describe_shortage, describe_start
 
 _FAREWELL_SECONDS = 0.3  # from a worker's clean end to a new epoch, as others may be ending, too
-_RESTORED_SECONDS = 1.0  # that a restored worker waits for others that may have the same error
 _EXPLAINED_SECONDS = (
     0.25  # from the end of a connection, or a goodbye, to that of a process, usually
 )
@@ -215,8 +214,8 @@ class Epochs:
         """FORMED: all members at a boundary, or something that ends the epoch."""
         if all(one.place is Place.BOUNDARY for one in self.members):
             return self._boundary(now)
-        if self._gather_at is None and any(one.restored for one in self.members):
-            self._gather_by(now + _RESTORED_SECONDS)
+        if any(one.restored for one in self.members):
+            self._gather_by(now)  # The others wait for it in their collectives.
         if self._gather_at is None or now < self._gather_at:
             return False
         self._gather()
@@ -257,9 +256,26 @@ class Epochs:
             self._fail(f"no worker is left that has the state of the job: {self._reason()}")
         elif len(parked) < len(self.members) or self._hopeless(parked):
             self._call_to_boundary(parked)
+        elif self._too_few_in_place():
+            self._short_since = now if self._short_since is None else self._short_since
+            return self._give_up_at() == now
+        elif self._short_since is not None and self._gather_at is not None:
+            self._short_since = None
+            self._gather()  # A member has gone meanwhile, which may make others stuck.
         elif self._worth_it():
             self._announce("resume", self.members, sync=False)
         return True
+
+    def _too_few_in_place(self) -> bool:
+        """Return whether the step must wait: with those that wait to join there are too few.
+
+        Those wait already who join at the boundary to which a notice calls before GO. Before the
+        workers have entered `hvd.elastic.run` there is no training, and nobody can join.
+        """
+        if not (self._entered and self._growing):
+            return False
+        joiners = fitting(self._limits, self.members, self._waiting())
+        return len(self.members) + len(joiners) < self._limits.min_np
 
     def _hopeless(self, parked: list[Worker]) -> bool:
         """Return whether the collectives of parked members cannot be redone."""
@@ -350,6 +366,9 @@ class Epochs:
             return True
         if not all(one.connected for one in self.members):
             return False
+        if self._mode == "resume" and self._too_few_in_place():
+            self._gather()  # Who was to join has gone.
+            return True
         clocks = [one.clock for one in self.members]
         self._formed_now(now)
         self._notify()  # before GO: its step may be the last one before a boundary
@@ -453,8 +472,8 @@ class Epochs:
     def _why_given_up(self) -> str:
         if self._formed >= 0:
             return (
-                f"{len(self.members)} workers have waited at a boundary for --elastic-timeout "
-                f"({self._limits.elastic_timeout:g} s), and --min-np is {self._limits.min_np}"
+                f"too few workers for --elastic-timeout ({self._limits.elastic_timeout:g} s): "
+                f"{len(self.members)} of at least {self._limits.min_np} (--min-np)"
             )
         return (
             f"{self._limits.np} workers were not connected within --start-timeout "

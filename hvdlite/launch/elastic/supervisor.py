@@ -193,16 +193,18 @@ class ElasticSupervisor(Supervisor):
     def ended(self, worker: AnyRank, ending: Ending) -> None:
         """Note how a worker ended; the job goes on without it if it can."""
         number, now = worker.number, time.monotonic()
-        if not ending.ok:
+        if not ending.well:
             worker.signal_group(signal.SIGKILL)
         if number in self._evicted:
             ending = replace(ending, why=f"evicted: {self._evicted.pop(number)}")
         self._take_events()  # A moment ago it may have become a member, or have been told to leave.
         leaves = number in self._leaves
-        well = ending.ok or leaves or number in self._drains
+        if ending.stopped:
+            self._asked.add(number)
+        well = ending.well or leaves or number in self._drains
         self._registrar.ended(number, died_of(ending), well)
         # It said goodbye before it ended, so the next epoch may have been formed without it.
-        finished = ending.ok and number in self._trained and not leaves
+        finished = ending.well and number in self._trained and not leaves
         asked = ending.by_signal and ending.status == signal.SIGTERM
         self._fleet.ended(
             number,
@@ -211,7 +213,7 @@ class ElasticSupervisor(Supervisor):
             blames=not (well or asked),
         )
         failure = None if well else self._note_recent(worker, ending)
-        self.retire(worker, ending.ok)
+        self.retire(worker, ending.well)
         self._kill_at.pop(number, None)
         self._ended_well[number] = well
         if finished:
@@ -238,6 +240,9 @@ class ElasticSupervisor(Supervisor):
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed; a death that it survived is not a failure."""
         return self._lost and super()._has_failed(number)
+
+    def _all_well(self) -> bool:
+        return all(self._ended_well.get(number, False) for number in self._members)
 
     def _conclude_epoch(self) -> None:
         self._over = True

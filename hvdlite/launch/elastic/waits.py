@@ -39,8 +39,8 @@ def describe_start(first: Sequence[Worker]) -> str:
 
 
 def describe_shortage(members: Sequence[Worker], min_np: int) -> str:
-    """Say that a boundary waits for joiners."""
-    return f"{len(members)} of at least {min_np} workers wait at a boundary for others to join"
+    """Say that there are too few members, who wait for joiners."""
+    return f"{len(members)} of at least {min_np} workers wait for others to join"
 
 
 def describe(phase: Phase, epoch: int, members: Sequence[Worker]) -> str:

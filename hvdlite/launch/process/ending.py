@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from hvdlite.stop_marks import EXIT_STOPPED
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -24,8 +26,18 @@ class Ending:
 
     @property
     def ok(self) -> bool:
-        """Whether the rank succeeded."""
+        """Whether the rank has done all of its work."""
         return self.status == 0 and not self.by_signal
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the rank ended because it was asked to stop, and wants to be run again."""
+        return self.status == EXIT_STOPPED and not self.by_signal
+
+    @property
+    def well(self) -> bool:
+        """Whether the rank has not failed: it is done, or has stopped because it was asked to."""
+        return self.ok or self.stopped
 
     @property
     def code(self) -> int:

@@ -25,6 +25,7 @@ from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+from hvdlite.launch.process.told import ask_group
 
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
 _PIPE_BYTES = 1 << 20
@@ -137,8 +138,11 @@ class Worker:
         return self.ending
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the worker's group, which may outlive the worker."""
-        signal_group(self.pid, number)
+        """Send a signal to the worker's group, which may outlive the worker; see `told`."""
+        if number == signal.SIGKILL:
+            signal_group(self.pid, number)
+        else:
+            ask_group(self.pid, number)
 
     def reap(self) -> str | None:
         """Kill what is left of the group, and reap the worker; complain if it does not die."""

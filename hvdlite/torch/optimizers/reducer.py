@@ -69,6 +69,17 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
     return found
 
 
+def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
+    """Drop gradients of these parameters that were accumulated and not sent, at a boundary.
+
+    The samples of an elastic job that are in no finished step are dealt again.
+    """
+    wanted = set(params)
+    for reducer in list(_reducers):
+        if reducer.watches(wanted):
+            reducer.drop_accumulated()
+
+
 @dataclass
 class _Cycle:
     """What is known of the cycle under way; between two cycles of the next one: nothing."""
@@ -362,6 +373,13 @@ class GradientReducer:
         self._end.forget()
         self._transaction.drop()
         self._cycle = _Cycle()
+
+    def drop_accumulated(self) -> None:
+        """Drop gradients that were accumulated on this rank, unless some of them were sent."""
+        if self._cycle.open and not self.in_flight:
+            for param in self._layout:
+                param.grad = None
+            self._end_cycle()
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""

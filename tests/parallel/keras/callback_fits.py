@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
+import numpy as np
+
+from hvdlite import stop
 from parallel.keras.keras_worlds import (
     data,
     dense_model,
     hvd,
     keras,
     mine,
+    on_every_rank,
+    same_bits,
     weights_of,
 )
 
@@ -34,6 +41,35 @@ def fit(model: Any, callbacks: list[Any], samples: int = 12, **how: Any) -> Any:
     how = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, **how}
     inputs, targets = data(samples * hvd.size())
     return model.fit(mine(inputs), mine(targets), callbacks=callbacks, **how).history
+
+
+def stop_in_fit(fit: Any, weights: Any) -> None:
+    """The last rank gets a signal in a batch; all ranks save after that batch, and end.
+
+    Args:
+        fit: calls `fit` with the callbacks that it is given, for more than four batches.
+        weights: returns the weights of the model.
+    """
+    saved: list[Any] = []
+    begun: list[int] = []
+
+    def begin(batch: int, logs: Any = None) -> None:
+        begun.append(batch)
+        if len(begun) == 4 and hvd.rank() == hvd.size() - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    callback = hvd.callbacks.StopCallback(lambda: saved.append((len(begun), weights())))
+    try:
+        fit(begin, callback)
+        raise AssertionError("fit() did not end")
+    except SystemExit as end:
+        assert end.code == hvd.EXIT_STOPPED == 75
+    stop._noted.clear()
+    [(batches, values)] = saved
+    assert all(np.array_equal(a, b) for a, b in zip(values, weights(), strict=True))
+    if hvd.size() > 1:
+        assert same_bits(values)
+    assert on_every_rank((batches, begun)) == [(4, begun)] * hvd.size()
 
 
 class InTest(keras.callbacks.Callback):  # type: ignore[misc]

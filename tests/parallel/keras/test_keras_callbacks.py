@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel.keras.callback_fits import InTest, Probe, array, compiled, fit
+from parallel.keras.callback_fits import InTest, Probe, array, compiled, fit, stop_in_fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
     TIMEOUT,
@@ -314,6 +314,16 @@ def scenario_best_model_on_rank_0() -> None:
         if hvd.rank() == 0:
             saved = keras.models.load_model(path)
             assert len(saved.weights) == len(model.weights)
+
+
+def scenario_all_ranks_save_after_the_same_batch_and_end() -> None:
+    model = compiled(keras.optimizers.SGD(0.01), alike=True)
+
+    def call(begin: Any, callback: Any) -> None:
+        first = keras.callbacks.LambdaCallback(on_train_batch_begin=begin)
+        fit(model, [first, hvd.callbacks.MetricAverageCallback(), callback])
+
+    stop_in_fit(call, lambda: weights_of(model))
 
 
 def body() -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from harness import run_world
+from parallel.keras.callback_fits import stop_in_fit
 from parallel.keras.keras_worlds import (
     TIMEOUT,
     data,
@@ -214,6 +215,18 @@ def scenario_models_that_differ_are_warned_of() -> None:
         texts = said(make(), both, built)
         assert len(texts) == expected, texts
         assert all("its optimizer, Adam, is not distributed" in text for text in texts)
+
+
+def scenario_all_ranks_save_after_the_same_batch_and_end() -> None:
+    model = dense_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    inputs, targets = (mine(part) for part in data(12 * hvd.size()))
+
+    def call(begin: Any, callback: Any) -> None:
+        first = k2.callbacks.LambdaCallback(on_train_batch_begin=begin)
+        model.fit(inputs, targets, batch_size=4, epochs=2, callbacks=[first, callback], verbose=0)
+
+    stop_in_fit(call, lambda: weights_of(model))
 
 
 def body() -> dict[str, str]:

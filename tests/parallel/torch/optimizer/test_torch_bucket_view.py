@@ -14,11 +14,10 @@ import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite.torch.optimizers import gradient_memory
 from parallel.scenarios import check, make_tests, names_in, run_all, sizes
-from parallel.torch import (
-    test_torch_join,
+from parallel.torch import test_torch_join, test_torch_process_sets
+from parallel.torch.optimizer import (
     test_torch_optimizer,
     test_torch_optimizer_protocols,
-    test_torch_process_sets,
     test_torch_sparse,
 )
 from parallel.torch.small_models import (

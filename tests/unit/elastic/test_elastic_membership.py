@@ -315,18 +315,9 @@ def test_boundary_that_is_reached_while_forming_counts_after_go() -> None:
     assert story.kinds(0)[-1] == "continue"
 
 
-def test_restored_worker_waits_for_those_with_the_same_error() -> None:
-    story = formed(2)
-    at_boundary(story, 0, restored=True)
-    story.waits(0.9)
-    at_boundary(story, 1, restored=True)
-    assert story.last(0, "continue") == {"kind": "continue", "epoch": 0, "sync": True}
-
-
-def test_restored_worker_calls_those_without_an_error() -> None:
+def test_restored_worker_calls_the_others_at_once() -> None:
     story = formed(2)
     at_boundary(story, 0, restored=True, reason="a bad batch")
-    story.waits(1.1)
     assert (
         "worker 0 (host a) restored its last commit: a bad batch"
         in (story.last(1, "gather")["reason"])
@@ -336,6 +327,12 @@ def test_restored_worker_calls_those_without_an_error() -> None:
     assert story.kinds(1) == ["restore"]
     at_boundary(story, 1, restored=True)
     assert story.last(0, "epoch")["sync"]
+
+
+def test_restored_worker_alone_goes_on_in_its_world() -> None:
+    story = formed(1)
+    at_boundary(story, 0, restored=True)
+    assert story.last(0, "continue") == {"kind": "continue", "epoch": 0, "sync": True}
 
 
 def test_only_joiners_without_the_state_are_left() -> None:

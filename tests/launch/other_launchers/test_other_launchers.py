@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import base_environment
-from launch import slurm
+from launch.other_launchers import slurm
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("report_placement.py"))]
 BIN = Path(sys.executable).parent
@@ -24,7 +24,7 @@ MPICH = [str(BIN / "mpiexec.hydra")]
 
 def environment(**more: str) -> dict[str, str]:
     own = base_environment()
-    folders = [str(Path(__file__).parents[1]), own.get("PYTHONPATH", "")]
+    folders = [str(Path(__file__).parents[2]), own.get("PYTHONPATH", "")]
     return {**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, folders)), **more}
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fakes.ssh import agent_of, fake_ssh
 from hvdlite.launch.elastic.agents import AgentHost
 from hvdlite.launch.remote.ssh import SshOptions
-from launch.elastic_jobs import ElasticJob, until
-from launch.fake_ssh import agent_of, fake_ssh
+from launch.elastic.jobs import ElasticJob, until
 
 WAIT = "wait_for('end')"
 LEAVE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launch.marked import MarkedJob, python
 
-DRIVER = (str(Path(__file__).with_name("elastic_driver.py")),)
+DRIVER = (str(Path(__file__).with_name("driver.py")),)
 # What every worker begins with: its number, and a function that waits for a file beside the log.
 PRELUDE = """
 import os, signal, sys, time

@@ -165,20 +165,72 @@ def test_workers_that_all_have_to_leave_hand_over_first() -> None:
     assert story.numbers == [1]
 
 
+def test_step_waits_for_min_np_and_then_fails() -> None:
+    story = formed(2, min_np=2, elastic_timeout=25.0)
+    story.dies(1)
+    story.kinds(0)
+    lost(story, 0)
+    assert story.kinds(0) == []
+    story.waits(24.0)
+    text = "1 of at least 2 workers wait for others to join"
+    assert [one for one in story.events if isinstance(one, Warn)] == [Warn(text)] * 2
+    story.waits(2.0)
+    assert "--elastic-timeout (25 s): 1 of at least 2 (--min-np)" in story.event(Failed).reason
+
+
+def test_step_goes_on_below_min_np_once_enough_wait_to_join() -> None:
+    story = formed(3, min_np=3)
+    story.dies(2)
+    lost(story, 0, 1)
+    story.expect(3)
+    story.dies(1)  # while it waits
+    story.kinds(0)
+    story.ready(3, "join", epoch=-1)
+    assert story.kinds(0) == []
+    story.expect(4)
+    story.ready(4, "join", epoch=-1)
+    assert story.last(0, "gather")["gone"] == [[2, "died of SIGKILL"], [1, "died of SIGKILL"]]
+    lost(story, 0)
+    assert story.last(0, "epoch")["mode"] == "resume"
+    story.connected(0)
+    assert story.kinds(0) == ["notice", "go"]
+    at_boundary(story, 0)
+    story.connected(0, 3, 4)
+    assert story.numbers == [0, 3, 4]
+
+
+def test_joiner_that_dies_before_go_is_waited_for_again() -> None:
+    story = formed(2, min_np=2)
+    story.expect(2)
+    story.ready(2, "join", epoch=-1)
+    story.dies(1)
+    lost(story, 0)
+    story.dies(2)
+    story.connected(0)
+    assert story.last(0, "gather")["epoch"] == 2
+    lost(story, 0)
+    assert story.kinds(0) == []
+    story.expect(3)
+    story.ready(3, "join", epoch=-1)
+    assert story.last(0, "epoch")["mode"] == "resume"
+
+
+def test_last_workers_go_on_below_min_np_when_one_has_finished() -> None:
+    story = formed(3, min_np=3)
+    story.dies(2)
+    lost(story, 0, 1)
+    story.ends(1)
+    assert story.last(0, "gather")
+    lost(story, 0)
+    assert story.last(0, "epoch")["mode"] == "resume"
+
+
 def test_boundary_waits_for_min_np_and_then_fails() -> None:
     story = formed(2, min_np=2, elastic_timeout=25.0)
     story.dies(1)
-    lost(story, 0)
-    story.connected(0)
-    assert story.only(0, "notice")["removed"], "in place it may go on below min-np"
-    story.events.clear()
     at_boundary(story, 0)
-    assert story.kinds(0) == []
-    story.waits(24.0)
-    text = "1 of at least 2 workers wait at a boundary for others to join"
-    assert story.events == [Warn(text)] * 2
-    story.waits(2.0)
-    assert "--elastic-timeout (25 s), and --min-np is 2" in story.event(Failed).reason
+    story.waits(26.0)
+    assert "--elastic-timeout (25 s): 1 of at least 2 (--min-np)" in story.event(Failed).reason
 
 
 def test_boundary_goes_on_once_min_np_are_there() -> None:

@@ -20,7 +20,7 @@ from hvdlite.elastic import epochs, sampling, steps
 from hvdlite.elastic.epochs import Epoch
 from hvdlite.errors import ArgumentError, ElasticSamplerWarning, NotInitializedError
 from hvdlite.torch.elastic.sampler import ElasticSampler
-from unit.elastic_job import STYLES, Job, Process
+from unit.elastic.job_model import STYLES, Job, Process
 
 FREQUENT = settings(
     max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None

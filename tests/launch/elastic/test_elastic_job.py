@@ -11,8 +11,8 @@ import pytest
 
 import hvdlite
 from hvdlite.launch.elastic.stopped import process_state
-from launch import elastic_driver
-from launch.elastic_jobs import ElasticJob, until
+from launch.elastic import driver
+from launch.elastic.jobs import ElasticJob, until
 
 
 def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
 def test_run_returns_the_results_of_the_last_epochs_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elastic_driver.job, "Registrar", elastic_driver.FakeRegistrar)
+    monkeypatch.setattr(driver.job, "Registrar", driver.FakeRegistrar)
     monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
     folder = str(tmp_path)
 
@@ -304,7 +304,7 @@ def test_run_returns_the_results_of_the_last_epochs_ranks(
 def test_run_raises_the_failure_that_ended_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elastic_driver.job, "Registrar", elastic_driver.FakeRegistrar)
+    monkeypatch.setattr(driver.job, "Registrar", driver.FakeRegistrar)
     monkeypatch.setenv("TEST_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("TEST_EVENTS", "[]")
 

@@ -16,8 +16,8 @@ from torch import nn
 import hvdlite.torch as hvd
 from harness import RankResult, run_world
 from parallel.scenarios import check, names_in, run_all
+from parallel.torch.optimizer.test_torch_like_ddp import STEPS, data, loss_of
 from parallel.torch.small_models import assert_close, assert_same_everywhere, inputs, raises
-from parallel.torch.test_torch_like_ddp import STEPS, data, loss_of
 
 Wrap = Callable[..., Any]
 PRELOAD = ("torch._dynamo",)

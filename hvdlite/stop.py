@@ -1,0 +1,208 @@
+"""Stop in time: a signal to any rank ends the loops of all ranks after the same step.
+
+A batch system sends a signal some time before it ends a job, and ranks get the signal at different
+moments. The handler of `stop_on` only notes it. `stop_requested`, which every rank calls at the
+same place of its loop, combines what the ranks have noted, so that all of them save the same step.
+
+Example:
+    >>> import hvdlite.torch as hvd
+    >>> hvd.init()
+    >>> hvd.stop_on()
+    >>> for batch in batches:
+    ...     train_on(batch)
+    ...     if hvd.stop_requested():
+    ...         save_checkpoint()
+    ...         sys.exit(hvd.EXIT_STOPPED)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from hvdlite import _core, basics, operation_names
+from hvdlite.errors import ArgumentError, StopHandlerWarning
+from hvdlite.stop_marks import watch_name
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+_NAME = "stop.requested"
+_INT64 = _core.DTYPES["int64"]
+_MAX = _core.REDUCE_OPS["max"]
+_ABOVE_RANKS = 1 << 31  # of the ranks that have noted a signal, the first one is named
+
+# Written by the main thread: by `stop_on`, and by the handler, which Python calls there.
+_earlier: dict[int, list[Handler]] = {}  # by signal that is watched: the handlers before
+_noted: list[int] = []  # signals that this process has got, the first one first
+_calling: set[int] = set()  # signals whose earlier handlers run now
+_warned: set[int] = set()  # signals for which the loss of the handler was told
+
+
+def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
+    """Note these signals from now on, for `stop_requested`, instead of ending at once.
+
+    Call it in the main thread, after frameworks have installed handlers of their own. Handlers of
+    Python that were installed before are called after the signal was noted. Python's own actions
+    (to end, or to raise KeyboardInterrupt at SIGINT) do not happen any more.
+
+    Args:
+        signals: SIGTERM is what batch systems and hvdlite-run send; SIGUSR1 is what Slurm sends
+            with `--signal=USR1@120`.
+
+    Raises:
+        ArgumentError: this is not the main thread, or a signal cannot be caught.
+
+    Example:
+        >>> import os, signal
+        >>> import hvdlite.torch as hvd
+        >>> hvd.init()
+        >>> hvd.stop_on()
+        >>> hvd.stop_requested() is None
+        True
+        >>> os.kill(os.getpid(), signal.SIGUSR1)
+        >>> hvd.stop_requested()
+        'rank 0: SIGUSR1'
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise ArgumentError(
+            "stop_on() was called in a thread, and Python handles signals in the main thread only; "
+            "call it there, before the thread starts"
+        )
+    for number in signals:
+        before = signal.getsignal(number)
+        if before is not _note:
+            _install(number, before)
+
+
+def watched() -> bool:
+    """Return whether `stop_on` was called."""
+    return bool(_earlier)
+
+
+def _install(number: int, before: Handler) -> None:
+    try:
+        signal.signal(number, _note)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"stop_on(): {_name(number)} cannot be caught ({error}); leave it out of the signals"
+        ) from error
+    if number not in _earlier:
+        os.memfd_create(watch_name(number, os.getpid()))  # for the launcher; open until the end
+    chain = _earlier.setdefault(number, [])
+    if before is None:
+        warnings.warn(
+            f"stop_on(): the handler of {_name(number)} was not installed by Python, and it is "
+            "not called any more; leave this signal out if the handler is needed",
+            StopHandlerWarning,
+            stacklevel=3,
+        )
+    elif before not in chain:
+        chain.insert(0, before)
+    _warned.discard(number)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Note a signal, and call the handlers that were there before.
+
+    One of those may have been installed over this one, and may call this one again.
+    """
+    if number not in _noted:
+        _noted.append(number)
+    if number in _calling:
+        return
+    _calling.add(number)
+    try:
+        for handler in list(_earlier.get(number, ())):
+            if callable(handler) and handler is not signal.default_int_handler:
+                handler(number, frame)
+    finally:
+        _calling.discard(number)
+
+
+def stop_requested(every: int = 1) -> str | None:
+    """Return on all ranks alike whether a rank was asked to stop: by whom, or None.
+
+    Every rank calls it at the same places of its loop. It is an allreduce of two numbers. Once it
+    has returned a reason, it goes on to return one. A rank that waits in `join` takes no part: let
+    all ranks call `join`, and ask after it.
+
+    In an elastic job SIGTERM to some ranks means that these are taken away, and the job goes on
+    without them. So there SIGTERM stops the job when all ranks have got it, as they do from
+    hvdlite-run. Any other signal to any rank stops the job.
+
+    Args:
+        every: ask the other ranks in the first of so many calls only, and return None in the
+            others; the same on all ranks. It saves time where steps are very short.
+
+    Returns:
+        The first rank that was asked and the signal that asked it, such as "rank 1: SIGUSR1"; None
+        if no rank was asked.
+
+    Raises:
+        ArgumentError: `every` is not at least 1.
+        NotInitializedError: `init` was not called.
+        HvdliteError: the collective failed.
+
+    Example:
+        >>> if hvd.stop_requested(every=10):
+        ...     save_checkpoint()
+        ...     sys.exit(hvd.EXIT_STOPPED)
+    """
+    if every < 1:
+        raise ArgumentError(f"stop_requested(every={every}): ask in every call (1), or in fewer")
+    _warn_of_lost_handlers()
+    # The count begins anew on all ranks wherever ranks may join that have not counted so far.
+    if operation_names.next_number(_NAME) % every:
+        return None
+    elastic = basics.in_elastic_job()
+    ends_all = [one for one in _noted if not (elastic and one == signal.SIGTERM)]
+    mine = (_ABOVE_RANKS - basics.rank()) << 8 | ends_all[0] if ends_all else 0
+    first, some_stay = _maximum(mine, int(signal.SIGTERM not in _noted))
+    if first:
+        return f"rank {_ABOVE_RANKS - (first >> 8)}: {_name(first & 0xFF)}"
+    return None if some_stay else "all ranks: SIGTERM"
+
+
+def _maximum(*values: int) -> list[int]:
+    """Return the largest values of all ranks."""
+    cells = (ctypes.c_int64 * len(values))(*values)
+    if basics.size() > 1 or basics.in_elastic_job():
+        address = ctypes.addressof(cells)
+        tensor = _core.Tensor(_NAME, _INT64, [len(values)], address, address)
+        basics.engine().allreduce(_NAME, [tensor], _MAX, keep=cells, blocking=True).wait()
+    return list(cells)
+
+
+def _warn_of_lost_handlers() -> None:
+    for number in _earlier:
+        now = signal.getsignal(number)
+        if now is not _note and number not in _warned:
+            _warned.add(number)
+            warnings.warn(
+                f"rank {basics.rank()}: the handler that stop_on() installed for {_name(number)} "
+                f"was replaced by {_describe(now)}. If that does not call the handler before it, "
+                "stop_requested() will not see the signal; call hvd.stop_on() after the framework "
+                "has installed its handlers",
+                StopHandlerWarning,
+                stacklevel=3,
+            )
+
+
+def _describe(handler: Handler) -> str:
+    if callable(handler):
+        module = getattr(handler, "__module__", None) or type(handler).__module__
+        return f"{module}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
+    return "one that is not Python's" if handler is None else signal.Handlers(handler).name
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

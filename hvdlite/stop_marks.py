@@ -1,0 +1,17 @@
+"""By what a rank and its launcher know that the rank was asked to stop."""
+
+from __future__ import annotations
+
+# A rank that ends with this status was asked to stop, has saved what it has, and wants to be run
+# again. It is EX_TEMPFAIL of sysexits.h.
+EXIT_STOPPED = 75
+
+
+def watch_name(number: int, pid: int) -> str:
+    """Return the name of the memfd of a process that watches for a signal.
+
+    Example:
+        >>> watch_name(15, 4711)
+        'hvdlite-stop-15-4711'
+    """
+    return f"hvdlite-stop-{number}-{pid}"

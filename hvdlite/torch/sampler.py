@@ -1,0 +1,333 @@
+"""A distributed sampler that resumes in the middle of an epoch, also with another number of ranks.
+
+Rank r of n gets the positions r, r+n, r+2n, ... of the epoch's order. When each rank has done k of
+its samples, the first k*n positions are done: one number says what is left, whatever n was. What is
+left is dealt in the same way to the ranks that there are then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+
+from hvdlite import basics
+from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
+from hvdlite.errors import ArgumentError
+
+_VERSION = 1
+_KEYS = {"version", "epoch", "consumed", "length", "seed", "shuffle"}
+
+
+class DistributedSampler(torch.utils.data.DistributedSampler):  # type: ignore[misc]
+    """Deals the samples of an epoch to the ranks as torch's sampler does, and can be resumed.
+
+    The indices of a fresh epoch are those of `torch.utils.data.DistributedSampler`. In your loop:
+
+    1. Call `set_epoch` at the beginning of each epoch. It changes nothing if the sampler is in this
+       epoch already, as it is after `load_state_dict`.
+    2. Call `record` after each step, with the number of samples of this rank's batch. (A DataLoader
+       loads ahead of the training loop, so the sampler cannot count them itself.)
+    3. Put `state_dict()` into the checkpoint. It is the same on all ranks.
+
+    After `load_state_dict` the sampler deals what is left of the epoch. With the same number of
+    ranks these are exactly the batches that the stopped job would have had. With another number
+    each sample that is left comes once, and only the end of the epoch is padded.
+
+    torchdata's `StatefulDataLoader` saves and loads this sampler by itself; then leave out
+    `record`. In an elastic job use `hvd.elastic.ElasticSampler`.
+
+    Attributes:
+        dataset: the data set, whose length stays the same.
+        shuffle: whether each epoch has an order of its own.
+        seed: decides these orders, together with the epoch.
+        drop_last: whether samples that cannot be dealt evenly are left out, instead of repeated.
+        epoch: the number of the epoch.
+
+    Example:
+        >>> import hvdlite.torch as hvd
+        >>> hvd.init()
+        >>> sampler = hvd.DistributedSampler(range(6), shuffle=False)
+        >>> sampler.record(4)
+        >>> resumed = hvd.DistributedSampler(range(6), shuffle=False)
+        >>> resumed.load_state_dict(sampler.state_dict())
+        >>> list(resumed)
+        [4, 5]
+        >>> hvd.shutdown()
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        """Deal the samples of epoch 0.
+
+        Args:
+            dataset: anything with a length; the same on all ranks.
+            num_replicas: among how many ranks; by default `hvd.size()`.
+            rank: which of them this is; by default `hvd.rank()`.
+            shuffle: whether to shuffle, each epoch in another way.
+            seed: the same on all ranks.
+            drop_last: leave out the samples that cannot be dealt evenly, instead of repeating some.
+
+        Raises:
+            ArgumentError: there is no such rank.
+            NotInitializedError: a number was left to hvdlite, and `init` was not called.
+        """
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._fixed = (num_replicas, rank)
+        self._asked = 0  # the epoch of the last set_epoch()
+        self._begin_epoch(())
+
+    # What a loop calls.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, unless the sampler is in it already.
+
+        Args:
+            epoch: its number.
+        """
+        self._asked = epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._begin_epoch(())
+
+    def record(self, samples: int) -> None:
+        """Record that this rank has trained on the next of its samples.
+
+        Call it after `optimizer.step()`, on all ranks with the same numbers.
+
+        Args:
+            samples: how many; for the last batch it may be the size of a full one.
+
+        Raises:
+            ArgumentError: the number is negative.
+        """
+        self._segment.count(checked(samples))
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the indices of this rank that are left, in an iterator that has a state.
+
+        After the last one, and without `set_epoch`, the next iterator begins the same epoch anew.
+        """
+        done = self._segment.share > 0 and min(self._segment.done) == self._segment.share
+        if self._ran_out or done:
+            self.epoch = max(self.epoch, self._asked)
+            self._begin_epoch(())
+        elif any(self._segment.done):
+            self._begin_epoch(close(self._closed, self._segment))
+        return _Indices(self)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    # The state.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the recorded samples end: a few numbers, alike on all ranks.
+
+        Example:
+            >>> import hvdlite.torch as hvd
+            >>> hvd.init()
+            >>> sampler = hvd.DistributedSampler(range(100), seed=7)
+            >>> sampler.record(32)
+            >>> sampler.state_dict()
+            {'version': 1, 'epoch': 0, 'consumed': 32, 'length': 100, 'seed': 7, 'shuffle': True}
+            >>> hvd.shutdown()
+        """
+        return self._state_after(0)
+
+    def _state_after(self, samples: int) -> dict[str, Any]:
+        """Return the state when each rank has done at least so many samples of the segment."""
+        done = max(samples, *self._segment.done)
+        length = len(self.dataset)
+        complete = done >= self._segment.share
+        own = min(done * self.num_replicas, self._segment.samples)
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "consumed": length if complete else left_behind(length, self._closed) + own,
+            "length": length,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Deal what was left of an epoch to the ranks of the present world.
+
+        All ranks load the same state.
+
+        Args:
+            state_dict: what `state_dict` returned, in a world of any size.
+
+        Raises:
+            ArgumentError: it is not such a state, or the state is of other samples or of another
+                order.
+        """
+        name = type(self).__name__
+        refuse_other_keys(name, state_dict, state_dict.keys() >= _KEYS)
+        if state_dict["version"] != _VERSION:
+            raise ArgumentError(
+                f"{name}.load_state_dict: the state has version {state_dict['version']!r}, and "
+                f"this hvdlite reads version {_VERSION}; load it with the hvdlite that wrote it"
+            )
+        refuse_other_order(name, state_dict, self, "length")
+        self.epoch = int(state_dict["epoch"])
+        consumed = int(state_dict["consumed"])
+        self._begin_epoch(((consumed,),) if consumed else ())
+
+    # What a script may read.
+
+    @property
+    def num_replicas(self) -> int:
+        """Among how many ranks the samples were dealt."""
+        return len(self._segment.workers)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number when the samples were dealt."""
+        return self._seat
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples each rank gets; `len` of the sampler."""
+        return self._segment.share
+
+    @property
+    def total_size(self) -> int:
+        """How many samples all ranks together get, with the repeated ones."""
+        return self._segment.share * self.num_replicas
+
+    @property
+    def padded(self) -> int:
+        """How many samples this deal repeats so that all ranks get equally many."""
+        return self._segment.padded
+
+    # Inside.
+
+    def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
+        """Deal what the closed segments have left of the epoch."""
+        size, rank = self._fixed
+        size = basics.size() if size is None else size
+        self._seat = basics.rank() if rank is None else rank
+        if not 0 <= self._seat < size:
+            raise ArgumentError(
+                f"DistributedSampler(num_replicas={size}, rank={self._seat}): the ranks are 0 to "
+                f"{size - 1}; leave both out to use those of hvdlite"
+            )
+        left = left_over(len(self.dataset), closed)
+        samples = left - left % size if self.drop_last else left
+        self._closed = closed
+        self._segment = Segment(samples, tuple(range(size)))
+        self._ran_out = False
+
+    def _make_order(self) -> list[int]:
+        """Return the order of the epoch's samples: torch's."""
+        length = len(self.dataset)
+        if not self.shuffle:
+            return list(range(length))
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + self.epoch)
+        order: list[int] = torch.randperm(length, generator=generator).tolist()
+        return order
+
+
+class _Indices(Iterator[int]):
+    """The indices of one rank; `StatefulDataLoader` saves and loads its position."""
+
+    def __init__(self, sampler: DistributedSampler) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def _begin(self) -> None:
+        sampler = self._sampler
+        segment = self._segment = sampler._segment
+        order = sampler._make_order()
+        left = remaining(order, sampler._closed)[: segment.samples]
+        # The end of the epoch repeats its beginning, also when it was resumed in between.
+        self._own = take(left, sampler.num_replicas, sampler.rank, padding=order)
+        self._given = 0
+
+    def __next__(self) -> int:
+        if self._given == len(self._own):
+            if self._segment is self._sampler._segment:
+                self._sampler._ran_out = True
+            raise StopIteration
+        self._given += 1
+        return self._own[self._given - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state when what this iterator has given is done."""
+        return self._sampler._state_after(self._given)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on at a position. After the end of an epoch the next iterator begins another one."""
+        self._sampler.load_state_dict(state_dict)
+        self._sampler._ran_out = state_dict["consumed"] >= state_dict["length"]
+        self._begin()
+
+
+def left_behind(length: int, closed: tuple[Done, ...]) -> int:
+    """Return how many samples the closed segments have done."""
+    return length - left_over(length, closed)
+
+
+def refuse_other_keys(name: str, state: Mapping[str, Any], known: bool) -> None:
+    """Check that a mapping is a sampler's state.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not known:
+        raise ArgumentError(
+            f"{name}.load_state_dict: the keys {sorted(state)} are not those of a sampler's state; "
+            f"give what {name}.state_dict() returned"
+        )
+
+
+def refuse_other_order(name: str, state: Mapping[str, Any], sampler: Any, length: str) -> None:
+    """Check that a state was made for the sampler's own order.
+
+    Args:
+        name: the class of the sampler.
+        state: the state.
+        sampler: has a dataset, a seed, and may shuffle.
+        length: the key of the number of samples.
+
+    Raises:
+        ArgumentError: it was made for another order.
+    """
+    own = {length: len(sampler.dataset), "shuffle": sampler.shuffle}
+    if sampler.shuffle:
+        own["seed"] = sampler.seed
+    for key, value in own.items():
+        if state.get(key, value) != value:
+            raise ArgumentError(
+                f"{name}.load_state_dict: the state was made with {key}="
+                f"{state[key]!r}, and this sampler has {key}={value!r}; which samples are done "
+                "is known for one order only. Make both samplers alike, on all ranks"
+            )
+
+
+def checked(samples: int) -> int:
+    """Return the size of a batch.
+
+    Raises:
+        ArgumentError: it is negative.
+    """
+    if samples < 0:
+        raise ArgumentError(
+            f"record({samples}): the number of samples in a batch cannot be negative; give the "
+            "size of this rank's batch"
+        )
+    return int(samples)

@@ -1,0 +1,191 @@
+"""A signal ends all ranks after the same step, with a status that says: run me again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.marked import MarkedJob, python
+from launcher import run_launcher
+
+# Ranks that reduce, sleep, and ask, step after step; `act` may do something in a step.
+PRELUDE = """
+import ctypes, os, signal, subprocess, sys, time
+from hvdlite import _core, basics, stop
+from hvdlite.stop_marks import EXIT_STOPPED
+stop.stop_on()
+basics.init()
+rank = basics.rank()
+memory = (ctypes.c_float * 64)(1.0)
+address = ctypes.addressof(memory)
+tensor = _core.Tensor("step", _core.DTYPES["float32"], [64], address, address)
+def reduce():
+    basics.engine().allreduce("step", [tensor], _core.REDUCE_OPS["average"], keep=memory).wait()
+def say(*words):
+    print(*words, flush=True)
+def loop(act=lambda step: None, every=1):
+    for step in range(100_000):
+        act(step)
+        reduce()
+        time.sleep(0.002 * (1 + rank))
+        if why := stop.stop_requested(every):
+            say("stopped after", step, "by", why)
+            return
+reduce()
+say("ready", os.getpid())
+"""
+ENV = {"OMP_NUM_THREADS": "1"}
+STOPPED = (
+    "hvdlite-run: ranks 0, 1, 2 stopped by request (exit status 75); "
+    "the job has not failed: run it again to go on\n"
+)
+
+
+def steps_in(stdout: str) -> set[str]:
+    """Return where the ranks stopped, and why: one item if they agree."""
+    return set(re.findall(r"stopped after .*", stdout))
+
+
+def test_all_ranks_stop_at_the_step_in_which_one_gets_the_signal() -> None:
+    code = (
+        PRELUDE + "loop(lambda step: rank == 1 and step == 20 and os.kill(os.getpid(), "
+        "signal.SIGUSR1))\nsys.exit(EXIT_STOPPED)"
+    )
+    result = run_launcher("-np", "3", *python(code), env=ENV)
+    assert result.returncode == 75
+    assert steps_in(result.stdout) == {"stopped after 20 by rank 1: SIGUSR1"}
+    assert result.stdout.count("stopped after") == 3
+    assert result.stderr == STOPPED
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
+    code = PRELUDE + f"loop(every={every})\nsys.exit(EXIT_STOPPED)"
+    with MarkedJob(3, *python(code), env=ENV) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGTERM)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75
+    assert len(steps_in(stdout)) == 1 and stdout.count("stopped after") == 3, stdout
+    assert stderr.endswith(STOPPED)
+
+
+def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
+    code = PRELUDE + "time.sleep(60)"
+    with MarkedJob(2, "--grace", "1.2", *python(code), env=ENV) as job:
+        job.wait_until_ready(2)
+        job.signal(signal.SIGTERM)
+        status, _, stderr, seconds = job.finish()
+        assert job.alive() == []
+    assert status == 143
+    assert seconds >= 1.2
+    assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1\n")
+
+
+def test_second_signal_kills_ranks_that_save() -> None:
+    code = PRELUDE + "loop()\nsay('ready to save')\ntime.sleep(60)"
+    with MarkedJob(2, *python(code), env=ENV) as job:
+        job.wait_until_ready(2)
+        job.signal(signal.SIGTERM)
+        job.wait_until_ready(2)
+        job.signal(signal.SIGTERM)
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 143
+    assert "by request" not in stderr
+
+
+def test_job_is_to_be_run_again_if_any_rank_says_so() -> None:
+    code = PRELUDE + "basics.shutdown()\nsys.exit(EXIT_STOPPED if rank == 1 else 0)"
+    result = run_launcher("-np", "3", *python(code), env=ENV)
+    assert result.returncode == 75
+    assert "hvdlite-run: rank 1 stopped by request" in result.stderr
+
+
+def test_rank_that_fails_while_the_others_save_fails_the_job() -> None:
+    code = PRELUDE + (
+        "loop(lambda step: rank == 0 and step == 5 and os.kill(os.getpid(), signal.SIGUSR1))\n"
+        "if rank == 1: raise OSError('the disk is full')\nsys.exit(EXIT_STOPPED)"
+    )
+    result = run_launcher("-np", "3", *python(code), env=ENV)
+    assert result.returncode == 1
+    assert result.stderr.endswith("    OSError: the disk is full\n")
+    assert "by request" not in result.stderr
+
+
+def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
+    code = PRELUDE + (
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "say('ready', child.pid)\nloop()\ntime.sleep(0.3)\nsay('child', child.poll())\n"
+        "sys.exit(EXIT_STOPPED)"
+    )
+    shell = ["sh", "-c", f'"{python("")[0]}" -c "$CODE"; exit $?']
+    for command in (python(code), shell):
+        with MarkedJob(2, *command, env={**ENV, "CODE": code}) as job:
+            job.wait_until_ready(4)
+            job.signal(signal.SIGTERM)
+            status, stdout, _, _ = job.finish()
+            assert job.alive() == []
+        assert status == 75
+        assert stdout.count("child None") == 2, stdout
+
+
+ELASTIC = """
+from pathlib import Path
+from hvdlite.elastic.run import run
+from hvdlite.elastic.state import ObjectState
+from hvdlite.objects import broadcast_object
+worker, folder = int(os.environ["HVDLITE_WORKER"]), Path(os.environ["TEST_FOLDER"])
+state = ObjectState(broadcast_object, basics.rank, step=0)
+@run
+def train(state):
+    while True:
+        reduce()
+        time.sleep(0.002)
+        if why := stop.stop_requested(EVERY):
+            say("stopped after", state.step, "by", why, "of", basics.size())
+            sys.exit(EXIT_STOPPED)
+        if state.step == 10 and worker == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if state.step == 20 and worker == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if worker == 3 and not (folder / "joined").exists():
+            (folder / "joined").touch()
+            say("ready")
+        state.step += 1
+        if state.step % 5 == 0:
+            state.check_host_updates()
+train(state)
+"""
+
+
+@pytest.mark.parametrize(("signal_to", "every"), [("worker", 1), ("launcher", 3)])
+def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path: Path) -> None:
+    """Worker 1 dies and worker 3 joins; SIGTERM to worker 0 alone does not stop the job."""
+    code = PRELUDE.partition("reduce()\nsay")[0] + ELASTIC.replace("EVERY", str(every))
+    env = {**ENV, "TEST_FOLDER": str(tmp_path)}
+    with MarkedJob(3, "--min-np", "2", *python(code), env=env) as job:
+        job.wait_until_ready(1)
+        time.sleep(0.1)
+        if signal_to == "worker":
+            joined = next(pid for pid in job.alive() if has(pid, b"HVDLITE_WORKER=3"))
+            os.kill(joined, signal.SIGUSR1)
+        else:
+            job.signal(signal.SIGTERM)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75, stderr
+    why = "rank 2: SIGUSR1" if signal_to == "worker" else "all ranks: SIGTERM"
+    [where] = steps_in(stdout)
+    assert where.endswith(f" by {why} of 3")
+    assert "stopped by request" in stderr
+
+
+def has(pid: int, variable: bytes) -> bool:
+    return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -1,0 +1,181 @@
+"""`hvd.stop_on` notes signals, keeps earlier handlers, and says when it has lost its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from hvdlite import basics, stop
+from hvdlite.errors import ArgumentError, StopHandlerWarning
+from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.told import told
+
+USR1, TERM = signal.SIGUSR1, signal.SIGTERM
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    """Make a world of one, and afterwards let the signals do what they did before."""
+    before = {number: signal.getsignal(number) for number in (USR1, TERM, signal.SIGINT)}
+    basics.init()
+    yield
+    basics.shutdown()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    for state in (stop._earlier, stop._noted, stop._warned):
+        state.clear()
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_nothing_is_requested_without_a_signal() -> None:
+    stop.stop_on()
+    assert stop.stop_requested() is None
+
+
+def test_signal_is_named_and_the_request_stays() -> None:
+    stop.stop_on()
+    send(USR1)
+    assert [stop.stop_requested(), stop.stop_requested()] == ["rank 0: SIGUSR1"] * 2
+
+
+def test_first_of_two_signals_is_named() -> None:
+    stop.stop_on()
+    send(TERM)
+    send(USR1)
+    assert stop.stop_requested() == "rank 0: SIGTERM"
+
+
+def test_ranks_ask_in_every_third_call_only() -> None:
+    stop.stop_on()
+    send(USR1)
+    asked = [stop.stop_requested(every=3) for _ in range(7)]
+    assert [one is not None for one in asked] == [True, False, False, True, False, False, True]
+    with pytest.raises(ArgumentError, match=r"stop_requested\(every=0\)"):
+        stop.stop_requested(every=0)
+
+
+def test_earlier_handlers_are_called_with_the_signal() -> None:
+    seen = []
+    signal.signal(USR1, lambda number, frame: seen.append((number, frame is not None)))
+    stop.stop_on()
+    stop.stop_on()
+    send(USR1)
+    assert seen == [(USR1, True)]
+    assert stop.stop_requested() == "rank 0: SIGUSR1"
+
+
+def test_earlier_handler_may_raise() -> None:
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(3)
+
+    signal.signal(TERM, leave)
+    stop.stop_on()
+    with pytest.raises(SystemExit):
+        send(TERM)
+    assert stop.stop_requested() == "rank 0: SIGTERM"
+
+
+def test_interrupt_is_noted_and_not_raised_if_it_is_watched() -> None:
+    stop.stop_on([signal.SIGINT])
+    send(signal.SIGINT)
+    assert stop.stop_requested() == "rank 0: SIGINT"
+
+
+def test_signal_of_real_time_has_a_number_for_a_name() -> None:
+    number = signal.SIGRTMIN + 3
+    stop.stop_on([number])
+    send(number)
+    assert stop.stop_requested() == f"rank 0: signal {number}"
+    signal.signal(number, signal.SIG_DFL)
+
+
+def test_handler_that_a_framework_replaces_is_told_once() -> None:
+    class Connector:
+        def handle(self, number: int, frame: FrameType | None) -> None: ...
+
+    stop.stop_on()
+    signal.signal(TERM, Connector().handle)
+    with pytest.warns(StopHandlerWarning, match=r"SIGTERM was replaced by .*Connector\.handle"):
+        stop.stop_requested()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stop.stop_requested()
+
+
+def test_handlers_that_call_each_other_end() -> None:
+    seen = []
+
+    def earlier(number: int, frame: FrameType | None) -> None:
+        seen.append("earlier")
+
+    signal.signal(USR1, earlier)
+    stop.stop_on()
+    ours = signal.getsignal(USR1)
+
+    def wrapper(number: int, frame: FrameType | None) -> None:
+        seen.append("wrapper")
+        assert callable(ours)
+        ours(number, frame)
+
+    signal.signal(USR1, wrapper)
+    stop.stop_on()
+    send(USR1)
+    assert seen == ["wrapper", "earlier"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert stop.stop_requested() == "rank 0: SIGUSR1"
+
+
+def test_only_the_main_thread_watches() -> None:
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            stop.stop_on()
+        except ArgumentError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "main thread only" in str(caught[0])
+
+
+def test_signal_that_nobody_can_catch_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="SIGKILL cannot be caught"):
+        stop.stop_on([signal.SIGKILL])
+    assert stop.watched() is False
+
+
+def test_parents_and_children_of_a_process_that_watches_are_not_told() -> None:
+    # A shell (2) runs the rank (3), which has a fork server (4) with a worker (5), and a sleep (6).
+    family = {2: 1, 3: 2, 4: 3, 5: 4, 6: 2}
+    assert told(family, watching={3}) == [3, 6]
+    assert told(family, watching={3, 4}) == [3, 6]
+    assert told(family, watching=set()) == [2, 3, 4, 5, 6]
+
+
+def test_status_of_a_stop_is_not_a_failure() -> None:
+    stopped, done, failed = Ending(75, False), Ending(0, False), Ending(1, False)
+    assert [one.well for one in (stopped, done, failed)] == [True, True, False]
+    assert not stopped.ok
+    assert not Ending(75, by_signal=True).well
+
+
+def test_watching_costs_a_script_no_module_of_a_framework() -> None:
+    code = "import hvdlite.stop, sys; print('torch' in sys.modules, 'keras' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "False False\n"
