@@ -37,10 +37,13 @@ from hvdlite.process_sets import ProcessSet, StaticSets
 from hvdlite.timeline.recorder import Gather
 from hvdlite.world import World, as_planned, make_world
 
+Teller = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
 _world: World | None = None
 _succession = threading.Lock()  # held while a world takes the place of another one, or of none
 _left_elastic = False  # whether this process has left an elastic job, which takes nobody back
 _watchers: list[Callable[[_core.Engine | None], None]] = []
+_tellers: list[Teller] = []
 _lock = threading.RLock()
 _busy: str | None = None  # name of the running function that begins or ends a world; under _lock
 _starting: Deadline | None = None  # the deadline of the init() that runs, in any thread
@@ -449,17 +452,31 @@ def tell_peers(error: BaseException) -> None:
     _tell_peers(type(error), error, error.__traceback__)
 
 
+def tell_also(tell: Teller) -> None:
+    """Have `tell` called, too, when an exception ends the script, and by `tell_peers`.
+
+    Adapters that have engines besides the one of `init` end these with it.
+
+    Args:
+        tell: gets the exception's class, the exception, and its traceback.
+    """
+    _tellers.append(tell)
+    _install_hooks()
+
+
 def _tell_peers(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    for tell in list(_tellers):
+        tell(kind, error, trace)
     world = _world
     if world is not None and world.size > 1:
         if world.member is not None:
             world.member.break_off()
-        world.engine.abort(_describe(world.rank, kind, error, trace))
+        world.engine.abort(describe_error(world.rank, kind, error, trace))
 
 
-def _describe(
+def describe_error(
     this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""

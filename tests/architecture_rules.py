@@ -37,7 +37,12 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # folder or a single module; "hvdlite" stands for the modules directly in it. Modules of an adapter
 # that scripts for Horovod import by name stand beside its folders, although these import them.
 NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.elastic", "hvdlite.errors")
-TORCH = ("hvdlite.torch.compression", "hvdlite.torch.collectives", "hvdlite.torch.optimizers")
+TORCH = (
+    "hvdlite.torch.compression",
+    "hvdlite.torch.collectives",
+    "hvdlite.torch.optimizers",
+    "hvdlite.torch.distributed",
+)
 TENSORFLOW = (
     "hvdlite.tensorflow.errors",
     "hvdlite.tensorflow.compression",

@@ -61,11 +61,13 @@ def build_wheel(folder: Path) -> Path:
         "hvdlite/_core.pyi",
         "hvdlite/basics.py",
         "hvdlite/compat/horovod/__init__.py",
+        "hvdlite_autoload/__init__.py",
         "hvdlite/tensorflow/libhvdlite_tensorflow.so",
     ):
         assert wanted in names, f"{wanted} is missing in {wheel.name}"
     assert any(name.endswith("licenses/LICENSE") for name in names), "no LICENSE in the wheel"
-    strangers = [name for name in names if not name.startswith(("hvdlite/", "hvdlite-"))]
+    ours = ("hvdlite/", "hvdlite-", "hvdlite_autoload/")
+    strangers = [name for name in names if not name.startswith(ours)]
     assert not strangers, f"the wheel would also install {strangers}"
     print(f"  {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
     return wheel

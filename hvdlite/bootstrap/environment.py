@@ -191,6 +191,21 @@ def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
     return WorkerEnvironment(host_id=variables.get("HVDLITE_HOST_ID"))
 
 
+def surroundings() -> WorkerEnvironment:
+    """Return what holds for every world that this process can be in, with or without a launcher.
+
+    That is the token, which is empty if there is none, the identity of the host, and the network
+    interfaces. Rank and size are those of a world of one.
+    """
+    variables = Variables(os.environ)
+    token = variables.get(_TOKEN) or _kept_token
+    return WorkerEnvironment(
+        token=b"" if token is None else variables.secret(_TOKEN, token, TOKEN_BYTES),
+        host_id=variables.get("HVDLITE_HOST_ID"),
+        interfaces=_interfaces(variables),
+    )
+
+
 def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
     size = variables.number("HVDLITE_SIZE")
     # HVDLITE_SIZE=1 alone insists on a world of one, whatever other variables say.

@@ -1,0 +1,29 @@
+"""The backend "hvdlite" of torch.distributed: torch's own tools over hvdlite's data plane.
+
+    dist.init_process_group("hvdlite")
+
+PyTorch 2.5 and later finds the backend by itself (`hvdlite_autoload`); for older releases, `import
+hvdlite.torch` registers it. `engines` connects the members of a process group, `collectives` has
+the operations, and `group` the face that torch.distributed sees. See docs/torch_distributed.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdlite.torch.distributed.group import HvdliteGroup
+
+__all__ = ["HvdliteGroup", "create"]
+
+
+def create(options: Any, backend_options: Any = None) -> HvdliteGroup:
+    """Make a process group; all its members call `create`, and nobody else.
+
+    Args:
+        options: what torch.distributed tells a backend: store, rank, size, timeout, name.
+        backend_options: `pg_options` of init_process_group; not used.
+
+    Raises:
+        BootstrapError: the members could not connect.
+    """
+    return HvdliteGroup(options)

@@ -1,0 +1,229 @@
+"""The collectives of a process group, over an engine of its own.
+
+The class here has no base, so that it can have any face of torch.distributed. Its methods have
+the names, arguments and meanings of `torch.distributed.ProcessGroup`. Tensors travel as one
+dimension: their shapes matter to the callers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed
+
+from hvdlite import _core
+from hvdlite.errors import ArgumentError
+from hvdlite.torch.collectives.tensors import readable
+from hvdlite.torch.distributed.memory import (
+    Reduction,
+    as_written,
+    check,
+    reduction_of,
+    spec,
+    spec_of_reduced,
+)
+from hvdlite.torch.distributed.received import Target, copying, receiving
+from hvdlite.torch.distributed.submission import Submissions
+from hvdlite.torch.distributed.work import Work
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Collectives(Submissions):
+    """The operations of one member of a process group."""
+
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
+        """Reduce tensors of one dtype in place, together; the result is the same on all ranks."""
+        opts = opts or distributed.AllreduceOptions()
+        targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        check("allreduce", targets)
+        memories = [as_written(target) for target in targets]
+        return self._reduce("allreduce", memories, memories, targets, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce several tensors in place, together."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce a tensor in place on rank `opts.rootRank`; on the others it does not change."""
+        opts = opts or distributed.ReduceOptions()
+        check("reduce", tensors)
+        if self._own_rank == opts.rootRank:
+            memories = [as_written(tensor) for tensor in tensors]
+            return self._reduce(f"reduce.{opts.rootRank}", memories, memories, tensors, opts)
+        sources = [readable(tensor) for tensor in tensors]
+        unused = [torch.empty_like(source) for source in sources]
+        return self._reduce(f"reduce.{opts.rootRank}", sources, unused, unused, opts)
+
+    def _reduce(
+        self, verb: str, sources: Tensors, memories: Tensors, targets: Tensors, opts: Any
+    ) -> Work:
+        """Reduce plain tensors into other ones, and copy these to `targets` if they differ."""
+        how = self._reduction(verb, sources, opts)
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = [
+                spec_of_reduced(f"{name}.{index}", source, memory, how)
+                for index, (source, memory) in enumerate(zip(sources, memories, strict=True))
+            ]
+            return self._engine.allreduce(
+                name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking
+            )
+
+        signature = f"{verb}.{how.word}.{_counts(sources)}"
+        return self._start(signature, submit, targets, copying(memories, targets), opts)
+
+    def _reduction(self, verb: str, tensors: Tensors, opts: Any) -> Reduction:
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) != 1:
+            raise ArgumentError(
+                f"{verb}: the tensors of one call have to be of one dtype; got "
+                f"{sorted(str(dtype) for dtype in dtypes)}"
+            )
+        return reduction_of(verb, opts.reduceOp, dtypes.pop())
+
+    def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
+        """Copy the tensors of rank `opts.rootRank` to all ranks, in place."""
+        opts = opts or distributed.BroadcastOptions()
+        targets = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        check("broadcast", targets)
+        memories = [as_written(target) for target in targets]
+        root = opts.rootRank
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = [
+                spec(f"{name}.{index}", memory, memory) for index, memory in enumerate(memories)
+            ]
+            return self._engine.broadcast(name, specs, root, keep=memories, blocking=blocking)
+
+        signature = f"broadcast.{root}.{memories[0].dtype}.{_counts(memories)}"
+        return self._start(signature, submit, targets, copying(memories, targets), opts)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """Give every rank the tensors of all ranks: `outputs[0][r]` is that of rank r."""
+        return self._gather("allgather", inputs, [list(row) for row in outputs], opts)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Do several `allgather` together: `outputs[i][r]` is `inputs[i]` of rank r."""
+        return self._gather("allgather", inputs, [list(row) for row in outputs], opts)
+
+    def all_gather_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> Work:
+        """Give every rank the tensors of all ranks, one behind the other in `output`."""
+        return self._gather("all_gather_single", [source], [output], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Do several `all_gather_single` together."""
+        return self._gather("all_gather_single", inputs, outputs, opts)
+
+    def _gather(self, verb: str, inputs: Tensors, targets: Sequence[Target], opts: Any) -> Work:
+        opts = opts or distributed.AllgatherOptions()
+        for target, tensor in zip(targets, inputs, strict=True):
+            wanted = target if isinstance(target, list) else [target]
+            check(verb, [*wanted, tensor])
+            if isinstance(target, list) and len(target) != self._members:
+                raise ArgumentError(
+                    f"{verb}: {len(target)} output tensors for {self._members} ranks; give one each"
+                )
+        sources = [readable(tensor) for tensor in inputs]
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = [spec(f"{name}.{index}", source) for index, source in enumerate(sources)]
+            return self._engine.allgather(name, specs, keep=sources, blocking=blocking)
+
+        totals = "+".join(str(_numel(target)) for target in targets)
+        signature = f"{verb}.{sources[0].dtype}.{totals}"
+        finish = receiving(verb, targets, self._members)
+        return self._start(signature, submit, _flat(targets), finish, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+        """Reduce `inputs[0][r]` over all ranks into `outputs[0]` of rank r."""
+        (output,), (parts,) = outputs, inputs
+        check("reduce_scatter", [*parts, output])
+        joined = torch.cat([readable(part).reshape(-1) for part in parts])
+        if any(part.numel() != parts[0].numel() for part in parts):
+            return self._reduce_uneven(output, joined, parts, opts)
+        return self._scatter_reduced("reduce_scatter", [output], [joined], opts)
+
+    def _reduce_uneven(
+        self, output: torch.Tensor, joined: torch.Tensor, parts: Tensors, opts: Any
+    ) -> Work:
+        """Reduce parts of different sizes; the engine's reducescatter has equal ones."""
+        opts = opts or distributed.ReduceScatterOptions()
+        own = joined.split([part.numel() for part in parts])[self._own_rank].view(output.shape)
+        how = self._reduction("reduce_scatter", [joined], opts)
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = [spec_of_reduced(name, joined, joined, how)]
+            return self._engine.allreduce(
+                name, specs, how.op, how.prescale, keep=joined, blocking=blocking
+            )
+
+        signature = f"reduce_scatter.uneven.{how.word}.{joined.numel()}"
+        return self._start(signature, submit, [output], copying([own], [output]), opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> Work:
+        """Reduce `source` over all ranks; rank r gets its r-th part in `output`."""
+        check("reduce_scatter_single", [output, source])
+        return self._scatter_reduced("reduce_scatter_single", [output], [source], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Do several `reduce_scatter_single` together."""
+        check("reduce_scatter_single", [*outputs, *inputs])
+        return self._scatter_reduced("reduce_scatter_single", outputs, inputs, opts)
+
+    def _scatter_reduced(self, verb: str, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+        opts = opts or distributed.ReduceScatterOptions()
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if tensor.numel() != self._members * output.numel():
+                raise ArgumentError(
+                    f"{verb}: an input of {tensor.numel()} elements for an output of "
+                    f"{output.numel()}; {self._members} ranks need {self._members} times as many"
+                )
+        how = self._reduction(verb, inputs, opts)
+        sources = [readable(tensor) for tensor in inputs]
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            specs = [
+                spec_of_reduced(f"{name}.{index}", source, None, how, self._members)
+                for index, source in enumerate(sources)
+            ]
+            return self._engine.reducescatter(
+                name, specs, how.op, how.prescale, keep=sources, blocking=blocking
+            )
+
+        signature = f"{verb}.{how.word}.{_counts(sources)}"
+        finish = receiving(verb, outputs, self._members)
+        return self._start(signature, submit, outputs, finish, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait until all ranks have called `barrier`."""
+        opts = opts or distributed.BarrierOptions()
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            return self._engine.barrier(name, blocking=blocking)
+
+        return self._start("barrier", submit, [], None, opts)
+
+
+def _numel(target: Target) -> int:
+    return sum(one.numel() for one in target) if isinstance(target, list) else target.numel()
+
+
+def _flat(targets: Sequence[Target]) -> list[torch.Tensor]:
+    return [one for target in targets for one in (target if isinstance(target, list) else [target])]
+
+
+def _counts(tensors: Tensors) -> str:
+    return "+".join(str(tensor.numel()) for tensor in tensors)

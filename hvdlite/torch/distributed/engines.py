@@ -1,0 +1,166 @@
+"""Connects the members of a process group, and starts their engine.
+
+The first member serves a store (`hvdlite.bootstrap.store`) while the members connect. Its address
+goes through torch.distributed's store, which any process that reaches it may read and write. So no
+secret goes there: the members prove to each other that they know HVDLITE_TOKEN. Without a token all
+members have to be on one host, where the kernel tells them that their peers are of this user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import math
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from hvdlite import _core
+from hvdlite.bootstrap.address import fresh_unix_address, interface_address, resolve
+from hvdlite.bootstrap.connect import connect
+from hvdlite.bootstrap.connection import Connection
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.environment import WorkerEnvironment, surroundings
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.offer import host_identity
+from hvdlite.bootstrap.store import Store
+from hvdlite.errors import BootstrapError
+from hvdlite.world import make_world
+
+_JOB_ID_BYTES = 16
+
+
+class Membership(NamedTuple):
+    """What torch.distributed tells a member of a process group."""
+
+    store: Any
+    rank: int
+    size: int
+    name: str
+    timeout: timedelta
+
+
+def make_engine(member: Membership) -> _core.Engine:
+    """Connect to the other members, and start an engine of the group's own.
+
+    Raises:
+        BootstrapError: a member did not arrive, was refused, or is on another host without a token.
+    """
+    deadline = Deadline(member.timeout.total_seconds())
+    if member.size == 1:
+        return make_world(Connection(), deadline, bytes(_JOB_ID_BYTES), records=False).engine
+    around = surroundings()
+    board = _Board(member, deadline)
+    with contextlib.ExitStack() as stack:
+        board.write(f"host/{member.rank}", host_identity(around.host_id))
+        if member.rank == 0:
+            invitation = _invite(member, around, board, stack)
+        else:
+            invitation = json.loads(board.read("invitation", 0))
+        if "refusal" in invitation:
+            raise BootstrapError(invitation["refusal"])
+        worker = replace(
+            around,
+            rank=member.rank,
+            size=member.size,
+            rendezvous=invitation["address"],
+            token=_token_of(member, around, invitation),
+            job_id=bytes.fromhex(invitation["job_id"]),
+        )
+        connection = connect(worker, _core.create_segment, _core.agreed_knobs(), deadline)
+    return make_world(connection, deadline, worker.job_id, records=False).engine
+
+
+class _Board:
+    """The part of torch.distributed's store that belongs to this start of this group.
+
+    A group of the same name may have lived in the same store before. So keys have the number of the
+    start, which every member counts for itself: all members start a group equally often.
+    """
+
+    def __init__(self, member: Membership, deadline: Deadline) -> None:
+        self._member = member
+        self._deadline = deadline
+        self._start = member.store.add(f"hvdlite/starts/{member.rank}", 1)
+
+    def write(self, key: str, text: str) -> None:
+        """Publish a text."""
+        self._member.store.set(self._key(key), text)
+
+    def read(self, key: str, author: int) -> str:
+        """Wait for the text that a member publishes, and return it."""
+        member = self._member
+        left = timedelta(seconds=max(0.001, self._deadline.seconds_left))
+        try:
+            if math.isfinite(self._deadline.seconds_left):
+                member.store.wait([self._key(key)], left)
+            text: str = member.store.get(self._key(key)).decode()
+        except RuntimeError as error:
+            raise BootstrapError(
+                f"rank {member.rank} of process group '{member.name}' did not hear of rank "
+                f"{author} within {member.timeout.total_seconds():g} s, the timeout of the group: "
+                f"{str(error).splitlines()[0]}; every member has to call init_process_group or "
+                "new_group"
+            ) from error
+        return text
+
+    def _key(self, key: str) -> str:
+        return f"hvdlite/{self._start}/{key}"
+
+
+def _invite(
+    member: Membership, around: WorkerEnvironment, board: _Board, stack: contextlib.ExitStack
+) -> dict[str, str]:
+    """Serve the store in the first member, and publish where it is."""
+    hosts = [board.read(f"host/{rank}", rank) for rank in range(member.size)]
+    one_host = len(set(hosts)) == 1
+    invitation = {"job_id": secrets.token_hex(_JOB_ID_BYTES)}
+    if not one_host and not around.token:
+        other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
+        invitation["refusal"] = (
+            f"process group '{member.name}': ranks 0 and {other} are on different hosts; to meet "
+            "there they need the same HVDLITE_TOKEN (64 random hexadecimal digits: openssl rand "
+            "-hex 32) in every rank's environment, or start them with hvdlite-run"
+        )
+    else:
+        invitation["address"] = fresh_unix_address() if one_host else _own_address(member, around)
+        job = Job(
+            _token_of(member, around, invitation), bytes.fromhex(invitation["job_id"]), epoch=0
+        )
+        store = stack.enter_context(Store.start(member.size, job, invitation["address"]))
+        invitation["address"] = store.address
+    board.write("invitation", json.dumps(invitation))
+    return invitation
+
+
+def _token_of(
+    member: Membership, around: WorkerEnvironment, invitation: Mapping[str, str]
+) -> bytes:
+    """Derive the secret of a group; without a token it is public, and the kernel guards the way."""
+    label = b"torch.distributed|" + member.name.encode()
+    if around.token:
+        return hmac.digest(around.token, label, hashlib.sha256)
+    return hashlib.sha256(label + invitation["job_id"].encode()).digest()
+
+
+def _own_address(member: Membership, around: WorkerEnvironment) -> str:
+    """Return an address, with port 0, at which members on other hosts reach this one.
+
+    It is that of the interface that HVDLITE_NETWORK_INTERFACES names, or of the one from which this
+    host reaches torch.distributed's store.
+    """
+    if around.interfaces:
+        return f"{interface_address(around.interfaces)}:0"
+    store = member.store
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host, port = getattr(store, "host", socket.gethostname()), getattr(store, "port", 1)
+    family, target = resolve(f"{host}:{port}")[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return f"{probe.getsockname()[0]}:0"

@@ -1,0 +1,139 @@
+"""Tensors as the engine takes them: checked, contiguous, of one dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.distributed import ReduceOp
+
+from hvdlite import _core
+from hvdlite.errors import UnsupportedError
+from hvdlite.torch.collectives.tensors import NUMBER_OF, lies_otherwise, readable
+
+_BYTE = _core.DTYPES["uint8"]
+_OPS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "average",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.PRODUCT: "product",
+    ReduceOp.PREMUL_SUM: "sum",
+}
+# A bool is a byte that is 0 or 1. Its sum means "or", as with NCCL.
+_OPS_OF_BOOL = {
+    ReduceOp.SUM: "max",
+    ReduceOp.MAX: "max",
+    ReduceOp.BOR: "max",
+    ReduceOp.MIN: "min",
+    ReduceOp.BAND: "min",
+    ReduceOp.PRODUCT: "min",
+}
+_LINEAR = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+_REDUCIBLE = frozenset(number for name, number in _core.DTYPES.items() if name in _core.REDUCIBLE)
+
+
+def check(verb: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors that hvdlite does not carry for torch.distributed.
+
+    Raises:
+        UnsupportedError: a tensor is not dense, or not in host memory.
+    """
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise UnsupportedError(
+                f"{verb}: a tensor is on {tensor.device}, and the backend 'hvdlite' of "
+                'torch.distributed carries CPU tensors; use init_process_group("cuda:nccl,'
+                'cpu:hvdlite") to have both'
+            )
+        if tensor.layout != torch.strided:
+            raise UnsupportedError(
+                f"{verb}: a tensor has the layout {tensor.layout}, and the backend 'hvdlite' "
+                "carries dense tensors; use .to_dense(), for embeddings sparse=False, or the "
+                "backend 'gloo'"
+            )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of a checked tensor is its values, one behind the other."""
+    return tensor.is_contiguous() and not lies_otherwise(tensor)
+
+
+def as_written(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory for a result: the tensor's own, or, if that is not plain, a copy of it."""
+    return tensor.detach() if is_plain(tensor) else readable(tensor)
+
+
+def units_of(dtype: torch.dtype) -> int:
+    """Return as how many elements one element travels in an operation that copies.
+
+    Elements of a dtype that the engine does not know, such as complex numbers, travel as bytes.
+    """
+    return 1 if dtype in NUMBER_OF else dtype.itemsize
+
+
+def spec(name: str, source: torch.Tensor, target: torch.Tensor | None = None) -> _core.Tensor:
+    """Describe plain tensors to the engine, for an operation that copies."""
+    number = NUMBER_OF.get(source.dtype, _BYTE)
+    count = source.numel() * units_of(source.dtype)
+    output = 0 if target is None else target.data_ptr()
+    return _core.Tensor(name, number, (count,), source.data_ptr(), output)
+
+
+class Reduction(NamedTuple):
+    """How tensors of one dtype are reduced."""
+
+    op: int
+    prescale: float
+    number: int  # the engine's dtype
+    units: int  # as how many elements of that dtype an element travels
+    word: str  # for the names of operations
+
+
+def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
+    """Find how the engine reduces a dtype.
+
+    Raises:
+        UnsupportedError: it cannot.
+    """
+    kind = op.op if isinstance(op, ReduceOp) else op
+    names, seen, units = _OPS, dtype, 1
+    if dtype == torch.bool:
+        names, seen = _OPS_OF_BOOL, torch.uint8
+    elif dtype.is_complex and kind in _LINEAR:
+        seen, units = dtype.to_real(), 2
+    number = NUMBER_OF.get(seen)
+    if kind not in names or number not in _REDUCIBLE:
+        raise UnsupportedError(
+            f"{verb}: the backend 'hvdlite' of torch.distributed does not compute "
+            f"{str(kind).removeprefix('RedOpType.')} of {dtype}; use the backend 'gloo' for such "
+            'tensors, for example in a group dist.new_group(backend="gloo")'
+        )
+    prescale = _factor(verb, op) if kind == ReduceOp.PREMUL_SUM else 1.0
+    word = f"{kind}.{dtype}" if prescale == 1.0 else f"{kind}.{prescale}.{dtype}"
+    return Reduction(_core.REDUCE_OPS[names[kind]], prescale, number, units, word)
+
+
+def spec_of_reduced(
+    name: str,
+    source: torch.Tensor,
+    target: torch.Tensor | None,
+    how: Reduction,
+    parts: int | None = None,
+) -> _core.Tensor:
+    """Describe plain tensors to the engine, for a reduction; with `parts`, as so many rows."""
+    count = source.numel() * how.units
+    shape = (count,) if parts is None else (parts, count // parts)
+    output = 0 if target is None else target.data_ptr()
+    return _core.Tensor(name, how.number, shape, source.data_ptr(), output)
+
+
+def _factor(verb: str, op: ReduceOp) -> float:
+    factor = op.factor
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        raise UnsupportedError(
+            f"{verb}: PREMUL_SUM with a tensor of {factor.numel()} factors is not supported by "
+            "the backend 'hvdlite'; multiply the tensor, and use SUM"
+        )
+    return float(factor)

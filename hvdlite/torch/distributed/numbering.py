@@ -1,0 +1,48 @@
+"""Names of operations: torch.distributed matches operations by their order, and the engine by name.
+
+A name is the operation's *signature* (kind, reduce operation, dtype, number of elements), which all
+members know, and the number of the operation among those of its signature, modulo 8. So names
+repeat from step to step, and the engine's response cache knows them. And members that submit
+operations of different signatures in different orders still get the right results.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from hvdlite import _core
+
+SLOTS = 8
+
+
+class Numbering:
+    """The names of one process group. Any thread may use it.
+
+    Example:
+        >>> numbering = Numbering()
+        >>> [numbering.next("barrier") for _ in range(2)]
+        ['barrier#0', 'barrier#1']
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._in_flight: dict[str, _core.Handle] = {}
+
+    def next(self, signature: str) -> str:
+        """Return the name of the next operation; wait while the name is in flight."""
+        with self._lock:
+            count = self._counts.get(signature, 0)
+            self._counts[signature] = count + 1
+            name = f"{signature}#{count % SLOTS}"
+            earlier = self._in_flight.get(name)
+        while earlier is not None and not earlier.done():
+            try:
+                earlier.wait()
+            except RuntimeError:
+                break  # Whoever waits for that operation gets its error.
+        return name
+
+    def note(self, name: str, handle: _core.Handle) -> None:
+        """Take note of the operation that has this name now."""
+        self._in_flight[name] = handle

@@ -1,0 +1,91 @@
+"""Finds the other ranks for `dist.init_process_group` under hvdlite-run, srun and mpirun.
+
+These launchers do not set the variables of torch's "env://". So rank 0 serves a TCPStore of torch
+at a free port, and its address goes through hvdlite's store, as the addresses in `hvd.init()` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from hvdlite.bootstrap.address import UNIX, address_of, interface_address, listen, split_host
+from hvdlite.bootstrap.deadline import Deadline, is_never
+from hvdlite.bootstrap.environment import WorkerEnvironment, detect
+from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.serving import serve_store
+from hvdlite.bootstrap.store import StoreClient
+from hvdlite.errors import BootstrapError
+
+_LOOPBACK = "127.0.0.1"
+_SUFFIX = "-torch"  # of the store's Unix address, so that a hvd.init() meanwhile has its own
+
+
+def meet(error: Exception, timeout: timedelta | None) -> tuple[Any, int, int]:
+    """Return a store, this process's rank, and the size of its world.
+
+    Args:
+        error: of torch's own rendezvous; raised again if no launcher started this process.
+        timeout: of init_process_group.
+
+    Raises:
+        BootstrapError: a rank did not arrive, or was refused.
+    """
+    worker = detect()
+    if worker.launcher == "none":
+        raise error
+    if worker.elastic:
+        raise BootstrapError(
+            "dist.init_process_group was called in an elastic job (hvdlite-run --min-np), whose "
+            "world changes; torch.distributed's does not: start without --min-np and --max-np"
+        )
+    timeout = timeout or distributed.default_pg_timeout
+    if worker.size == 1:
+        return distributed.HashStore(), 0, 1
+    return _store_of(worker, timeout), worker.rank, worker.size
+
+
+def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
+    seconds = timeout.total_seconds()
+    if not is_never(worker.start_timeout):
+        seconds = min(seconds, worker.start_timeout)
+    deadline = Deadline(seconds)
+    job = Job(worker.token, worker.job_id, worker.epoch)
+    address = worker.rendezvous
+    assert address is not None
+    if worker.launcher != "hvdlite-run" and address.startswith(UNIX):
+        address += _SUFFIX
+    with contextlib.ExitStack() as stack:
+        if worker.serves_store:
+            at_address = replace(worker, rendezvous=address)
+            address = stack.enter_context(serve_store(at_address, job, deadline)).address
+        client = StoreClient(address, job, worker.rank, deadline)
+        stack.enter_context(client)
+        store = _serve(worker, client.local_host, timeout) if worker.rank == 0 else None
+        own = "" if store is None else f"{store.host}:{store.port}"
+        served_at = client.exchange("torch.distributed", own.encode())[0].decode()
+    if store is not None:
+        return store
+    host, port = split_host(served_at)
+    return distributed.TCPStore(host, port, worker.size, is_master=False, timeout=timeout)
+
+
+def _serve(worker: WorkerEnvironment, own_host: str | None, timeout: timedelta) -> Any:
+    """Serve torch's store at a free port of the address at which the other ranks reach this one."""
+    if worker.interfaces:
+        own_host = interface_address(worker.interfaces)
+    listener = listen(f"{own_host or _LOOPBACK}:0")
+    host, port = split_host(address_of(listener))
+    return distributed.TCPStore(
+        host,
+        port,
+        worker.size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )

@@ -1,0 +1,422 @@
+"""Every collective of torch.distributed gives with the backend hvdlite what it gives with gloo."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import hvdlite.torch as hvd
+from hvdlite.errors import ArgumentError, UnsupportedError
+from parallel.scenarios import make_tests, on_hosts, run_all, sizes
+from parallel.torch.distributed_worlds import gloo, ours, start
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int32, torch.int64, torch.int8, torch.uint8)
+COPIED = (*FLOATS, *INTEGERS, torch.int16, torch.bool, torch.complex64, torch.float8_e4m3fn)
+SHAPES = ((7,), (), (0,), (3, 5), (64, 33))
+
+
+def body() -> dict[str, str]:
+    # What newer releases of torch call otherwise still has to work.
+    outcomes = run_all(globals(), start, lambda: warnings.simplefilter("ignore", FutureWarning))
+    dist.destroy_process_group()
+    return outcomes
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int | None = None) -> torch.Tensor:
+    """Return small whole numbers, so that sums are exact in every dtype."""
+    seed = hvd.rank() if seed is None else seed
+    generator = torch.Generator().manual_seed(seed + 100)
+    return torch.randint(0, 4, shape, generator=generator).to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    as_bytes = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b)]
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(*as_bytes)
+
+
+def compare(call: Callable[[Any], Any]) -> None:
+    """Call with both groups, and compare what comes out: tensors, or lists of them."""
+    theirs, mine = call(gloo()), call(ours())
+    theirs, mine = (one if isinstance(one, list) else [one] for one in (theirs, mine))
+    assert len(mine) == len(theirs) > 0
+    for a, b in zip(mine, theirs, strict=True):
+        assert same(a, b), (a, b)
+
+
+def compare_async(call: Callable[..., Any], tensors: Callable[[], list[torch.Tensor]]) -> None:
+    """Compare an operation that is waited for by `wait`, by its future, and at once."""
+
+    def run(group: Any, how: str) -> list[torch.Tensor]:
+        made = tensors()
+        work = call(*made, group=group, async_op=how != "at once")
+        if how == "wait":
+            assert work.wait()
+        elif how == "future" and group is not gloo():
+            work.get_future().wait()
+        elif how == "future":
+            work.wait()
+        return made
+
+    for how in ("at once", "wait", "future") if tensors()[0].dtype == torch.float32 else ("wait",):
+        compare(lambda group, how=how: run(group, how))
+
+
+def scenario_all_reduce() -> None:
+    for dtype in (*FLOATS, *INTEGERS):
+        for shape in SHAPES:
+            for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
+                compare_async(
+                    lambda tensor, op=op, **options: dist.all_reduce(tensor, op, **options),
+                    lambda shape=shape, dtype=dtype: [values(shape, dtype)],
+                )
+
+
+def scenario_all_reduce_averages() -> None:
+    for dtype in (torch.float32, torch.float64):
+        for shape in SHAPES:
+            tensor = values(shape, dtype)
+            expected = tensor.clone()
+            dist.all_reduce(expected, group=gloo())
+            dist.all_reduce(tensor, ReduceOp.AVG)
+            assert torch.allclose(tensor, expected / hvd.size())
+
+
+def scenario_all_reduce_of_bools_and_complex_numbers() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for op, expected in (
+        *((op, [False, True, True]) for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)),
+        *((op, [False, False, True]) for op in (ReduceOp.MIN, ReduceOp.PRODUCT, ReduceOp.BAND)),
+    ):
+        flags = torch.tensor([False, rank == 0, True])
+        dist.all_reduce(flags, op)
+        assert flags.tolist() == (expected if size > 1 else [False, True, True]), op
+    numbers = torch.tensor([[1 + 2j, rank * 1j]])
+    dist.all_reduce(numbers)
+    assert numbers.tolist() == [[size * (1 + 2j), sum(range(size)) * 1j]]
+    dist.all_reduce(numbers, ReduceOp.AVG)
+    assert numbers.tolist() == [[size * (1 + 2j), sum(range(size)) * 1j]]
+
+
+def scenario_all_reduce_multiplies_first() -> None:
+    tensor = torch.full((3,), hvd.rank() + 1.0)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+    assert tensor.tolist() == [sum(range(1, hvd.size() + 1)) / 2] * 3
+
+
+def scenario_all_reduce_coalesced() -> None:
+    def call(group: Any) -> list[torch.Tensor]:
+        tensors = [values(shape, torch.float32) for shape in SHAPES if 0 not in shape]
+        dist.all_reduce_coalesced(tensors, group=group)
+        return tensors
+
+    compare(call)
+
+
+def scenario_coalescing_together() -> None:
+    size = hvd.size()
+    reduced = [torch.ones(4), torch.ones(2, 3)]
+    with dist._coalescing_manager(ours()):
+        for tensor in reduced:
+            dist.all_reduce(tensor)
+    assert all(torch.equal(one, torch.full_like(one, size)) for one in reduced)
+    gathered = [torch.empty(2 * size), torch.empty(size, 3)]
+    with dist._coalescing_manager(ours()):
+        dist.all_gather_into_tensor(gathered[0], torch.ones(2))
+        dist.all_gather_into_tensor(gathered[1], torch.ones(1, 3))
+    assert all(bool((one == 1).all()) for one in gathered)
+    scattered = [torch.empty(2), torch.empty(1, 3)]
+    with dist._coalescing_manager(ours()):
+        dist.reduce_scatter_tensor(scattered[0], torch.ones(2 * size))
+        dist.reduce_scatter_tensor(scattered[1], torch.ones(size, 3))
+    assert all(torch.equal(one, torch.full_like(one, size)) for one in scattered)
+
+
+def scenario_broadcast() -> None:
+    for dtype in COPIED:
+        for shape in SHAPES:
+            for root in (0, hvd.size() - 1):
+                compare_async(
+                    lambda tensor, root=root, **options: dist.broadcast(tensor, root, **options),
+                    lambda shape=shape, dtype=dtype: [values(shape, dtype)],
+                ) if dtype in (*FLOATS, *INTEGERS) else broadcast_right(shape, dtype, root)
+
+
+def broadcast_right(shape: tuple[int, ...], dtype: torch.dtype, root: int) -> None:
+    tensor = values(shape, dtype)
+    dist.broadcast(tensor, root)
+    assert same(tensor, values(shape, dtype, root))
+
+
+def scenario_reduce() -> None:
+    for root in (0, hvd.size() - 1):
+        for shape in SHAPES:
+            tensor = values(shape, torch.float32)
+            expected = tensor.clone()
+            dist.all_reduce(expected, group=gloo())
+            before = tensor.clone()
+            dist.reduce(tensor, root)
+            assert torch.equal(tensor, expected if hvd.rank() == root else before)
+
+
+def scenario_all_gather() -> None:
+    size = hvd.size()
+    for dtype in (*FLOATS, *INTEGERS):
+        for shape in SHAPES:
+
+            def make(shape: Any = shape, dtype: Any = dtype) -> list[Any]:
+                return [
+                    [torch.zeros(shape, dtype=dtype) for _ in range(size)],
+                    values(shape, dtype),
+                ]
+
+            def call(group: Any, make: Any = make) -> list[torch.Tensor]:
+                outputs, tensor = make()
+                dist.all_gather(outputs, tensor, group=group)
+                return list(outputs)
+
+            compare(call)
+
+
+def scenario_all_gather_of_any_dtype_and_size() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for dtype in COPIED:
+        outputs = [torch.zeros(r + 1, 2).to(dtype) for r in range(size)]
+        dist.all_gather(outputs, values((rank + 1, 2), dtype))
+        for r, output in enumerate(outputs):
+            assert same(output, values((r + 1, 2), dtype, r)), dtype
+
+
+def scenario_all_gather_into_tensor() -> None:
+    size = hvd.size()
+    for dtype in (*FLOATS, *INTEGERS):
+        for shape in ((4,), (3, 5), (0,)):
+
+            def call(group: Any, shape: Any = shape, dtype: Any = dtype) -> torch.Tensor:
+                output = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
+                dist.all_gather_into_tensor(output, values(shape, dtype), group=group)
+                return output
+
+            compare(call)
+
+
+def scenario_all_gather_coalesced() -> None:
+    size = hvd.size()
+    outputs = [[torch.zeros(shape) for _ in range(size)] for shape in ((2,), (3, 1))]
+    dist.all_gather_coalesced(outputs, [values((2,), torch.float32), torch.ones(3, 1)])
+    assert torch.equal(torch.stack(outputs[1]), torch.ones(size, 3, 1))
+    for r in range(size):
+        assert torch.equal(outputs[0][r], values((2,), torch.float32, r))
+
+
+def scenario_reduce_scatter() -> None:
+    size = hvd.size()
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        for shape in SHAPES:
+
+            def call(group: Any, shape: Any = shape, dtype: Any = dtype) -> torch.Tensor:
+                parts = [values(shape, dtype) + r for r in range(size)]
+                output = torch.zeros(shape, dtype=dtype)
+                dist.reduce_scatter(output, parts, group=group)
+                return output
+
+            compare(call)
+
+
+def scenario_reduce_scatter_of_different_sizes() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    parts = [torch.full((r + 1,), float(rank)) for r in range(size)]
+    output = torch.empty(rank + 1)
+    dist.reduce_scatter(output, parts)
+    assert output.tolist() == [sum(range(size))] * (rank + 1)
+
+
+def scenario_reduce_scatter_tensor() -> None:
+    size = hvd.size()
+    for op in (ReduceOp.SUM, ReduceOp.MAX):
+        for shape in ((4,), (3, 5), (0,)):
+
+            def call(group: Any, shape: Any = shape, op: Any = op) -> torch.Tensor:
+                output = torch.zeros(shape)
+                whole = values((size * shape[0], *shape[1:]), torch.float32)
+                dist.reduce_scatter_tensor(output, whole, op, group=group)
+                return output
+
+            compare(call)
+
+
+def scenario_gather_and_scatter() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    for root in (0, size - 1):
+        for dtype in (*FLOATS, *INTEGERS):
+            for shape in ((4,), (2, 3), ()):
+
+                def gather(
+                    group: Any, shape: Any = shape, dtype: Any = dtype, root: int = root
+                ) -> Any:
+                    made = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
+                    dist.gather(
+                        values(shape, dtype), made if rank == root else None, root, group=group
+                    )
+                    return made
+
+                def scatter(
+                    group: Any, shape: Any = shape, dtype: Any = dtype, root: int = root
+                ) -> Any:
+                    parts = [values(shape, dtype, r) for r in range(size)] if rank == root else None
+                    output = torch.zeros(shape, dtype=dtype)
+                    dist.scatter(output, parts, root, group=group)
+                    return output
+
+                compare(gather)
+                compare(scatter)
+
+
+def scenario_all_to_all() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    inputs = [torch.full((r + 1, 2), 10 * rank + r) for r in range(size)]
+    outputs = [torch.zeros(rank + 1, 2, dtype=torch.int64) for _ in range(size)]
+    dist.all_to_all(outputs, inputs)
+    for r, output in enumerate(outputs):
+        assert torch.equal(output, torch.full((rank + 1, 2), 10 * r + rank))
+
+
+def scenario_all_to_all_single() -> None:
+    size, rank = hvd.size(), hvd.rank()
+
+    def equal(group: Any) -> torch.Tensor:
+        output = torch.zeros(2 * size, 3)
+        dist.all_to_all_single(output, values((2 * size, 3), torch.float32), group=group)
+        return output
+
+    def split(group: Any) -> torch.Tensor:
+        sent = [(rank + r) % 3 for r in range(size)]
+        received = [(r + rank) % 3 for r in range(size)]
+        output = torch.zeros(sum(received), 2)
+        whole = values((sum(sent), 2), torch.float32)
+        dist.all_to_all_single(output, whole, received, sent, group=group)
+        return output
+
+    compare(equal)
+    compare(split)
+
+
+def scenario_wrong_splits_are_told() -> None:
+    size = hvd.size()
+    with pytest.raises((ArgumentError, ValueError, RuntimeError)):
+        dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * size, [2] * size)
+    with pytest.raises((ArgumentError, ValueError, RuntimeError)):
+        dist.all_gather([torch.zeros(2)] * (size + 1), torch.zeros(2))
+
+
+def scenario_not_contiguous() -> None:
+    size = hvd.size()
+    for op in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, size - 1)):
+        tensor, plain = torch.zeros(4, 6).t(), values((6, 4), torch.float32)
+        tensor.copy_(plain)
+        op(tensor)
+        op(plain)
+        assert torch.equal(tensor, plain)
+    output = torch.zeros(3, 2 * size).t()
+    dist.all_gather_into_tensor(output, values((3, 2), torch.float32).t())
+    expected = torch.cat([values((3, 2), torch.float32, r).t() for r in range(size)])
+    assert torch.equal(output, expected)
+
+
+def scenario_negated_views() -> None:
+    tensor = torch.tensor([1 + 2j]).conj().imag
+    assert tensor.is_neg()
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [-2.0 * hvd.size()]
+
+
+def scenario_parameters_are_data() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    before = parameter._version
+    (parameter * 2).sum().backward()
+    dist.broadcast(parameter, 0)
+    dist.all_reduce(parameter.grad)
+    assert parameter.grad.tolist() == [2.0 * hvd.size()] * 3
+    assert parameter._version == before
+
+
+def scenario_objects() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    mine = {"rank": rank, "text": "x" * 10 * rank}
+    everyone = [{"rank": r, "text": "x" * 10 * r} for r in range(size)]
+    gathered: list[Any] = [None] * size
+    dist.all_gather_object(gathered, mine)
+    assert gathered == everyone
+    at_root: list[Any] = [None] * size
+    dist.gather_object(mine, at_root if rank == size - 1 else None, size - 1)
+    assert at_root == (everyone if rank == size - 1 else [None] * size)
+    sent = everyone if rank == 0 else [None] * size
+    dist.broadcast_object_list(sent, 0)
+    assert sent == everyone
+    received: list[Any] = [None]
+    dist.scatter_object_list(received, everyone if rank == 0 else None, 0)
+    assert received == [mine]
+
+
+def scenario_barriers() -> None:
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    with pytest.raises(ValueError, match="GLOO"):
+        dist.monitored_barrier()  # torch asks for gloo by name, before a backend can say anything
+
+
+def scenario_another_order_of_different_shapes() -> None:
+    tensors = [torch.full((count,), float(hvd.rank())) for count in (3, 5, 7)]
+    order = tensors if hvd.rank() % 2 else tensors[::-1]
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in order]:
+        work.wait()
+    for tensor in tensors:
+        assert tensor.tolist() == [sum(range(hvd.size()))] * len(tensor)
+
+
+def scenario_many_at_once() -> None:
+    tensors = [torch.full((5,), float(i)) for i in range(50)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future() for work in works]
+    for i, future in enumerate(futures):
+        assert future.wait()[0].tolist() == [i * hvd.size()] * 5
+    assert all(work.is_completed() and work.is_success() for work in works)
+
+
+def scenario_refused_tensors() -> None:
+    refused: list[tuple[torch.Tensor, Any, str]] = [
+        (torch.eye(2).to_sparse(), ReduceOp.SUM, "layout"),
+        (torch.empty(2, device="meta"), ReduceOp.SUM, "cuda:nccl,cpu:hvdlite"),
+        (torch.ones(2, dtype=torch.int32), ReduceOp.BXOR, "gloo"),
+        (torch.ones(2, dtype=torch.complex64), ReduceOp.PRODUCT, "gloo"),
+        (torch.ones(2, dtype=torch.float32), ReduceOp.BAND, "gloo"),
+    ]
+    for tensor, op, text in refused:
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        with pytest.raises(UnsupportedError, match=text):
+            ours().allreduce([tensor], options)
+        assert issubclass(UnsupportedError, NotImplementedError)
+
+
+def scenario_some_ranks() -> None:
+    group = dist.new_group([hvd.size() - 1])
+    half = dist.new_group(list(range(max(1, hvd.size() // 2))))
+    if hvd.rank() == hvd.size() - 1:
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [1, 1]
+    if hvd.rank() < max(1, hvd.size() // 2):
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=half)
+        assert tensor.tolist() == [max(1, hvd.size() // 2)] * 2
+        dist.destroy_process_group(half)
+
+
+test_collectives = make_tests(body, {**sizes(1, 2, 4), **on_hosts([0, 1, 0])}, timeout=120)
