@@ -194,16 +194,13 @@ def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
 def surroundings() -> WorkerEnvironment:
     """Return what holds for every world that this process can be in, with or without a launcher.
 
-    That is the token, which is empty if there is none, the identity of the host, and the network
-    interfaces. Rank and size are those of a world of one.
+    That is the token, which is empty if there is none, and what `with_own_settings` reads. Rank and
+    size are those of a world of one.
     """
     variables = Variables(os.environ)
     token = variables.get(_TOKEN) or _kept_token
-    return WorkerEnvironment(
-        token=b"" if token is None else variables.secret(_TOKEN, token, TOKEN_BYTES),
-        host_id=variables.get("HVDLITE_HOST_ID"),
-        interfaces=_interfaces(variables),
-    )
+    secret = b"" if token is None else variables.secret(_TOKEN, token, TOKEN_BYTES)
+    return with_own_settings(WorkerEnvironment(token=secret))
 
 
 def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
@@ -321,9 +318,9 @@ def _start_timeout(variables: Variables) -> float:
     return variables.seconds(own if own in variables else horovods, 60.0)
 
 
-def _epoch(variables: Variables) -> int:
+def _epoch(variables: Variables, default: int = 0) -> int:
     """Read the number that cluster software gives to this start of the job."""
-    epoch = variables.number("HVDLITE_EPOCH", 0)
+    epoch = variables.number("HVDLITE_EPOCH", default)
     if epoch not in EPOCHS:
         raise BootstrapError(
             f"HVDLITE_EPOCH={epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}"
@@ -352,7 +349,7 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
         interfaces=_interfaces(variables),
         bind_address=_bind_address(variables),
         launcher=found.launcher,
-        epoch=_epoch(variables),
+        epoch=_epoch(variables, found.epoch),
         serves_store=found.rank == 0 and found.size > 1,
         start_timeout=_start_timeout(variables),
     )

@@ -52,7 +52,7 @@ class _Run:
 
     def run(self) -> Outcome:
         what = self._what
-        with RemoteHosts(self._remote_names, what.ssh, self._inbox.fd) as remotes:
+        with RemoteHosts(self._remote_names, what.way, self._inbox.fd) as remotes:
             remotes.greet()
             threads = self._threads(remotes)
             address = meeting_address(remotes.hosts, what.interfaces)

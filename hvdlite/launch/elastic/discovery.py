@@ -24,7 +24,6 @@ from typing import Protocol
 
 from hvdlite.launch.hosts import Host, HostsError, is_here, read_host
 from hvdlite.launch.output.report import last_lines
-from hvdlite.launch.remote.ssh import SshOptions, ssh_command
 
 PERIOD = 1.0  # seconds between two questions to the provider
 _LONGEST_ANSWER = 60.0  # seconds that the script may take
@@ -46,10 +45,6 @@ class HostProvider(Protocol):
         """
         ...
 
-    def agent_command(self, host: str) -> list[str]:
-        """Return the command that starts hvdlite's agent on a host."""
-        ...
-
     def close(self) -> None:
         """Give up a question that is under way on another thread; none follows."""
         ...
@@ -58,18 +53,13 @@ class HostProvider(Protocol):
 class StaticHosts:
     """The provider for hosts that do not change: those of -H, or this machine alone."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: SshOptions) -> None:
-        """Keep the hosts; `ssh` says how to reach them."""
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        """Keep the hosts."""
         self._hosts = {host.name: host.slots for host in hosts}
-        self._ssh = ssh
 
     def hosts(self) -> Mapping[str, int]:
         """Return the hosts."""
         return self._hosts
-
-    def agent_command(self, host: str) -> list[str]:
-        """Return the ssh command of a host."""
-        return ssh_command(host, self._ssh)
 
     def close(self) -> None:
         """Do nothing: the hosts are known at once."""
@@ -78,19 +68,17 @@ class StaticHosts:
 class ScriptHosts:
     """The provider for --host-discovery-script: a command that prints a line for each host."""
 
-    def __init__(self, script: str, slots: int, ssh: SshOptions) -> None:
+    def __init__(self, script: str, slots: int) -> None:
         """Keep the command.
 
         Args:
             script: the path of an executable file, or a command for the shell.
             slots: the slots of a host for which the script prints no number.
-            ssh: how to reach the hosts.
         """
         self._script = script
         is_file = Path(script).is_file()
         self._command = [str(Path(script).absolute())] if is_file else ["/bin/sh", "-c", script]
         self._slots = slots
-        self._ssh = ssh
         self._lock = threading.Lock()
         self._closed = False  # guarded by the lock
         self._running: subprocess.Popen[bytes] | None = None  # guarded by the lock, until reaped
@@ -103,10 +91,6 @@ class ScriptHosts:
             why = f": {said[-1][:_SHOWN]}" if said else ""
             raise DiscoveryError(f"{self._name} failed with exit status {status}{why}")
         return parse_hosts(stdout.decode(errors="replace"), self._slots, self._name)
-
-    def agent_command(self, host: str) -> list[str]:
-        """Return the ssh command of a host."""
-        return ssh_command(host, self._ssh)
 
     def close(self) -> None:
         """Kill the script if it runs, and all that it has started in its session."""

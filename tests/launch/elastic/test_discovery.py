@@ -21,10 +21,7 @@ from hvdlite.launch.elastic.discovery import (
 )
 from hvdlite.launch.elastic.stopped import process_state
 from hvdlite.launch.hosts import read_hosts
-from hvdlite.launch.remote.ssh import SshOptions
-from launch.elastic_jobs import until
-
-SSH = SshOptions()
+from launch.elastic.jobs import until
 
 
 class Scripted:
@@ -38,9 +35,6 @@ class Scripted:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def agent_command(self, host: str) -> list[str]:
-        return ["agent", host]
 
     def close(self) -> None:
         pass
@@ -73,17 +67,15 @@ def test_script_may_be_a_file_or_a_command(tmp_path: Path) -> None:
     script = tmp_path / "my hosts.sh"
     script.write_text("#!/bin/sh\necho node1\necho node2:3\n")
     script.chmod(0o755)
-    assert ScriptHosts(str(script), 2, SSH).hosts() == {"node1": 2, "node2": 3}
-    assert ScriptHosts("echo node1 | tr 1 2", 1, SSH).hosts() == {"node2": 1}
+    assert ScriptHosts(str(script), 2).hosts() == {"node1": 2, "node2": 3}
+    assert ScriptHosts("echo node1 | tr 1 2", 1).hosts() == {"node2": 1}
     script.chmod(0o644)
     with pytest.raises(DiscoveryError, match="cannot be run: Permission denied"):
-        ScriptHosts(str(script), 2, SSH).hosts()
+        ScriptHosts(str(script), 2).hosts()
 
 
 def test_fixed_hosts() -> None:
-    provider = StaticHosts(read_hosts("a:2,b"), SSH)
-    assert provider.hosts() == {"a": 2, "b": 1}
-    assert provider.agent_command("a")[0] == "ssh"
+    assert StaticHosts(read_hosts("a:2,b")).hosts() == {"a": 2, "b": 1}
 
 
 def test_changes_arrive_in_order_and_nothing_else() -> None:

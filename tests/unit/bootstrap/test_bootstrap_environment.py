@@ -189,6 +189,12 @@ def test_epoch_is_read_under_every_launcher(variables: dict[str, str]) -> None:
             detect({**variables, "HVDLITE_EPOCH": wrong})
 
 
+def test_job_that_slurm_has_requeued_has_another_epoch() -> None:
+    requeued = {**SLURM, **SECRET, "SLURM_RESTART_COUNT": "2"}
+    assert detect(requeued).epoch == 2
+    assert detect({**requeued, "HVDLITE_EPOCH": "5"}).epoch == 5
+
+
 def test_address_to_listen_at_is_one_of_this_host() -> None:
     by_hand = {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "node1:5", **SECRET}
     assert detect(by_hand).bind_address is None
