@@ -51,6 +51,7 @@ from hvdlite.tensorflow.collectives.rows import (
     grouped_reducescatter,
     reducescatter,
 )
+from hvdlite.tensorflow.collectives.transfers import recv, send
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.device import take_own_gpu
 from hvdlite.tensorflow.functions import (
@@ -100,7 +101,9 @@ __all__ = [
     "local_size_op",
     "process_set_included_op",
     "rank_op",
+    "recv",
     "reducescatter",
+    "send",
     "size_op",
 ]
 __all__ += api.__all__

@@ -125,7 +125,7 @@ def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        Discovery(ScriptHosts(script, 1, SSH), interrupt_fd=signalled)
+        Discovery(ScriptHosts(script, 1), interrupt_fd=signalled)
     thread.join()
     os.close(signalled)
     pid = int((tmp_path / "pid").read_text())
@@ -135,6 +135,6 @@ def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path
 def test_script_that_runs_at_the_end_is_killed(tmp_path: Path) -> None:
     script = f"echo $$ >> {tmp_path}/pids; [ $(wc -l < {tmp_path}/pids) = 1 ] || sleep 50; echo a"
     pids = tmp_path / "pids"
-    with Discovery(ScriptHosts(script, 1, SSH), period=0.01):
+    with Discovery(ScriptHosts(script, 1), period=0.01):
         until(lambda: len(pids.read_text().split()) == 2)
     until(lambda: process_state(int(pids.read_text().split()[1])) in ("", "Z"))
