@@ -64,7 +64,7 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             return None
-        if not self.included():
+        if _world().rank not in self.ranks:
             raise ArgumentError(f"rank {_world().rank} is not a member of {self}")
         return self.ranks.index(_world().rank)
 
@@ -72,6 +72,8 @@ class ProcessSet:
         """Return whether this rank is a member; None unless the process set is registered."""
         if self.process_set_id is None:
             return None
+        if self.process_set_id in _broken:
+            return _broken[self.process_set_id]
         return self.process_set_id == 0 or _world().rank in self.ranks
 
     def __deepcopy__(self, memo: object) -> ProcessSet:
@@ -116,7 +118,9 @@ def _find(ranks: list[int] | None) -> ProcessSet:
 
 _current: _World | None = None
 _static: list[_Static] = []  # of an elastic job
-_broken: set[int] = set()  # of an elastic job: ids of process sets that have lost a member
+# Of an elastic job: by id, the process sets that have lost a member, and whether this rank is a
+# member. Their `ranks` are numbers of a former world.
+_broken: dict[int, bool] = {}
 _registered: dict[int, list[ProcessSet]] = {}  # by id; static objects of equal ranks share an id
 
 
@@ -198,20 +202,20 @@ def begin_epoch(
             process_set.ranks = list(ranks)
             if number in sets:
                 _enter(process_set, number)
-    _current = _World(engine, rank, size)
     present = {0: range(size), **sets}
-    for number, equals in list(_registered.items()):
-        if number not in present:
-            _broken.add(number)
-            continue
-        for process_set in equals:
-            process_set.ranks = list(present[number])
+    for number, equals in _registered.items():
+        if number not in present and number not in _broken:
+            _broken[number] = bool(equals[0].included())  # by the former world's numbers
+    _current = _World(engine, rank, size)
+    for number, ranks in present.items():
+        for process_set in _registered.get(number, []):
+            process_set.ranks = list(ranks)
 
 
 def drop_broken() -> None:
     """Unregister the process sets that have lost a member, at a boundary of an elastic job."""
     while _broken:
-        number = _broken.pop()
+        number, _ = _broken.popitem()
         for process_set in _registered.pop(number, []):
             process_set.process_set_id = None
         operation_names.forget(number)

@@ -239,6 +239,8 @@ class Steward:
             self._ready_at_boundary()
 
     def _on_lost(self, _: Message) -> None:
+        if self._boundary is not None and self._heard > self._epoch:
+            return  # The GATHER that it has answered from the boundary ends all engines.
         # The end of a former world may have been told by a GATHER before, and this one lives.
         if self.lobby.report([])["reason"] and not self._parked:
             self._parked = True
