@@ -3,7 +3,8 @@
 // conformance suite tests them all.
 //
 // One call is one struct. Every member of the group makes the same calls in the same order, which
-// negotiation has seen to; fields that may differ between members say so. Spans and references are
+// negotiation has seen to; fields that may differ between members say so. Only transfer() concerns
+// fewer ranks. Spans and references are
 // read until the call returns, and not kept.
 //
 // Thread: the engine's runner. A call blocks until the result is in place (on a GPU: until the
@@ -90,6 +91,13 @@ struct Reducescatter {
   std::span<const std::uint64_t> counts;
 };
 
+// What goes to one rank, and what comes from it; either may be empty.
+struct Transfer {
+  int rank = -1;
+  std::span<const std::byte> outgoing;
+  std::span<std::byte> incoming;
+};
+
 class Backend {
  public:
   static constexpr const char* kTraceRow = "engine";  // where the engine draws its batches
@@ -106,6 +114,11 @@ class Backend {
   virtual Status broadcast(const Broadcast& call, Patience patience) = 0;
   virtual Status alltoall(const Alltoall& call, Patience patience) = 0;
   virtual Status reducescatter(const Reducescatter& call, Patience patience) = 0;
+  // Moves bytes between this rank and others, of which nobody else knows. Transfers with one rank
+  // move in the order in which both ranks have them, and those with different ranks at the same
+  // time: so ranks may cut the transfers that they have in common into calls as each likes, where
+  // no collective of theirs lies between.
+  virtual Status transfer(std::span<const Transfer> transfers, Patience patience) = 0;
   // Returns when every member has called it.
   virtual Status barrier(const Group& group, Patience patience) = 0;
   // The collectives from here on use these settings, on every rank alike.

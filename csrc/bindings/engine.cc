@@ -105,6 +105,18 @@ HandlePtr broadcast(const HolderPtr& self, std::string name, const Tensors& tens
   return submit(self, call.root(root), std::move(keep), blocking);
 }
 
+HandlePtr send(const HolderPtr& self, std::string name, const TensorArgument& tensor, int to,
+               std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
+  return submit(self, call.ends(self->engine().rank(), to), std::move(keep), blocking);
+}
+
+HandlePtr recv(const HolderPtr& self, std::string name, const TensorArgument& tensor, int source,
+               std::uint32_t process_set, py::object keep, bool blocking, std::uintptr_t stream) {
+  EntryBuilder call = call_of(Kind::kSend, std::move(name), process_set, {&tensor}, stream);
+  return submit(self, call.ends(source, self->engine().rank()), std::move(keep), blocking);
+}
+
 HandlePtr barrier(const HolderPtr& self, std::string name, std::uint32_t process_set,
                   bool blocking) {
   EntryBuilder call(Kind::kBarrier, std::move(name), process_set);
@@ -270,6 +282,10 @@ void register_engine(py::module_& module) {
            py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking, stream)
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),
            process_set, keep, blocking, stream)
+      .def("send", &send, py::arg("name"), py::arg("tensor"), py::arg("to"), process_set, keep,
+           blocking, stream)
+      .def("recv", &recv, py::arg("name"), py::arg("tensor"), py::arg("source"), process_set, keep,
+           blocking, stream)
       .def("barrier", &barrier, py::arg("name"), process_set, blocking)
       .def("commit", &commit, py::arg("name"), py::arg("transaction"), process_set, blocking)
       .def("join", &join, blocking)

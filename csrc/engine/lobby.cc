@@ -19,7 +19,6 @@ bool contains(const std::vector<int>& ranks, int rank) {
 
 // The first of the ranks that the entry names and that are gone, or -1.
 int named_gone(const Request& request, const std::vector<int>& gone) {
-  if (!request.changes_process_sets()) return -1;
   for (const std::int64_t rank : request.ranks) {
     if (std::find(gone.begin(), gone.end(), rank) != gone.end()) return static_cast<int>(rank);
   }
@@ -38,7 +37,8 @@ std::string obstacle(const Entry& entry, const std::vector<GroupPtr>& sets,
     return text + ", and its root, rank " + std::to_string(request.root) + ", is gone";
   }
   if (const int rank = named_gone(request, gone); rank >= 0) {
-    return text + ", and rank " + std::to_string(rank) + " of its process set is gone";
+    return text + ", and rank " + std::to_string(rank) +
+           (request.is_send() ? " is gone" : " of its process set is gone");
   }
   for (const GroupPtr& set : sets) {
     if (static_cast<std::uint32_t>(set->id) != request.process_set) continue;
@@ -72,7 +72,6 @@ Status renumbered(Request& request, const std::vector<int>& rank_of) {
     }
     request.root = static_cast<std::int32_t>(root);
   }
-  if (!request.changes_process_sets()) return Status();
   for (std::int64_t& rank : request.ranks) {
     const std::int64_t next = translated(rank, rank_of);
     if (next == kGone && rank != kGone) {

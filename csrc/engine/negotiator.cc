@@ -68,6 +68,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
       own.push_back(response);
       continue;
     }
+    if (!response.request.concerns(rank)) continue;
     const Group& group = coordinator.group(response.request.process_set);
     const int index = group.index_of(rank);
     if (index >= 0) own.push_back(addressed_part(response, group, static_cast<std::size_t>(index)));
@@ -211,7 +212,7 @@ Status Negotiator::unanswered() const {
   if (pending_.empty() || !left_[kLeft] || !control_.ended(kLeft)) return Status();
   const Request& request = pending_.begin()->second->request;
   const GroupPtr set = sets_.get(request.process_set);
-  if (set == nullptr || set->index_of(kLeft) >= 0) {
+  if (set == nullptr || (set->index_of(kLeft) >= 0 && request.concerns(kLeft))) {
     return left_early(kLeft, *left_[kLeft], describe(request) + " waits for it");
   }
   return left_early(kLeft, *left_[kLeft],
@@ -317,7 +318,7 @@ Status Negotiator::flush_answers() {
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
   const bool same_for_all = coordinator_->books().size() == 1 &&
                             std::none_of(responses.begin(), responses.end(), [](const auto& one) {
-                              return one.request.kind == Kind::kAlltoall;
+                              return one.request.kind == Kind::kAlltoall || one.request.is_send();
                             });
   const Bytes frame = same_for_all ? encode_respond(responses) : Bytes();
   for (int rank = 0; rank < size_; ++rank) {

@@ -39,12 +39,13 @@ class Negotiator {
   // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
   // entries that this negotiator no longer keeps.
   Status receive(std::vector<Round>& rounds);
-  // Rank 0, while it is in a collective: goes on answering the others, so that process sets without
-  // it do not wait for it. What concerns this rank waits for receive().
+  // Rank 0, while it is in a collective: goes on answering the others, so that process sets and
+  // sends without it do not wait for it. What concerns this rank waits for receive().
   void serve();
   // Whether serve() has anything to do in this world.
-  bool serves() const { return coordinator_ && coordinator_->books().size() > 1; }
-  // Rank 0, done with its own work: whether others may still go on in process sets without it.
+  bool serves() const { return coordinator_ && !coordinator_->for_all_ranks(); }
+  // Rank 0, done with its own work: whether others may still go on without it, in process sets or
+  // sends.
   bool awaited() const;
   // Rank 0: all ranks change to these settings, between the same two rounds.
   void tune(const Tunables& tunables) { coordinator_->tune(tunables); }

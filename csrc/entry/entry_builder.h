@@ -40,6 +40,11 @@ class EntryBuilder {
     entry_->request.root = rank;
     return *this;
   }
+  // A send's two ranks. Its tensors count by their elements alone, whatever their shapes.
+  EntryBuilder& ends(int source, int destination) {
+    entry_->request.ranks = {source, destination};
+    return *this;
+  }
   EntryBuilder& splits(std::vector<std::int64_t> rows) {
     entry_->request.splits = std::move(rows);
     return *this;

@@ -133,6 +133,21 @@ Status check_overlap(const Entry& entry) {
 
 }  // namespace
 
+// The local half of a send's checks: `rank` is one of the two.
+Status check_send(const Request& request, const Group& group, int rank) {
+  if (request.tensors.size() != 1) return invalid_call(request, "a send takes one tensor");
+  const bool sends = request.source() == rank;
+  const int peer = sends ? request.destination() : request.source();
+  if (peer == rank) {
+    return invalid_call(request, "a rank does not send to itself; copy the tensor");
+  }
+  if (group.index_of(peer) < 0) {
+    return invalid_call(request,
+                        "rank " + std::to_string(peer) + " is not a member of " + describe(group));
+  }
+  return Status();
+}
+
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
   if (std::max(request.name.size(), request.transaction.size()) > kMaxNameBytes) {
@@ -153,6 +168,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
     return invalid_call(request, "the root rank " + std::to_string(request.root) +
                                      " is not a member of " + describe(*group));
   }
+  if (request.is_send()) HVDLITE_RETURN_IF_ERROR(check_send(request, *group, rank));
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
     return invalid_call(request, "prescale and postscale factors are finite numbers");
   }

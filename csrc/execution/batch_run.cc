@@ -60,6 +60,8 @@ Status BatchRun::execute_kind() {
       return alltoall();
     case Kind::kReducescatter:
       return reducescatter();
+    case Kind::kSend:
+      return send();
     case Kind::kJoin:
       parts_.gpus.forget_parts();
       first().entry->completion->last_joined = first().last_joined;

@@ -23,7 +23,8 @@
 
 namespace hvdlite {
 
-// Who takes part in a batch: the members of its process set that have not joined.
+// Who takes part in a batch: the members of its process set that have not joined; of sends the two
+// ranks of the first one.
 struct Members {
   Group group;
   Presence present;  // by position in the set
@@ -82,6 +83,7 @@ class BatchRun {
   Status reducescatter();
   Status alltoall();
   Status broadcast();
+  Status send();
   // Makes room for the entry's next result, on the device of its tensor.
   Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
 

@@ -1,4 +1,5 @@
-// The collectives of rows of a BatchRun, whose results are the engine's own memory, and broadcast.
+// The collectives of rows of a BatchRun, whose results are the engine's own memory, and those that
+// only copy: broadcasts and sends.
 #include <new>
 #include <numeric>
 
@@ -128,6 +129,22 @@ Status BatchRun::alltoall() {
                       {output.value(), total},
                       received};
   return plane_of(tensor.device).alltoall(call, patience_);
+}
+
+Status BatchRun::send() {
+  std::vector<Transfer> transfers;
+  for (const TensorRef& ref : batch_.tensors) {
+    const Entry& entry = entry_of(ref);
+    const Request& request = entry.request;
+    const std::uint64_t bytes = request.tensors[ref.tensor].bytes();
+    if (request.source() == parts_.rank) {
+      transfers.push_back({request.destination(), bytes_of(entry.inputs[ref.tensor], bytes), {}});
+    } else {
+      auto* output = static_cast<std::byte*>(entry.outputs[ref.tensor]);
+      transfers.push_back({request.source(), {}, {output, bytes}});
+    }
+  }
+  return plane_of(batch_.device).transfer(transfers, patience_);
 }
 
 Status BatchRun::broadcast() {

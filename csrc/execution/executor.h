@@ -33,7 +33,7 @@ class Executor {
   }
 
  private:
-  // The members of the batch's process set that take part; `agreed` is of the batch.
+  // Who takes part in the batch; `agreed` is its first entry.
   const Members& members_of(const Batch& batch, const Agreed& agreed);
   // `left`: by entry of the round, its tensors that are not done yet.
   void finish_batch(const Batch& batch, const Members& members, std::vector<Agreed>& round,
@@ -41,6 +41,9 @@ class Executor {
   void fail_batch(const Batch& batch, std::vector<Agreed>& round, const Status& why);
   // executor_commit.cc, elastic jobs: hands out what is due, set by set.
   Status commit();
+  // Returns when both ranks have called it.
+  Status meet(const Group& pair);
+  Patience patience() const { return patience_of(parts_.config.collective_timeout); }
   // The set is gone: its transactions that are not committed fail.
   void drop_set(std::uint32_t set);
   // Waits until the device has made the results of these entries.
@@ -50,6 +53,7 @@ class Executor {
   std::int64_t threshold_;  // bytes, of a batch
   BatchBuffers buffers_;
   std::map<std::uint32_t, Members> members_;  // by process set, as of its last batch
+  Members pair_;                              // of the last batch of sends
 };
 
 }  // namespace hvdlite

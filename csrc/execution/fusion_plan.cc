@@ -37,6 +37,22 @@ Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {
   return batch;
 }
 
+void add_send(std::vector<Batch>& batches, const Agreed& agreed, std::size_t index) {
+  const std::vector<TensorShape>& tensors = agreed.entry->request.tensors;
+  const bool on_host = std::all_of(tensors.begin(), tensors.end(), [](const TensorShape& tensor) {
+    return tensor.device == DeviceType::kHost;
+  });
+  const DeviceType device = on_host ? DeviceType::kHost : DeviceType::kGpu;
+  const bool follows = on_host && !batches.empty() && batches.back().kind == Kind::kSend &&
+                       batches.back().device == DeviceType::kHost &&
+                       batches.back().tensors.back().agreed + 1 == index;
+  if (!follows) batches.push_back(make_batch(agreed, DataType::kUint8, device));
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    batches.back().bytes += tensors[t].wire_bytes();
+    batches.back().tensors.push_back({index, t});
+  }
+}
+
 }  // namespace
 
 std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold) {
@@ -44,6 +60,10 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
   std::map<Likeness, std::vector<std::size_t>> open_batches;  // that may have room, oldest first
   for (std::size_t i = 0; i < round.size(); ++i) {
     const Request& request = round[i].entry->request;
+    if (request.is_send()) {
+      add_send(batches, round[i], i);
+      continue;
+    }
     if (request.kind != Kind::kAllreduce) {
       batches.push_back(make_batch(round[i], DataType::kUint8, DeviceType::kHost));
       for (std::size_t t = 0; t < request.tensors.size(); ++t) {

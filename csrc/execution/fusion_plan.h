@@ -5,7 +5,9 @@
 // larger than the threshold is a batch of its own. By Adasum the tensors of one entry travel
 // together whatever their size, and with no others: so bits never depend on what happens to be
 // fused. A batch keeps the place of its first tensor, so batches of different process sets stay in
-// the coordinator's order. Every other collective is a batch of its own.
+// the coordinator's order. Sends of tensors in host memory that follow each other are one batch,
+// and move at the same time; but never with anything between them, for which other ranks might
+// wait. Everything else is a batch of its own.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +25,14 @@ struct TensorRef {
 struct Batch {
   Kind kind = Kind::kAllreduce;
   ElementTypes types = DataType::kFloat32;
-  DeviceType device = DeviceType::kHost;  // all-reduce: of all tensors
+  DeviceType device = DeviceType::kHost;  // all-reduce, send: of all tensors
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;
   std::uint32_t process_set = 0;
-  std::uint32_t generation = 0;    // of its group
-  std::uint64_t bytes = 0;         // that travel
-  std::vector<TensorRef> tensors;  // all-reduce: at least one; otherwise all of one entry
+  std::uint32_t generation = 0;  // of its group
+  std::uint64_t bytes = 0;       // that travel
+  // All-reduce: at least one; sends: all of one or more entries; otherwise all of one entry.
+  std::vector<TensorRef> tensors;
 };
 
 std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t threshold);

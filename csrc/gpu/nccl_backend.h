@@ -37,6 +37,7 @@ class NcclBackend : public DeviceBackend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
+  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
   Result<FiniteWord> look_for_nonfinite() override;
   Status poll() override { return communicator_->poll(); }

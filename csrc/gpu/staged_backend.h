@@ -23,6 +23,7 @@ class StagedBackend : public DeviceBackend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
+  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Result<FiniteWord> look_for_nonfinite() override {
     return nonfinite_ = std::make_shared<std::uint32_t>(0);
   }

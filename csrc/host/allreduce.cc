@@ -109,9 +109,9 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
     scatter.push_back({layout.peers[h], part(h), {incoming, own_part.size()}});
     gather.push_back({layout.peers[h], own_part, part(h)});
   }
-  HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(scatter, batch.patience, kAllreduce));
+  HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(scatter, batch.patience, kAllreduce));
   finish(batch, part_of(slice, batch.element_bytes, hosts, layout.host), sources, own_part.data());
-  HVDLITE_RETURN_IF_ERROR(plane_.exchange_between_hosts(gather, batch.patience, kAllreduce));
+  HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(gather, batch.patience, kAllreduce));
   copy_out(batch, slice, buffer + chunk.offset(slice));
   return Status();
 }

@@ -69,7 +69,7 @@ Status publish_chunk(HostPlane& plane, const HostLayout& layout, const Step& ste
   } else {
     transfers.push_back({chunk.root, {}, buffer});
   }
-  HVDLITE_RETURN_IF_ERROR(plane.exchange_between_hosts(transfers, step.patience, kBroadcast));
+  HVDLITE_RETURN_IF_ERROR(plane.exchange_with_ranks(transfers, step.patience, kBroadcast));
   if (!is_root) staging.publish(step);
   return Status();
 }
@@ -164,7 +164,7 @@ Status swap_between_hosts(HostPlane& plane, const HostLayout& layout, const Outg
       transfers.push_back({rank, outgoing.of(rank), incoming.of(rank)});
     }
   }
-  return plane.exchange_between_hosts(transfers, patience, kAlltoall);
+  return plane.exchange_with_ranks(transfers, patience, kAlltoall);
 }
 
 }  // namespace
@@ -221,7 +221,7 @@ Status host_barrier(HostPlane& plane, const HostLayout& layout, Patience patienc
       if (h == layout.host) continue;
       transfers.push_back({layout.hosts[h][0], {&sent, 1}, {&received[h], 1}});
     }
-    HVDLITE_RETURN_IF_ERROR(plane.exchange_between_hosts(transfers, patience, kBarrier));
+    HVDLITE_RETURN_IF_ERROR(plane.exchange_with_ranks(transfers, patience, kBarrier));
   }
   staging.reduced(step);
   HVDLITE_RETURN_IF_ERROR(staging.await_reduced(step, 1));

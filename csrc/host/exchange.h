@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/deadline.h"
 #include "base/status.h"
 #include "transport/channel.h"
@@ -14,14 +15,8 @@
 
 namespace hvdlite {
 
-// What goes to and comes from one rank; either may be empty. The memory is borrowed.
-struct Transfer {
-  int rank = -1;
-  std::span<const std::byte> outgoing;
-  std::span<std::byte> incoming;
-};
-
-// Completes all transfers, at most one per rank, and uses them up. `channels` are those of all
+// Completes all transfers, and uses them up; those with one rank move one after the other, each way
+// by itself. `channels` are those of all
 // ranks, by rank. Errors name the rank: kRankFailed, or kTimeout when it made no progress for
 // `patience`. Thread: the engine's runner.
 Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,

@@ -31,6 +31,11 @@ Status HostBackend::reducescatter(const Reducescatter& call, Patience patience) 
   return reducescatter_.run(layouts_.of(call.group), call, patience);
 }
 
+Status HostBackend::transfer(std::span<const Transfer> transfers, Patience patience) {
+  std::vector<Transfer> left(transfers.begin(), transfers.end());
+  return plane_.exchange_with_ranks(left, patience, "a send");
+}
+
 Status HostBackend::barrier(const Group& group, Patience patience) {
   return host_barrier(plane_, layouts_.of(group), patience);
 }

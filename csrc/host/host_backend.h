@@ -28,6 +28,7 @@ class HostBackend : public Backend {
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;
+  Status transfer(std::span<const Transfer> transfers, Patience patience) override;
   Status barrier(const Group& group, Patience patience) override;
   void tune(const Tunables& tunables) override { plane_.tune(tunables); }
   void forget(const Group& group) override { layouts_.forget(group); }

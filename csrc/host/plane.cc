@@ -33,8 +33,8 @@ Result<std::uint64_t> HostPlane::share_bytes(const HostLayout& layout, std::size
   return room / parts / kCutBytes * kCutBytes;
 }
 
-Status HostPlane::exchange_between_hosts(std::vector<Transfer>& transfers, Patience patience,
-                                         const char* operation) {
+Status HostPlane::exchange_with_ranks(std::vector<Transfer>& transfers, Patience patience,
+                                      const char* operation) {
   if (transfers.empty()) return Status();
   const TraceSpan traced = part("exchange");
   return exchange(fabric_.data, *fabric_.waiter, transfers, patience, operation);

@@ -44,9 +44,9 @@ class HostPlane {
   template <typename Publish, typename Take>
   Status pipeline(const HostLayout& layout, Patience patience, const char* operation,
                   std::uint64_t steps, Publish publish, Take take);
-  // Completes the transfers with ranks of other hosts, at most one per rank; they are used up.
-  Status exchange_between_hosts(std::vector<Transfer>& transfers, Patience patience,
-                                const char* operation);
+  // Completes the transfers, as exchange() does; they are used up.
+  Status exchange_with_ranks(std::vector<Transfer>& transfers, Patience patience,
+                             const char* operation);
 
  private:
   Fabric& fabric_;

@@ -142,8 +142,7 @@ Status HostReducescatter::reduce_across_hosts(const Scatter& scatter, std::uint6
     const auto server = static_cast<std::size_t>(layout.locals.index) % layout.hosts[h].size();
     add_incoming(transfers, layout.hosts[h][server], {incoming, part_bytes});
   }
-  HVDLITE_RETURN_IF_ERROR(
-      plane_.exchange_between_hosts(transfers, scatter.patience, kReducescatter));
+  HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(transfers, scatter.patience, kReducescatter));
   if (part_bytes == 0) return Status();
   scatter.reduction.finish(sources, scatter.output(part), part.count(),
                            scatter.call.piece.postscale);

@@ -34,14 +34,32 @@ std::vector<std::int64_t> rows_of(const Coordinator::Tally& tally) {
 
 // Returns why this is a request that no honest rank submits, because it refuses it at the call;
 // nothing otherwise. Functions further down rely on this check.
-std::optional<std::string> describe_impossible(const Request& request, const Group& group) {
+std::optional<std::string> describe_impossible(int rank, const Request& request,
+                                               const Group& group) {
   if (request.kind == Kind::kBroadcast && group.index_of(request.root) < 0) {
     return "its root, rank " + std::to_string(request.root) + ", is not a member of " +
            describe(group);
   }
+  if (request.is_send() &&
+      (request.tensors.size() != 1 || request.source() == request.destination() ||
+       group.index_of(request.source()) < 0 || group.index_of(request.destination()) < 0 ||
+       !request.concerns(rank))) {
+    return "a send is of one tensor, between two members of " + describe(group);
+  }
   const bool of_the_world = request.kind == Kind::kJoin || request.changes_process_sets();
   if (of_the_world && group.id != 0) return "it is for the world, not for " + describe(group);
   return std::nullopt;
+}
+
+// What says to whom a response goes, and what it answers.
+Request named(const Request& request) {
+  Request name;
+  name.process_set = request.process_set;
+  name.name = request.name;
+  if (!request.is_send()) return name;
+  name.kind = request.kind;
+  name.ranks = request.ranks;
+  return name;
 }
 
 std::string has_joined(int rank) { return "rank " + std::to_string(rank) + ", which has joined"; }
@@ -70,7 +88,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
                                              std::to_string(request.process_set) +
                                              ", of which it is not a member");
   }
-  if (auto text = describe_impossible(request, found->second.group)) {
+  if (auto text = describe_impossible(rank, request, found->second.group)) {
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted " +
                                              describe(request) + ", but " + *text);
   }
@@ -81,6 +99,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   Book& book = found->second;
   activity_[rank] = {request.name, now};
   if (request.kind == Kind::kJoin) join(rank);
+  sends_ = sends_ || request.is_send();
   if (fail_late_change(rank, request)) return Status();
   const std::uint64_t tallied = tallied_;
   Tally& tally = open(book, rank, request, now);
@@ -97,17 +116,16 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   if (request.rows_differ() && tally.refusal.ok()) tally.differing[index] = request;
   if (fail_removal(rank, request, book)) return Status();
-  const std::string name = request.name;
   if (tally.missing == 0 || fail_if_left(book, tally)) {
-    auto node = book.tallies.extract(name);
+    auto node = book.tallies.extract(request.key());
     --waiting_;
-    if (node.mapped().missing == 0) respond(book, name, std::move(node.mapped()));
+    if (node.mapped().missing == 0) respond(book, std::move(node.mapped()));
   }
   return Status();
 }
 
 Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& request, TimePoint now) {
-  const auto [at, is_new] = book.tallies.try_emplace(request.name);
+  const auto [at, is_new] = book.tallies.try_emplace(request.key());
   Tally& tally = at->second;
   if (!is_new) return tally;
   const std::vector<int>& members = book.group.ranks;
@@ -115,15 +133,17 @@ Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& reque
   tally.request = request;
   tally.first_rank = rank;
   tally.submitted.resize(members.size());
-  tally.missing = members.size();
-  if (request.kind != Kind::kJoin) {
-    tally.missing -=
-        std::count_if(members.begin(), members.end(), [&](int member) { return joined_[member]; });
-  }
+  tally.missing = static_cast<std::size_t>(std::count_if(
+      members.begin(), members.end(), [&](int member) { return awaits(tally, member); }));
   if (request.rows_differ()) tally.differing.resize(members.size());
   tally.since = tally.warned = now;
   ++waiting_;
   return tally;
+}
+
+bool Coordinator::awaits(const Tally& tally, int rank) const {
+  const Request& request = tally.request;
+  return request.concerns(rank) && (request.kind == Kind::kJoin || !joined_[rank]);
 }
 
 std::vector<int> Coordinator::submitters(const Book& book, const Tally& tally) {
@@ -138,8 +158,7 @@ std::vector<int> Coordinator::missing_ranks(const Book& book, const Tally& tally
   std::vector<int> ranks;
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
     const int rank = book.group.ranks[i];
-    const bool awaited = tally.request.kind == Kind::kJoin || !joined_[rank];
-    if (!tally.submitted[i] && awaited) ranks.push_back(rank);
+    if (!tally.submitted[i] && awaits(tally, rank)) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -152,12 +171,11 @@ void Coordinator::join(int rank) {
     for (auto at = book.tallies.begin(); index >= 0 && at != book.tallies.end();) {
       const auto current = at++;
       Tally& tally = current->second;
-      if (tally.request.kind == Kind::kJoin || tally.submitted[index] || --tally.missing > 0) {
-        continue;
-      }
+      const bool awaited = tally.request.kind != Kind::kJoin && tally.request.concerns(rank);
+      if (!awaited || tally.submitted[index] || --tally.missing > 0) continue;
       auto node = book.tallies.extract(current);
       --waiting_;
-      respond(book, node.key(), std::move(node.mapped()));
+      respond(book, std::move(node.mapped()));
     }
   }
 }
@@ -188,8 +206,7 @@ void Coordinator::leave(int rank, std::uint64_t collectives) {
 bool Coordinator::fail_if_left(const Book& book, const Tally& tally) {
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
     const int rank = book.group.ranks[i];
-    const bool awaited = tally.request.kind == Kind::kJoin || !joined_[rank];
-    if (tally.submitted[i] || !left_[rank] || !awaited) continue;
+    if (tally.submitted[i] || !left_[rank] || !awaits(tally, rank)) continue;
     respond_error(tally, left_early(rank, *left_[rank], describe(tally.request) + " waits for it"));
     return true;
   }
@@ -236,6 +253,13 @@ Status Coordinator::refuse(const Book& book, const Tally& tally) {
                       " and gives nothing any more; name a root that still takes part",
                   request.root);
   }
+  for (std::size_t i = 0; i < ranks.size() && request.is_send(); ++i) {
+    if (!request.concerns(ranks[i]) || tally.submitted[i]) continue;
+    return Status(StatusCode::kInvalidArgument,
+                  describe(request) + ": " + has_joined(ranks[i]) +
+                      ", neither sends nor receives any more; end all transfers before join()",
+                  ranks[i]);
+  }
   for (std::size_t i = 0; i < ranks.size() && request.kind == Kind::kAlltoall; ++i) {
     if (!tally.submitted[i]) continue;
     const Request& own = tally.differing[i];
@@ -278,21 +302,20 @@ void Coordinator::cut_round() {
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::respond(Book& book, const std::string& name, Tally tally) {
+void Coordinator::respond(Book& book, Tally tally) {
   if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
   if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
   if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   Response response;
-  if (Status noted = note_absent(book, tally, response); !noted.ok()) {
-    return respond_error(tally, std::move(noted));
-  }
+  // Who has joined is nothing to the two ranks of a send.
+  Status noted = tally.request.is_send() ? Status() : note_absent(book, tally, response);
+  if (!noted.ok()) return respond_error(tally, std::move(noted));
   if (observer_ != nullptr) observer_->answered(tally.number, Status());
   const std::string key = tally.request.key();
   if (const auto id = cache_.find(key, tally.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;
-    response.request.process_set = static_cast<std::uint32_t>(book.group.id);
-    response.request.name = name;
+    response.request = named(tally.request);
   } else {
     response.form = Response::Form::kFull;
     if (tally.request.cacheable()) response.cache_id = cache_.assign(key);
@@ -316,8 +339,7 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   if (observer_ != nullptr) observer_->answered(tally.number, error);
   Response response;
   response.form = Response::Form::kError;
-  response.request.process_set = tally.request.process_set;
-  response.request.name = tally.request.name;
+  response.request = named(tally.request);
   response.error = std::move(error);
   responses_.push_back(std::move(response));
 }

@@ -1,7 +1,8 @@
 // Decides when a collective may start: a pure state machine, one per world, on rank 0.
 //
 // Words: each process set has a *book* of tallies. A *tally* counts which members of the set have
-// submitted a name. When the last one has, the coordinator appends one *response* to the list that
+// submitted a name (of a send: which of its two ranks; the other members know nothing of it). When
+// the last one has, the coordinator appends one *response* to the list that
 // all members get, in one order for all sets: so two ranks can never wait for each other in
 // collectives of two different sets. Ranks that disagree all get the same error instead. A rank
 // that has joined is not waited for any more: responses name it absent, until all ranks have
@@ -42,7 +43,7 @@ class Coordinator {
     Request request;           // as the first rank submitted it
     int first_rank = -1;
     Presence submitted;
-    std::size_t missing = 0;         // members that have neither submitted nor joined
+    std::size_t missing = 0;         // members concerned that have neither submitted nor joined
     std::vector<Request> differing;  // where rows_differ(): by position in the set
     Status refusal;                  // the first disagreement
     TimePoint since;
@@ -54,7 +55,7 @@ class Coordinator {
   };
   struct Book {
     Group group;
-    std::unordered_map<std::string, Tally> tallies;  // by name
+    std::unordered_map<std::string, Tally> tallies;  // by Request::key()
     std::vector<int> absent;                         // of the last response
     std::uint32_t generation = 0;                    // of the group without them
     std::vector<bool> removing;  // members that remove the set, by position; empty: none does
@@ -104,16 +105,20 @@ class Coordinator {
   // have joined: a join waits only for ranks that do nothing at all.
   TimePoint idle_since(const Book& book, const Tally& tally) const;
   bool idle() const { return waiting_ == 0; }
+  // Whether all responses so far have been for all ranks: there is one process set, and no send.
+  bool for_all_ranks() const { return books_.size() == 1 && !sends_; }
   // The members that have submitted the tally; and those that it waits for.
   static std::vector<int> submitters(const Book& book, const Tally& tally);
   std::vector<int> missing_ranks(const Book& book, const Tally& tally) const;
 
  private:
+  // Whether the tally waits for this member of its set, unless the member has submitted it.
+  bool awaits(const Tally& tally, int rank) const;
   // Returns the rank's tally for the request, a new one where it is the first to ask.
   Tally& open(Book& book, int rank, const Request& request, TimePoint now);
   // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank);
-  void respond(Book& book, const std::string& name, Tally tally);
+  void respond(Book& book, Tally tally);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const Book& book, const Tally& tally);
   // Names the absent ranks in the response. kInternal when generations have run out.
@@ -147,6 +152,7 @@ class Coordinator {
   std::vector<std::optional<std::uint64_t>> left_;  // by rank: collectives it had finished
   std::vector<bool> joined_;                        // by rank
   int last_joined_ = -1;
+  bool sends_ = false;        // some request was a send
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
   std::size_t waiting_ = 0;                               // tallies in all books

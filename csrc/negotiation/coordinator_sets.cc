@@ -77,7 +77,9 @@ void Coordinator::respond_change(Tally tally) {
 }
 
 void Coordinator::fail_change(const std::string& name, const Status& error) {
-  auto node = books_.at(0).tallies.extract(name);
+  Request change;
+  change.name = name;
+  auto node = books_.at(0).tallies.extract(change.key());
   const Tally& tally = node.mapped();
   --waiting_;
   respond_error(tally, error);
@@ -110,7 +112,9 @@ bool Coordinator::fail_removal(int rank, const Request& request, Book& book) {
   for (auto at = affected->tallies.begin(); at != affected->tallies.end();) {
     int remover = -1;
     for (std::size_t i = 0; i < affected->group.ranks.size(); ++i) {
-      if (affected->removing[i] && !at->second.submitted[i]) remover = affected->group.ranks[i];
+      const int member = affected->group.ranks[i];
+      const bool awaited = at->second.request.concerns(member) && !at->second.submitted[i];
+      if (affected->removing[i] && awaited) remover = member;
     }
     if (remover < 0) {
       ++at;
@@ -120,7 +124,8 @@ bool Coordinator::fail_removal(int rank, const Request& request, Book& book) {
       error = Status(StatusCode::kMismatch,
                      "rank " + std::to_string(remover) + " removes " + describe(affected->group) +
                          ", but " + std::string(name_of(at->second.request.kind)) + " '" +
-                         at->first + "' of rank " + std::to_string(at->second.first_rank) +
+                         at->second.request.name + "' of rank " +
+                         std::to_string(at->second.first_rank) +
                          " waits for it there; every rank removes a set at the same point");
     }
     respond_error(at->second, error);
@@ -129,9 +134,10 @@ bool Coordinator::fail_removal(int rank, const Request& request, Book& book) {
   }
   if (error.ok()) return false;
   std::vector<std::string> removals;
-  for (const auto& [name, tally] : books_.at(0).tallies) {
+  for (const auto& [key, tally] : books_.at(0).tallies) {
     const bool removal = tally.request.kind == Kind::kRemoveProcessSet;
-    if (removal && same(affected->group.ranks, tally.request.ranks)) removals.push_back(name);
+    if (!removal || !same(affected->group.ranks, tally.request.ranks)) continue;
+    removals.push_back(tally.request.name);
   }
   for (const std::string& name : removals) fail_change(name, error);
   return true;

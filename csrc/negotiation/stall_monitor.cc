@@ -34,7 +34,7 @@ struct Wait {
 std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& ranks,
                               const std::vector<int>& awaited) {
   for (const auto& [id, book] : coordinator.books()) {
-    for (const auto& [name, tally] : book.tallies) {
+    for (const auto& [key, tally] : book.tallies) {
       const int rank = common(ranks, Coordinator::submitters(book, tally));
       const int other = common(awaited, coordinator.missing_ranks(book, tally));
       if (rank >= 0 && other >= 0) return Wait{rank, other, &tally.request};
@@ -54,14 +54,14 @@ std::string describe_wait(const Wait& wait) {
 void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
   std::vector<std::pair<std::string, Status>> failures;
   const Coordinator::Book& book = coordinator_.books().at(0);
-  for (const auto& [name, tally] : book.tallies) {
+  for (const auto& [key, tally] : book.tallies) {
     if (!tally.request.changes_process_sets()) continue;
     if (seconds_between(tally.since, now) < warning_) continue;
     // A change blocks the rank that makes it, so this can never end.
     const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
                                 Coordinator::submitters(book, tally));
     if (!wait) continue;
-    failures.emplace_back(name,
+    failures.emplace_back(tally.request.name,
                           Status(StatusCode::kMismatch,
                                  std::string(name_of(tally.request.kind)) + ": rank " +
                                      std::to_string(wait->awaited) + " waits in it for rank " +
@@ -78,7 +78,7 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
   std::string fatal;
   int accused = -1;
   for (auto& [id, book] : coordinator_.books()) {
-    for (auto& [name, tally] : book.tallies) {
+    for (auto& [key, tally] : book.tallies) {
       const Coordinator::TimePoint since = coordinator_.idle_since(book, tally);
       if (shutdown_ > 0 && seconds_between(since, now) >= shutdown_ && fatal.empty()) {
         fatal = describe_stall(book, tally, now) + "; stall_shutdown is " +
@@ -134,6 +134,11 @@ std::string StallMonitor::describe_mutual_wait(const Coordinator::Book& book,
   const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
                               Coordinator::submitters(book, tally));
   if (!wait) return "";
+  if (tally.request.is_send() && wait->request->is_send()) {
+    return "; " + describe_wait(*wait) +
+           ": ranks that send to each other submit both transfers before they wait, with "
+           "hvd.send_async() or hvd.recv_async()";
+  }
   return "; " + describe_wait(*wait) +
          ": if ranks have different numbers of steps, end the loop on every rank with hvd.join()";
 }

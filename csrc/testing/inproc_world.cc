@@ -53,7 +53,9 @@ void connect(Fabric& a, Fabric& b) {
     of_b[rank_a] = std::make_unique<InprocChannel>(rank_a, 1, shared, b.bells[rank_a]);
   };
   link(a.control, b.control);
-  if (!a.topology.same_host(rank_b)) link(a.data, b.data);
+  if (!a.topology.same_host(rank_b)) return link(a.data, b.data);
+  a.data[rank_b] = make_ring_channel(a, rank_b);
+  b.data[rank_a] = make_ring_channel(b, rank_a);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ class ByteRing {
         data_(memory + sizeof(Counters)),
         capacity_(capacity) {}
 
+  std::size_t capacity() const { return capacity_; }
   // Writer only. Returns the number of bytes that fitted.
   Result<std::size_t> write(std::span<const std::byte> bytes);
   // Reader only. Returns the number of bytes that it read; `was_full` is set when the writer may be

@@ -1,10 +1,10 @@
 // A reliable, ordered, full-duplex stream of bytes between this rank and one peer. The fabric owns
 // all channels of a rank.
 //
-// Two planes use channels: the control plane (negotiation; one channel per peer) and, between
-// hosts, the data plane (a second channel per peer). Implementations: shm_channel (two rings in
-// shared memory plus a Unix socket that closes when the peer dies), tcp_channel, inproc_channel
-// (threads as ranks).
+// Two planes use channels: the control plane (negotiation) and the data plane; each has one per
+// peer. Implementations: tcp_channel; on one host shm_channel for control (two rings in shared
+// memory plus a Unix socket that closes when the peer dies) and ring_channel for data (two more
+// rings, which rely on the control channel for that); inproc_channel (threads as ranks).
 //
 // Thread: only the engine's runner uses a channel. No call blocks. A writer wakes the reader's
 // Waiter; on a TCP channel the data itself does so.

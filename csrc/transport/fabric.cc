@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "os/cpu.h"
+#include "transport/ring_channel.h"
 #include "transport/shm_channel.h"
 #include "transport/tcp_channel.h"
 
@@ -64,6 +65,7 @@ Status add_local_peer(Fabric& fabric, PeerLink& link) {
       peer, ByteRing(fabric.own_segment->inbound_ring(topology.local_index(peer)), capacity),
       ByteRing(segment.value()->inbound_ring(topology.local_index(topology.rank)), capacity),
       fabric.bells[peer], std::move(link.control));
+  fabric.data[peer] = make_ring_channel(fabric, peer);
   return Status();
 }
 
@@ -105,6 +107,16 @@ void Fabric::close() {
     if (control[peer]) control[peer]->close();
     if (data[peer]) data[peer]->close();
   }
+}
+
+std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer) {
+  const Topology& topology = fabric.topology;
+  const auto ring = [](const Segment& segment, int local_index) {
+    return ByteRing(segment.data_ring(local_index), segment.layout().data_ring_bytes);
+  };
+  return std::make_unique<RingChannel>(
+      peer, ring(*fabric.own_segment, topology.local_index(peer)),
+      ring(*fabric.segments[peer], topology.local_index(topology.rank)), fabric.bells[peer]);
 }
 
 Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, Fd own_segment, Fd own_bell,

@@ -41,7 +41,7 @@ struct Fabric {
   std::vector<Bell> bells;                         // by rank; rings do nothing for other hosts
   std::vector<Fd> bell_fds;                        // owners behind `bells`
   std::vector<std::unique_ptr<Channel>> control;   // by rank; null for self
-  std::vector<std::unique_ptr<Channel>> data;      // by rank; null for self and this host
+  std::vector<std::unique_ptr<Channel>> data;      // by rank; null for self
   std::unique_ptr<Waiter> waiter;                  // last, so destroyed first
 
   // Makes the waiter, which sleeps on this eventfd and shows that in `own_segment`.
@@ -53,6 +53,9 @@ struct Fabric {
   // Closes all channels, so that every peer sees that this rank has gone. Idempotent.
   void close();
 };
+
+// Makes the data channel to a peer of this host, whose segment and bell the fabric has.
+std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer);
 
 // Makes the fabric of a rank in a process of its own. `own_segment` is the memfd that
 // Segment::create() made for this rank's local size. kInternal when a system call fails,

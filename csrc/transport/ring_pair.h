@@ -1,7 +1,7 @@
-// The part that the two channels over rings (shm_channel, inproc_channel) share: one end of a pair
-// of rings, and the peer's bell. Threads and errors are those of channel.h. The caller finds out
-// whether the peer has `gone` before the ring is read, so that this rank sees all that the peer
-// wrote before it went.
+// The part that the channels over rings (shm_channel, ring_channel, inproc_channel) share: one end
+// of a pair of rings, and the peer's bell. Threads and errors are those of channel.h. The caller
+// finds out whether the peer has `gone` before the ring is read, so that this rank sees all that
+// the peer wrote before it went.
 #pragma once
 
 #include "transport/byte_ring.h"

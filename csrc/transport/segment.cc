@@ -8,15 +8,17 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x68766c6974653031;  // "hvlite01"
+constexpr std::uint64_t kMagic = 0x68766c6974653032;  // "hvlite02"
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kRingBytes = 64 << 10;
+constexpr std::uint64_t kDataRingBytes = 256 << 10;
 constexpr std::uint64_t kLargestLocalSize = 4096;
 
 struct Header {
   std::uint64_t magic;
   std::uint64_t local_size;
   std::uint64_t ring_bytes;
+  std::uint64_t data_ring_bytes;
   std::uint64_t buffer_bytes;
   alignas(64) std::atomic<std::uint32_t> sleeping;
 };
@@ -26,8 +28,12 @@ static_assert(sizeof(Header) <= kRingsAt);
 
 std::uint64_t round_up(std::uint64_t value) { return (value + kPage - 1) / kPage * kPage; }
 
-std::uint64_t lanes_at(const SegmentLayout& layout) {
+std::uint64_t data_rings_at(const SegmentLayout& layout) {
   return kRingsAt + layout.local_size * ByteRing::footprint(layout.ring_bytes);
+}
+
+std::uint64_t lanes_at(const SegmentLayout& layout) {
+  return data_rings_at(layout) + layout.local_size * ByteRing::footprint(layout.data_ring_bytes);
 }
 
 std::uint64_t buffers_at(const SegmentLayout& layout) {
@@ -38,6 +44,7 @@ void write_header(const Mapping& mapping, const SegmentLayout& layout) {
   Header* header = new (mapping.data()) Header{};
   header->local_size = layout.local_size;
   header->ring_bytes = layout.ring_bytes;
+  header->data_ring_bytes = layout.data_ring_bytes;
   header->buffer_bytes = layout.buffer_bytes;
   header->magic = kMagic;
 }
@@ -52,6 +59,7 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   SegmentLayout layout;
   layout.local_size = static_cast<std::uint64_t>(local_size);
   layout.ring_bytes = kRingBytes;
+  layout.data_ring_bytes = kDataRingBytes;
   // At least one page, even when all chunks are smaller.
   layout.buffer_bytes = round_up(static_cast<std::uint64_t>(
       std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})));
@@ -75,10 +83,11 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   Result<Mapping> mapping = Mapping::shared(memfd, bytes.value());
   if (!mapping.ok()) return mapping.status();
   const auto* header = reinterpret_cast<const Header*>(mapping.value().data());
-  const SegmentLayout layout{header->local_size, header->ring_bytes, header->buffer_bytes};
+  const SegmentLayout layout{header->local_size, header->ring_bytes, header->data_ring_bytes,
+                             header->buffer_bytes};
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
-      layout.ring_bytes != kRingBytes || layout.buffer_bytes > bytes.value() ||
-      layout.total_bytes() != bytes.value()) {
+      layout.ring_bytes != kRingBytes || layout.data_ring_bytes != kDataRingBytes ||
+      layout.buffer_bytes > bytes.value() || layout.total_bytes() != bytes.value()) {
     return Status(
         StatusCode::kInternal,
         "a shared segment has another layout; run the same version of hvdlite on all ranks");
@@ -100,6 +109,11 @@ std::atomic<std::uint32_t>* Segment::sleeping() const {
 std::byte* Segment::inbound_ring(int local_index) const {
   return mapping_.data() + kRingsAt +
          static_cast<std::uint64_t>(local_index) * ByteRing::footprint(layout_.ring_bytes);
+}
+
+std::byte* Segment::data_ring(int local_index) const {
+  return mapping_.data() + data_rings_at(layout_) +
+         static_cast<std::uint64_t>(local_index) * ByteRing::footprint(layout_.data_ring_bytes);
 }
 
 Lane& Segment::lane(int index) const {

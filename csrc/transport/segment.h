@@ -2,6 +2,7 @@
 //
 //   header     magic, version, layout numbers, the sleeping flag of the owner's Waiter
 //   rings      one inbound byte ring per rank of the host (control channels; own index unused)
+//   data rings likewise, larger, for the data channels; memory that nobody uses costs nothing
 //   lanes      one cache line of counters per process set: written by the owner, read by peers
 //   buffers      two staging buffers for collectives, each `buffer_bytes` long, page-aligned
 //
@@ -38,8 +39,9 @@ struct alignas(64) Lane {
 
 struct SegmentLayout {
   std::uint64_t local_size = 1;
-  std::uint64_t ring_bytes = 0;    // capacity of one inbound ring
-  std::uint64_t buffer_bytes = 0;  // capacity of one staging buffer
+  std::uint64_t ring_bytes = 0;       // capacity of one inbound ring
+  std::uint64_t data_ring_bytes = 0;  // capacity of one of the data channels
+  std::uint64_t buffer_bytes = 0;     // capacity of one staging buffer
   std::uint64_t total_bytes() const;
   static SegmentLayout make(int local_size, const Config& config);
 };
@@ -57,6 +59,7 @@ class Segment {
   const SegmentLayout& layout() const { return layout_; }
   std::atomic<std::uint32_t>* sleeping() const;
   std::byte* inbound_ring(int local_index) const;  // memory of a ByteRing of layout().ring_bytes
+  std::byte* data_ring(int local_index) const;     // likewise, of layout().data_ring_bytes
   Lane& lane(int index) const;
   std::byte* staging_buffer(int index) const;
 

@@ -8,6 +8,7 @@ namespace {
 constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
 constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an empty name
 constexpr std::size_t kMinRequestBytes = 39;  // fixed fields, empty texts, no tensor
+constexpr std::size_t kEnds = 2;              // of a send
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
 Writer begin(FrameType type) {
@@ -56,6 +57,10 @@ void get_numbers(Reader& reader, std::vector<std::int64_t>& numbers) {
   for (std::int64_t& number : numbers) number = reader.get<std::int64_t>();
 }
 
+bool names_ranks(const Request& request) {
+  return request.changes_process_sets() || request.is_send();
+}
+
 void put_request(Writer& writer, const Request& request) {
   writer.put(request.kind);
   writer.put(request.op);
@@ -75,7 +80,7 @@ void put_request(Writer& writer, const Request& request) {
     writer.put_text(tensor.name);
     for (const std::int64_t dim : tensor.dims) writer.put(dim);
   }
-  put_numbers(writer, request.changes_process_sets() ? request.ranks : request.splits);
+  put_numbers(writer, names_ranks(request) ? request.ranks : request.splits);
 }
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
@@ -121,7 +126,8 @@ void get_request(Reader& reader, Request& request) {
     get_tensor(reader, tensor);
     if (reader.bad()) return;
   }
-  get_numbers(reader, request.changes_process_sets() ? request.ranks : request.splits);
+  get_numbers(reader, names_ranks(request) ? request.ranks : request.splits);
+  if (request.is_send() && request.ranks.size() != kEnds) reader.reject();
 }
 
 void put_status(Writer& writer, const Status& status) {
@@ -145,6 +151,8 @@ void get_tunables(Reader& reader, Tunables& tunables) {
   if (reader.get<std::uint8_t>() != kTunables.size()) return reader.reject();
   for (const Tunable& one : kTunables) tunables.*one.field = reader.get<std::int64_t>();
 }
+
+using Ranks = std::vector<std::int64_t>;
 
 std::vector<std::int64_t> numbers_of(const Response& response) {
   if (response.set_id >= 0) return {response.set_id};
@@ -174,6 +182,7 @@ void put_response(Writer& writer, const Response& response) {
     put_status(writer, response.error);
     writer.put(response.request.process_set);
     writer.put_text(response.request.name);
+    put_numbers(writer, response.request.is_send() ? response.request.ranks : Ranks());
     writer.put_text(response.error.message());
     return;
   }
@@ -207,6 +216,10 @@ void get_response(Reader& reader, Response& response) {
     const Status status = get_status(reader);
     response.request.process_set = reader.get<std::uint32_t>();
     response.request.name = reader.get_text(kMaxNameBytes);
+    get_numbers(reader, response.request.ranks);
+    const std::size_t ends = response.request.ranks.size();
+    if (ends != 0 && ends != kEnds) return reader.reject();
+    if (ends == kEnds) response.request.kind = Kind::kSend;
     response.error = Status(status.code(), reader.get_text(kMaxMessageBytes), status.failed_rank());
     return;
   }
@@ -223,8 +236,14 @@ bool complete(const Reader& reader) { return !reader.bad() && reader.at_end(); }
 std::string_view name_of(Kind kind) {
   constexpr std::string_view kNames[] = {
       "allreduce", "allgather",       "broadcast",          "barrier", "alltoall", "reducescatter",
-      "join",      "add_process_set", "remove_process_set", "commit"};
+      "join",      "add_process_set", "remove_process_set", "commit",  "send"};
   return kNames[static_cast<int>(kind)];
+}
+
+std::string Request::key() const {
+  const std::string set = std::to_string(process_set);
+  if (!is_send()) return set + ":" + name;
+  return set + ">" + std::to_string(source()) + ">" + std::to_string(destination()) + ":" + name;
 }
 
 std::uint64_t TensorShape::count() const {

@@ -8,15 +8,18 @@
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
 //              transaction:text count:u32 tensor[count] count:u32 split:i64[count]
-//              split: a rank where the request changes the process sets
+//              split: a rank where the request changes the process sets, or is a send: source and
+//              destination
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
 //                      | full:   id:u32 request count:u32 number:i64[count]
-//                      | error:  code:u8 rank:i32 set:u32 name:text message:text
+//                      | error:  code:u8 rank:i32 set:u32 name:text count:u32 end:i64[count]
+//                                message:text
 //                      | absent: generation:u32 count:u32 rank:i32[count]
 //                      | tune:   count:u8 value:i64[count]
 //                      | cut )
+//              end: of a send, source and destination
 //              number: first_dimensions; the one set_id, or the one last_joined rank, where the
 //              request changes the process sets, or is a join
 //              absent is not a response: it says who had joined, for the responses behind it; tune
@@ -67,8 +70,9 @@ enum class Kind : std::uint8_t {
   kAddProcessSet = 7,
   kRemoveProcessSet = 8,
   kCommit = 9,  // hands out the results of a transaction, see execution/commit_book.h
+  kSend = 10,   // from one rank to another; both of them submit it, and nobody else takes part
 };
-inline constexpr Kind kLastKind = Kind::kCommit;
+inline constexpr Kind kLastKind = Kind::kSend;
 inline constexpr std::string_view kJoinName = "#join";
 std::string_view name_of(Kind kind);
 
@@ -103,21 +107,28 @@ struct Request {
   // Alltoall: how many rows go to each member; empty: the same number to each. This is what the
   // rank says; describe_bad_splits() checks it.
   std::vector<std::int64_t> splits;
-  // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks.
+  // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks. A send:
+  // source and destination, which decoders and the engine's local checks have seen to.
   std::vector<std::int64_t> ranks;
 
   bool operator==(const Request&) const = default;
   bool changes_process_sets() const {
     return kind == Kind::kAddProcessSet || kind == Kind::kRemoveProcessSet;
   }
+  bool is_send() const { return kind == Kind::kSend; }
+  int source() const { return static_cast<int>(ranks[0]); }
+  int destination() const { return static_cast<int>(ranks[1]); }
+  // Whether a member of the process set takes part.
+  bool concerns(int rank) const { return !is_send() || rank == source() || rank == destination(); }
   // As tensors travel.
   std::uint64_t wire_bytes() const {
     std::uint64_t bytes = 0;
     for (const TensorShape& tensor : tensors) bytes += tensor.wire_bytes();
     return bytes;
   }
-  // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen.
-  std::string key() const { return std::to_string(process_set) + ":" + name; }
+  // Requests of ranks meet by (set, name), across kinds, so that a mix-up of kinds is seen; sends
+  // by (set, source, destination, name), so that different pairs of ranks may use one name.
+  std::string key() const;
   // Members may give different numbers of rows.
   bool rows_differ() const { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
@@ -125,7 +136,7 @@ struct Request {
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
 };
 
-// "allreduce 'layer1.weight'", for messages.
+// "allreduce 'layer1.weight'", "send 'x' from rank 0 to rank 1", for messages.
 std::string describe(const Request& request);
 
 struct Submit {
@@ -144,7 +155,8 @@ struct Response {
   };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
-  Request request;                      // kFull; kError: process_set and name only
+  // kFull; kError: process_set and name only, and of a send the kind and the ranks.
+  Request request;
   // kFull: the rows that come from each member, by position in the set: of an allgather tensor by
   // tensor; of an alltoall what this member receives (as the coordinator decides it, what every
   // member receives, member by member). Empty for the other kinds.

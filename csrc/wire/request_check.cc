@@ -37,6 +37,9 @@ std::optional<Difference> difference(const TensorShape& a, const TensorShape& b,
   if (a.device != b.device) {
     return Difference{"device", std::string(name_of(a.device)), std::string(name_of(b.device))};
   }
+  if (kind == Kind::kSend && a.dims != b.dims) {
+    return Difference{"number of elements", text_of(a.count()), text_of(b.count())};
+  }
   // Ranks give different first dimensions to an allgather and to an alltoall.
   const bool rows_differ = kind == Kind::kAllgather || kind == Kind::kAlltoall;
   const std::size_t skip = rows_differ && !a.dims.empty() && !b.dims.empty() ? 1 : 0;
@@ -84,7 +87,10 @@ std::int64_t count_present(const Presence& present) {
 
 std::string describe(const Request& request) {
   if (request.kind == Kind::kJoin) return "join()";
-  return std::string(name_of(request.kind)) + " '" + request.name + "'";
+  const std::string text = std::string(name_of(request.kind)) + " '" + request.name + "'";
+  if (!request.is_send()) return text;
+  return text + " from rank " + std::to_string(request.source()) + " to rank " +
+         std::to_string(request.destination());
 }
 
 std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int rank_b,

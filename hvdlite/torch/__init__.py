@@ -48,6 +48,7 @@ from hvdlite.torch.collectives.gather import (
 )
 from hvdlite.torch.collectives.handle import Handle, poll, synchronize
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
+from hvdlite.torch.collectives.transfers import recv, recv_async, send, send_async
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
@@ -90,8 +91,12 @@ __all__ = [
     "grouped_reducescatter_async",
     "join",
     "poll",
+    "recv",
+    "recv_async",
     "reducescatter",
     "reducescatter_async",
+    "send",
+    "send_async",
     "sparse_allreduce_async",
     "synchronize",
 ]

@@ -140,6 +140,59 @@ TEST(backends_broadcast_from_every_root) {
   });
 }
 
+TEST(backends_transfer_between_every_two_ranks_both_ways) {
+  for_every_world([](int size, int rank, Backend& backend, const Group&) {
+    for (int low = 0; low < size; ++low) {
+      for (int high = low + 1; high < size; ++high) {
+        if (rank != low && rank != high) continue;
+        const int peer = rank == low ? high : low;
+        for (const std::size_t bytes : {0, 1, 5000, 700001}) {
+          const std::vector<std::byte> out(bytes, static_cast<std::byte>(rank + 1));
+          std::vector<std::byte> in(bytes);
+          const Transfer both{peer, out, in};
+          CHECK_OK(backend.transfer({&both, 1}, kPatience));
+          CHECK(in == std::vector<std::byte>(bytes, static_cast<std::byte>(peer + 1)));
+          const Transfer one_way = rank == low ? Transfer{peer, out, {}} : Transfer{peer, {}, in};
+          CHECK_OK(backend.transfer({&one_way, 1}, kPatience));
+          if (rank == high)
+            CHECK(in == std::vector<std::byte>(bytes, static_cast<std::byte>(low + 1)));
+        }
+      }
+    }
+  });
+}
+
+TEST(backends_of_hosts_move_transfers_with_one_rank_in_order_however_they_are_cut) {
+  for (const Hosts& hosts : {Hosts{0, 0, 0}, Hosts{0, 1, 2}}) {
+    run_hosts(hosts, [](int rank, Backend& backend, const Group&) {
+      constexpr int kEach = 12;
+      std::vector<std::vector<std::byte>> memory;
+      memory.reserve(4 * kEach);  // transfers point into it
+      std::vector<Transfer> transfers;
+      for (int i = 0; i < kEach; ++i) {
+        for (int peer = 0; peer < 3; ++peer) {
+          if (peer == rank) continue;
+          const std::size_t bytes = static_cast<std::size_t>(i % 4) * 100000 + 3;
+          auto& out = memory.emplace_back(bytes, static_cast<std::byte>(10 * i + rank));
+          auto& in = memory.emplace_back(bytes);
+          transfers.push_back({peer, out, in});
+        }
+      }
+      // Rank r makes calls of r + 1 rounds each.
+      const auto round = static_cast<std::size_t>(2 * (rank + 1));
+      for (std::size_t at = 0; at < transfers.size(); at += round) {
+        const std::size_t count = std::min(round, transfers.size() - at);
+        CHECK_OK(backend.transfer(std::span(transfers).subspan(at, count), kPatience));
+      }
+      for (std::size_t i = 0; i < transfers.size(); ++i) {
+        const auto expected = static_cast<std::byte>(10 * (i / 2) + transfers[i].rank);
+        CHECK(transfers[i].incoming.front() == expected);
+        CHECK(transfers[i].incoming.back() == expected);
+      }
+    });
+  }
+}
+
 TEST(backends_barrier_holds_everybody_back) {
   std::atomic<int> arrived{0};
   run_hosts({0, 0, 1, 2, 1}, [&](int rank, Backend& backend, const Group& world) {
@@ -218,6 +271,10 @@ TEST(backends_notice_a_lost_rank_in_every_collective) {
   const std::vector<Call> calls = {
       [&](Backend& b, const Group& g) { return b.barrier(g, kPatience); },
       [&](Backend& b, const Group& g) { return b.broadcast({g, 1, data, data}, kPatience); },
+      [&](Backend& b, const Group&) {
+        const Transfer from_lost{1, {}, data};
+        return b.transfer({&from_lost, 1}, kPatience);
+      },
       [&](Backend& b, const Group& g) {
         return b.allgather({g, data, bytes, gathered}, kPatience);
       },

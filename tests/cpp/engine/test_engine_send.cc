@@ -1,0 +1,337 @@
+// Whole engines whose ranks send to each other, on one host and on several.
+#include <numeric>
+
+#include "backend/self_backend.h"
+#include "check.h"
+#include "send_entries.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+const std::vector<Hosts> kWorlds = {{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 0, 0, 0}, {0, 1, 2, 3}};
+constexpr std::size_t kLarge = (std::size_t{64} << 20) + 1;
+
+std::byte pattern(std::size_t i, int seed) {
+  return static_cast<std::byte>((i * 2654435761U >> 7) + static_cast<std::size_t>(seed));
+}
+
+Bytes made(std::size_t count, int seed) {
+  Bytes bytes(count);
+  for (std::size_t i = 0; i < count; ++i) bytes[i] = pattern(i, seed);
+  return bytes;
+}
+
+// Rank `source` sends to rank `destination`; the others do nothing.
+Status pass(int rank, Engine& engine, const std::string& name, int source, int destination,
+            Bytes& data) {
+  if (rank != source && rank != destination) return Status();
+  return run(engine, send_entry(name, source, destination, data.data(),
+                                static_cast<std::int64_t>(data.size()), DataType::kUint8));
+}
+
+void check_message(const Status& status, StatusCode code, int rank, const std::string& text) {
+  CHECK_STATUS(status, code);
+  CHECK_EQ(status.failed_rank(), rank);
+  CHECK_EQ(status.message().substr(0, text.size()), text);
+}
+
+// The mean of ones.
+void check_mean(Engine& engine) {
+  std::vector<float> values(3, 1.0F);
+  CHECK_OK(run(engine, allreduce_entry("mean", values, ReduceOp::kAverage)));
+  CHECK_EQ(values, std::vector<float>(3, 1.0F));
+}
+
+}  // namespace
+
+TEST(engine_sends_between_every_two_ranks_whatever_the_size) {
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      for (const std::size_t count : {0, 1, 4096, 65536, 262144, 262145, 3000001}) {
+        for (int source = 0; source < engine.size(); ++source) {
+          for (int destination = 0; destination < engine.size(); ++destination) {
+            if (source == destination) continue;
+            const int seed = 7 * source + destination;
+            Bytes data = rank == source ? made(count, seed) : Bytes(count);
+            CHECK_OK(pass(rank, engine, "x", source, destination, data));
+            if (rank == destination) CHECK(data == made(count, seed));
+          }
+        }
+      }
+      check_mean(engine);
+    });
+  }
+}
+
+TEST(engine_sends_more_than_any_buffer_holds_both_ways_at_once) {
+  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      Bytes out = made(kLarge, rank);
+      Bytes in(kLarge);
+      const auto bytes = static_cast<std::int64_t>(kLarge);
+      const EntryPtr sent = send_entry("x", rank, 1 - rank, out.data(), bytes, DataType::kUint8);
+      const EntryPtr got = send_entry("x", 1 - rank, rank, in.data(), bytes, DataType::kUint8);
+      CHECK_OK(engine.enqueue(sent, false));
+      CHECK_OK(engine.enqueue(got, false));
+      CHECK_OK(finish(engine, sent));
+      CHECK_OK(finish(engine, got));
+      CHECK(in == made(kLarge, 1 - rank));
+    });
+  }
+}
+
+TEST(engine_sends_every_dtype) {
+  run_world({0, 0}, [](int rank, Engine& engine) {
+    for (int number = 0; is_valid_dtype(number); ++number) {
+      const auto dtype = static_cast<DataType>(number);
+      Bytes data = rank == 0 ? made(5 * size_of(dtype), number) : Bytes(5 * size_of(dtype));
+      CHECK_OK(run(engine, send_entry("x", 0, 1, data.data(), 5, dtype)));
+      CHECK(data == made(data.size(), number));
+    }
+  });
+}
+
+TEST(engine_moves_many_sends_at_once_in_any_order_of_submission) {
+  constexpr int kEach = 20;
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      std::vector<std::vector<float>> data;
+      data.reserve(static_cast<std::size_t>(2 * kEach * engine.size()));
+      std::vector<std::pair<EntryPtr, float>> entries;
+      for (int i = 0; i < kEach; ++i) {
+        const int step = rank % 2 == 0 ? i : kEach - 1 - i;
+        for (int peer = 0; peer < engine.size(); ++peer) {
+          if (peer == rank) continue;
+          const auto value = [&](int from, int to) {
+            return static_cast<float>(100 * step + 10 * from + to);
+          };
+          const std::size_t count = step % 5 == 4 ? 200000 : 10;
+          data.emplace_back(count, value(rank, peer));
+          entries.emplace_back(send_entry(std::to_string(step), rank, peer, data.back()),
+                               value(rank, peer));
+          data.emplace_back(count, -1.0F);
+          entries.emplace_back(send_entry(std::to_string(step), peer, rank, data.back()),
+                               value(peer, rank));
+        }
+      }
+      for (const auto& [entry, value] : entries) CHECK_OK(engine.enqueue(entry, false));
+      check_mean(engine);  // an allreduce among them
+      for (const auto& [entry, value] : entries) {
+        CHECK_OK(finish(engine, entry));
+        const auto* values = static_cast<const float*>(entry->outputs[0]);
+        CHECK_EQ(values[0], value);
+        CHECK_EQ(values[entry->request.tensors[0].count() - 1], value);
+      }
+    });
+  }
+}
+
+TEST(engine_sends_in_a_ring_while_the_world_reduces) {
+  for (const Hosts& hosts : kWorlds) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      const int next = (rank + 1) % engine.size();
+      const int previous = (rank + engine.size() - 1) % engine.size();
+      for (int step = 0; step < 30; ++step) {
+        std::vector<float> out(1000, static_cast<float>(rank + step));
+        std::vector<float> in(1000);
+        std::vector<float> sum(50000, 1.0F);
+        const EntryPtr reduced = allreduce_entry("sum", sum);
+        const EntryPtr sent = send_entry("ring", rank, next, out);
+        const EntryPtr got = send_entry("ring", previous, rank, in);
+        for (const EntryPtr& entry : {sent, reduced, got}) CHECK_OK(engine.enqueue(entry, false));
+        for (const EntryPtr& entry : {got, reduced, sent}) CHECK_OK(finish(engine, entry));
+        CHECK_EQ(in, std::vector<float>(1000, static_cast<float>(previous + step)));
+        CHECK_EQ(sum.back(), static_cast<float>(engine.size()));
+      }
+    });
+  }
+}
+
+TEST(engine_remembers_a_send_and_asks_nobody_else) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    for (int step = 0; step < 5; ++step) {
+      Bytes data(100);
+      CHECK_OK(pass(rank, engine, "x", 1, 2, data));
+    }
+    CHECK_EQ(engine.counters().cache_hits.get(), std::uint64_t{rank == 0 ? 0U : 4U});
+    CHECK_EQ(engine.counters().batches.get(), std::uint64_t{rank == 0 ? 0U : 5U});
+    check_mean(engine);
+  });
+}
+
+TEST(engine_keeps_sends_and_collectives_of_one_name_apart) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    for (int step = 0; step < 4; ++step) {
+      std::vector<float> sum(3, 1.0F);
+      CHECK_OK(run(engine, allreduce_entry("x", sum)));
+      CHECK_EQ(sum, std::vector<float>(3, 3.0F));
+      Bytes data = made(9, rank);
+      CHECK_OK(pass(rank, engine, "x", step % 2, 2, data));
+      if (rank == 2) CHECK(data == made(9, step % 2));
+      std::vector<float> shared(3, static_cast<float>(rank));
+      EntryPtr entry = allreduce_entry("y", shared);
+      entry->request.kind = Kind::kBroadcast;
+      entry->request.root = 1;
+      CHECK_OK(run(engine, entry));
+      CHECK_EQ(shared, std::vector<float>(3, 1.0F));
+    }
+  });
+}
+
+TEST(engine_sends_in_a_process_set) {
+  run_world({0, 0, 1, 1}, [](int rank, Engine& engine) {
+    const std::uint32_t set = add_set(engine, {1, 2, 3});
+    std::vector<float> data(4, static_cast<float>(rank));
+    if (rank == 1 || rank == 3) {
+      EntryPtr entry = send_entry("x", 3, 1, data);
+      entry->request.process_set = set;
+      CHECK_OK(run(engine, entry));
+      CHECK_EQ(data, std::vector<float>(4, 3.0F));
+    }
+    check_mean(engine);
+    CHECK_OK(run(engine, removal(set)));
+  });
+}
+
+TEST(engine_of_rank_0_answers_sends_of_others_while_it_waits_in_one) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    Bytes first(8);
+    CHECK_OK(pass(rank, engine, "first", 1, 2, first));  // from here on rank 0 serves
+    std::vector<float> sum(3, 1.0F);
+    const EntryPtr reduced = allreduce_entry("sum", sum);
+    if (rank == 0) {
+      CHECK_OK(run(engine, reduced));
+      return;
+    }
+    for (int step = 0; step < 50; ++step) {
+      Bytes data = made(100000, step);
+      CHECK_OK(pass(rank, engine, "x", 1 + step % 2, 2 - step % 2, data));
+    }
+    CHECK_OK(run(engine, reduced));
+  });
+}
+
+TEST(engine_names_both_ranks_of_a_send_that_does_not_fit) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    const auto both = [&](std::int64_t count, DataType dtype) {
+      Bytes data(80);
+      if (rank == 0) return run(engine, send_entry("x", 0, 2, data.data(), 5));
+      return run(engine, send_entry("x", 0, 2, data.data(), count, dtype));
+    };
+    if (rank != 1) {
+      Status status = both(6, DataType::kFloat32);
+      CHECK_STATUS(status, StatusCode::kMismatch);
+      CHECK(has(status.message(), "send 'x': ranks disagree about the number of elements: "));
+      CHECK(has(status.message(), "rank 0 has 5"));
+      CHECK(has(status.message(), "rank 2 has 6"));
+      status = both(5, DataType::kInt32);
+      CHECK_STATUS(status, StatusCode::kMismatch);
+      CHECK(has(status.message(), "rank 0 has float32"));
+      CHECK(has(status.message(), "rank 2 has int32"));
+      CHECK_OK(both(5, DataType::kFloat32));
+    }
+    check_mean(engine);
+  });
+}
+
+TEST(engine_refuses_sends_to_itself_and_to_strangers) {
+  run_world({0, 0, 0}, [](int rank, Engine& engine) {
+    std::vector<float> data(3);
+    const std::uint32_t set = add_set(engine, {0, 1});
+    const auto refused = [&](EntryPtr entry, std::uint32_t of, const std::string& text) {
+      entry->request.process_set = of;
+      const Status status = engine.enqueue(entry, false);
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK(has(status.message(), text));
+    };
+    refused(send_entry("x", rank, rank, data), 0, "a rank does not send to itself");
+    refused(send_entry("x", rank, 3, data), 0, "rank 3 is not a member of");
+    refused(send_entry("x", -1, rank, data), 0, "rank -1 is not a member of");
+    if (rank < 2) {
+      refused(send_entry("x", rank, 2, data), set, "rank 2 is not a member of process set [0, 1]");
+    }
+    check_mean(engine);
+  });
+  Engine alone(nullptr, std::make_unique<SelfBackend>(), Config());
+  std::vector<float> data(3);
+  CHECK_STATUS(alone.enqueue(send_entry("x", 0, 1, data), false), StatusCode::kInvalidArgument);
+  CHECK_STATUS(alone.enqueue(send_entry("x", 0, 0, data), false), StatusCode::kInvalidArgument);
+}
+
+TEST(engine_sends_are_errors_where_the_other_rank_has_joined) {
+  for (const bool joins_first : {true, false}) {
+    run_world({0, 0, 1}, [&](int rank, Engine& engine) {
+      const EntryPtr join = change_entry(Kind::kJoin, std::string(kJoinName));
+      std::vector<float> data(3);
+      if (rank == 2) {
+        // A send between the others needs nothing of the rank that has joined.
+        if (!joins_first) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        CHECK_OK(run(engine, join));
+      } else {
+        if (joins_first) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        if (rank == 1) {
+          check_message(run(engine, send_entry("x", 1, 2, data)), StatusCode::kInvalidArgument, 2,
+                        "send 'x' from rank 1 to rank 2: rank 2, which has joined, neither sends");
+        }
+        CHECK_OK(run(engine, send_entry("y", 0, 1, data)));
+        check_mean(engine);
+        CHECK_OK(run(engine, send_entry("y", 0, 1, data)));
+        CHECK_OK(run(engine, join));
+      }
+      if (rank != 1) CHECK_OK(run(engine, send_entry("z", 2, 0, data)));
+      check_mean(engine);
+    });
+  }
+}
+
+TEST(engine_sends_name_a_rank_that_left_or_died) {
+  for (const bool dies : {false, true}) {
+    auto engines = make_engines({0, 0, 1}, quick_config());
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        Engine& engine = *engines[static_cast<std::size_t>(rank)];
+        std::vector<float> data(3);
+        if (rank == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          dies ? engine.abort("rank 1 gives up") : engine.shutdown();
+          return;
+        }
+        if (rank == 2) {
+          const Status status = run(engine, send_entry("x", 1, 2, data));
+          CHECK_STATUS(status, StatusCode::kRankFailed);
+          CHECK_EQ(status.failed_rank(), 1);
+          CHECK(has(status.message(),
+                    dies ? "rank 1 gives up"
+                         : "rank 1 left after 0 collectives, but send 'x' from rank 1 to "
+                           "rank 2 waits for it"));
+        }
+        engine.shutdown();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(engine_warns_who_is_waited_for_in_a_send_and_gives_up) {
+  Config config = quick_config();
+  config.stall_warning = 0.05;
+  config.stall_shutdown = 0.3;
+  run_world(
+      {0, 0, 0},
+      [](int rank, Engine& engine) {
+        std::vector<float> data(3);
+        if (rank == 1) {
+          const Status status = run(engine, send_entry("x", 1, 2, data));
+          CHECK_STATUS(status, StatusCode::kStalled);
+          CHECK_EQ(status.failed_rank(), 2);
+          CHECK(has(status.message(), "send 'x' from rank 1 to rank 2 has waited"));
+          CHECK(has(status.message(), "for rank 2 (has submitted nothing yet)"));
+        }
+      },
+      config);
+}
