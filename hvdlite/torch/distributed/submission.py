@@ -10,7 +10,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import CollectiveTimeoutError
-from hvdlite.torch.distributed.numbering import Numbering
+from hvdlite.torch.distributed.numbering import SLOTS, Numbering
 from hvdlite.torch.distributed.work import Finish, Work
 
 Submit = Callable[[str, bool], _core.Handle]
@@ -44,6 +44,7 @@ class Submissions:
         outputs: Sequence[torch.Tensor],
         finish: Finish | None,
         options: Any,
+        slots: int = SLOTS,
     ) -> Work:
         """Submit an operation; wait for it unless the caller wants to do so.
 
@@ -53,9 +54,10 @@ class Submissions:
             outputs: the tensors that it writes.
             finish: copies the results there; None if the engine writes to them.
             options: of the call, such as AllreduceOptions.
+            slots: how many operations of this signature may be in flight.
         """
         blocking = not options.asyncOp
-        name = self._numbering.next(signature)
+        name = self._numbering.next(signature, slots)
         handle = submit(name, blocking)
         self._numbering.note(name, handle)
         timeout = options.timeout
