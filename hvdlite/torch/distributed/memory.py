@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -96,17 +97,26 @@ def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
         UnsupportedError: it cannot.
     """
     kind = op.op if isinstance(op, ReduceOp) else op
-    names = _OPS_OF_BOOL if dtype == torch.bool else _OPS
-    number = _BYTE if dtype == torch.bool else NUMBER_OF.get(dtype)
-    if kind not in names or number not in _REDUCIBLE:
+    found = _found(kind, dtype)
+    if found is None:
         raise UnsupportedError(
             f"{verb}: the backend 'hvdlite' of torch.distributed does not compute "
             f"{str(kind).removeprefix('RedOpType.')} of {dtype}; use the backend 'gloo' for such "
             'tensors, for example in a group dist.new_group(backend="gloo")'
         )
-    prescale = _factor(verb, op) if kind == ReduceOp.PREMUL_SUM else 1.0
-    word = f"{kind}.{dtype}" if prescale == 1.0 else f"{kind}.{prescale}.{dtype}"
-    return Reduction(_core.REDUCE_OPS[names[kind]], prescale, number, word)
+    if kind != ReduceOp.PREMUL_SUM:
+        return found
+    factor = _factor(verb, op)
+    return found._replace(prescale=factor, word=f"{found.word}.{factor}")
+
+
+@functools.cache
+def _found(kind: Any, dtype: torch.dtype) -> Reduction | None:
+    names = _OPS_OF_BOOL if dtype == torch.bool else _OPS
+    number = _BYTE if dtype == torch.bool else NUMBER_OF.get(dtype)
+    if kind not in names or number not in _REDUCIBLE:
+        return None
+    return Reduction(_core.REDUCE_OPS[names[kind]], 1.0, number, f"{kind}.{dtype}")
 
 
 def spec_of_reduced(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -64,9 +65,7 @@ class Submissions:
         if timeout.days < 0:  # not set
             timeout = self._timeout
 
-        def give_up(seconds: float) -> None:
-            self._give_up(signature, seconds)
-
+        give_up = functools.partial(self._give_up, signature)
         work = Work(handle, outputs, finish, timeout.total_seconds(), give_up)
         if blocking:
             work.wait()  # The engine expects this thread to do the work.

@@ -16,6 +16,7 @@ from hvdlite.errors import ArgumentError, MismatchError, UnsupportedError
 from parallel.scenarios import make_tests, on_hosts, run_all, sizes
 from parallel.torch.distributed_worlds import gloo, ours, start
 
+PRELOAD = ("torch._dynamo",)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int8, torch.uint8)
 COPIED = (*FLOATS, *INTEGERS, torch.int16, torch.bool, torch.complex64, torch.float8_e4m3fn)
