@@ -41,7 +41,6 @@ class HvdliteGroup(
         engine = make_engine(member)
         ending.enter(engine, member.rank)
         Collectives.__init__(self, engine, member.rank, member.size, member.name, member.timeout)
-        PointToPoint.connect(self, member)
         self._described = ""
 
     # Names of earlier releases of torch, and those of its C++ code.
