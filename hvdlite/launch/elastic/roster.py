@@ -55,6 +55,7 @@ class Worker:
         tells_heard: whether its READY says which GATHER it answers.
         tells_synced: whether its READY says whether it has synced.
         draining: why it shall leave at the next boundary; None if it shall not.
+        wishes: whether it shall leave because it has asked to.
         connected: whether it has said CONNECTED to the epoch that is being formed.
         clock: what it sent with CONNECTED.
     """
@@ -72,6 +73,7 @@ class Worker:
     tells_heard: bool = False
     tells_synced: bool = False
     draining: str | None = None
+    wishes: bool = False
     connected: bool = False
     clock: Any = None
 
