@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite
+from hvdlite.errors import RankFailedError
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
@@ -134,6 +136,14 @@ def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
             assert job.alive() == []
         assert status == 75
         assert stdout.count("child None") == 2, stdout
+
+
+def test_function_that_stops_by_request_has_no_result() -> None:
+    def stop() -> None:
+        raise SystemExit(75)
+
+    with pytest.raises(RankFailedError, match="stopped by request .exit status 75.; run it again"):
+        hvdlite.run(stop, np=2, env={**os.environ, **ENV})
 
 
 ELASTIC = """
