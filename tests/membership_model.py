@@ -5,7 +5,7 @@ operations: one is *executed* when all members of the world have entered it, and
 *completes* it when it likes, which hands out its result and counts as a commit. A result carries
 the newest notice that any member knew, so all members go to the next boundary after the same
 operation. Messages travel in order, and as late as the scheduler likes. Faults: deaths, broken
-links, silent workers, drains, joiners, clean ends.
+links, silent workers, drains, wishes to leave, joiners, clean ends.
 
     python tests/membership_model.py --schedules 1000000
 """
@@ -384,7 +384,7 @@ class Job:
         pick = self.random
         worker = pick.choice(list(self.workers.values()))
         kind = pick.choice(
-            ["kill", "kill", "kill", "link", "silent", "drain", "finish", "raise", "error"]
+            ["kill"] * 3 + ["link", "silent", "drain", "asks", "finish", "raise", "error"]
         )
         self.trace.append(f"{kind} {worker.number}")
         if not worker.alive:
@@ -397,6 +397,8 @@ class Job:
             self.obey(self.membership.heartbeat_lost(worker.number, self.now))
         elif kind == "drain":
             self.obey(self.membership.drain(worker.number, "its host is drained", self.now))
+        elif kind == "asks" and worker.world is not None:
+            worker.outbox.append({"kind": "drain", "why": "it got SIGTERM"})
         elif kind == "error" and worker.in_run and worker.script == "training":
             worker.raising = not worker.entered  # An error of this script alone.
         elif kind in ("finish", "raise") and worker.script == "training":

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite
+from hvdlite.errors import RankFailedError
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
@@ -76,6 +78,19 @@ def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
     assert stderr.endswith(STOPPED)
 
 
+def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
+    code = PRELUDE + "loop()\nsys.exit(EXIT_STOPPED)"
+    with MarkedJob(3, *python(code), env=ENV) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGUSR1)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75
+    [where] = steps_in(stdout)
+    assert where.endswith(": SIGUSR1")
+    assert stderr == STOPPED
+
+
 def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
     code = PRELUDE + "time.sleep(60)"
     with MarkedJob(2, "--grace", "1.2", *python(code), env=ENV) as job:
@@ -134,6 +149,14 @@ def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
             assert job.alive() == []
         assert status == 75
         assert stdout.count("child None") == 2, stdout
+
+
+def test_function_that_stops_by_request_has_no_result() -> None:
+    def stop() -> None:
+        raise SystemExit(75)
+
+    with pytest.raises(RankFailedError, match="stopped by request .exit status 75.; run it again"):
+        hvdlite.run(stop, np=2, env={**os.environ, **ENV})
 
 
 ELASTIC = """

@@ -72,6 +72,7 @@ class Epochs:
         self._start_by: float | None = None
         self._entered = False
         self._growing = True
+        self._stops = False  # whether all workers are asked to stop
         self._notices = Notices()
         self._patience = Patience(limits.reset_limit)
         self._watch = Watch()

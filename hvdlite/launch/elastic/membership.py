@@ -61,7 +61,7 @@ class Membership(Epochs):
             elif kind == "raised":
                 one.raised = message["what"]
             elif kind == "drain":
-                self._drain(one, message["why"])
+                self._asks_to_leave(one, message["why"])
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf)
@@ -101,6 +101,14 @@ class Membership(Epochs):
         one = self._workers.get(worker)
         if one is not None:
             self._drain(one, why)
+        return self._settle(now)
+
+    def stops(self, now: float) -> list[Action]:
+        """All workers are asked to stop: none joins, and none leaves by its own wish before."""
+        self._stops, self._growing = True, False
+        for one in self._workers.values():
+            if one.wishes:
+                one.draining, one.wishes = None, False
         return self._settle(now)
 
     def evict(self, worker: int, why: str, now: float) -> list[Action]:
@@ -195,6 +203,11 @@ class Membership(Epochs):
             self._break(now)
 
     # Who goes.
+
+    def _asks_to_leave(self, one: Worker, why: str) -> None:
+        if one.draining is None and not self._stops:
+            one.wishes = True
+            self._drain(one, why)
 
     def _drain(self, one: Worker, why: str) -> None:
         if one.draining is None:

@@ -131,6 +131,10 @@ class Registrar:
         """Ask a worker to leave at the next boundary."""
         self._post(lambda now: self._membership.drain(worker, why, now))
 
+    def stops(self) -> None:
+        """Say that all workers are asked to stop, before they are."""
+        self._post(self._membership.stops)
+
     def evict(self, worker: int, why: str) -> None:
         """Take a worker out of the job now."""
         self._post(lambda now: self._membership.evict(worker, why, now))

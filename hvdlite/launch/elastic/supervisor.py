@@ -241,6 +241,10 @@ class ElasticSupervisor(Supervisor):
         elif not running and self._stop is None:
             self._conclude_epoch()
 
+    def _stop_politely(self, number: int) -> None:
+        self._registrar.stops()
+        super()._stop_politely(number)
+
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed; a death that it survived is not a failure."""
         return self._lost and super()._has_failed(number)
