@@ -345,6 +345,11 @@ def cross_size() -> int:
     return _current().cross_size
 
 
+def host_of() -> tuple[int, ...]:
+    """Return, by rank, the number of the host that it is on."""
+    return _current().host_of
+
+
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
     hosts = _current().host_of

@@ -82,7 +82,7 @@ class ProcessSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the ranks; loading returns the registered set of these ranks, if any."""
-        return _find, (None if self is global_process_set else self.ranks,)
+        return find, (None if self is global_process_set else self.ranks,)
 
     def __repr__(self) -> str:
         """Show the members."""
@@ -109,10 +109,15 @@ global_process_set = ProcessSet([])
 """The process set of all ranks, which is the default of every operation."""
 
 
-def _find(ranks: list[int] | None) -> ProcessSet:
+def find(ranks: list[int] | None) -> ProcessSet:
+    """Return the registered process set of these ranks (None: of all), or one to register."""
     if ranks is None:
         return global_process_set
-    known = (equals[0] for equals in _registered.values() if equals[0].ranks == ranks)
+    known = (
+        equals[0]
+        for number, equals in _registered.items()
+        if equals[0].ranks == ranks and number not in _broken
+    )
     return next(known, None) or ProcessSet(ranks)
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from hvdlite import api, basics
 from hvdlite.api import *
 from hvdlite.tensorflow import elastic
+from hvdlite.tensorflow.collectives.model_parallel import copy_to, reduce_from
 from hvdlite.tensorflow.collectives.ops import (
     allreduce,
     barrier,
@@ -90,6 +91,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "copy_to",
     "cross_rank_op",
     "cross_size_op",
     "elastic",
@@ -102,6 +104,7 @@ __all__ = [
     "process_set_included_op",
     "rank_op",
     "recv",
+    "reduce_from",
     "reducescatter",
     "send",
     "size_op",

@@ -47,6 +47,7 @@ from hvdlite.torch.collectives.gather import (
     reducescatter_async,
 )
 from hvdlite.torch.collectives.handle import Handle, poll, synchronize
+from hvdlite.torch.collectives.model_parallel import copy_to, reduce_from
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
 from hvdlite.torch.collectives.transfers import recv, recv_async, send, send_async
 from hvdlite.torch.compression import Compression
@@ -82,6 +83,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "copy_to",
     "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -95,6 +97,7 @@ __all__ = [
     "poll",
     "recv",
     "recv_async",
+    "reduce_from",
     "reducescatter",
     "reducescatter_async",
     "send",
