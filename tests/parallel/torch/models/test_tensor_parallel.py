@@ -141,7 +141,8 @@ def scenario_no_gradient_is_needed_and_the_copy_is_not_overwritten() -> None:
 
 def scenario_device_mesh_has_the_same_ranks() -> None:
     mesh = hvd.mesh(tp=2)
-    device_mesh = init_device_mesh("cpu", (1, hvd.size() // 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    shape = (1, hvd.size() // 2, 2)
+    device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "tp"))
     for axis in ("dp", "tp", "pp"):
         ours = getattr(mesh, axis)
         assert dist.get_process_group_ranks(device_mesh[axis].get_group()) == ours.ranks
