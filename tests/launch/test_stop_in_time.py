@@ -74,7 +74,7 @@ def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
         job.signal(signal.SIGTERM)
         status, stdout, stderr, _ = job.finish()
         assert job.alive() == []
-    assert status == 75
+    assert status == 75, stderr
     assert len(steps_in(stdout)) == 1 and stdout.count("stopped after") == 3, stdout
     assert stderr.endswith(STOPPED)
 
