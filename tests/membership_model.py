@@ -383,9 +383,7 @@ class Job:
         self.faults -= 1
         pick = self.random
         worker = pick.choice(list(self.workers.values()))
-        kind = pick.choice(
-            ["kill"] * 3 + ["link", "silent", "drain", "asks", "finish", "raise", "error"]
-        )
+        kind = pick.choice("kill kill link silent drain asks finish raise error".split())  # noqa: SIM905
         self.trace.append(f"{kind} {worker.number}")
         if not worker.alive:
             return

@@ -12,6 +12,7 @@ import pytest
 
 import hvdlite
 from hvdlite.errors import RankFailedError
+from launch.fake_ssh import fake_ssh
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
@@ -73,7 +74,7 @@ def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
         job.signal(signal.SIGTERM)
         status, stdout, stderr, _ = job.finish()
         assert job.alive() == []
-    assert status == 75
+    assert status == 75, stderr
     assert len(steps_in(stdout)) == 1 and stdout.count("stopped after") == 3, stdout
     assert stderr.endswith(STOPPED)
 
@@ -89,6 +90,20 @@ def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
     [where] = steps_in(stdout)
     assert where.endswith(": SIGUSR1")
     assert stderr == STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -> None:
+    child = "child = subprocess.Popen(['sleep', '60'])\n"
+    code = PRELUDE + f"{child}loop()\nsay('child', child.poll())\nsys.exit(EXIT_STOPPED)"
+    env = {**ENV, "PATH": fake_ssh(tmp_path)}
+    with MarkedJob(2, "-H", "far1:2", *python(code), env=env) as job:
+        job.wait_until_ready(2)
+        job.signal(number)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75, stderr
+    assert len(steps_in(stdout)) == 1 and stdout.count("child None") == 2, stdout
 
 
 def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
