@@ -367,7 +367,8 @@ class Job:
 
     def unreachable(self, worker: Model, epoch: int, other: int) -> None:
         text = {"worker": other, "reason": "connection refused"}
-        worker.outbox.append({"kind": "unreachable", "epoch": epoch, **text})
+        silent = self.random.random() < 0.5
+        worker.outbox.append({"kind": "unreachable", "epoch": epoch, **text, "silent": silent})
 
     # The scheduler.
 
