@@ -368,7 +368,7 @@ class Job:
         worker.outbox.append({"kind": "connected", "epoch": epoch, "clock": [worker.number]})
 
     def unreachable(self, worker: Model, epoch: int, other: int) -> None:
-        text = {"worker": other, "reason": "connection refused"}
+        text = {"worker": other, "reason": "refused", "silent": self.random.random() < 0.5}
         worker.outbox.append({"kind": "unreachable", "epoch": epoch, **text})
 
     # The scheduler.

@@ -248,8 +248,8 @@ class Epochs:
         if not all(one.answered for one in self.members):
             return False
         accused = self._accusations.worst({one.number for one in self.members})
-        if accused is not None and self._accusations.verdict_at is not None:
-            if now < self._accusations.verdict_at:
+        if accused is not None:
+            if not self._accusations.ripe(now):
                 return False
             worker, why = accused
             self._evict(self._workers[worker], why, now)
@@ -363,7 +363,8 @@ class Epochs:
 
     def _connections(self, now: float) -> bool:
         """FORMING: all members are connected, or one of them has gone."""
-        if self._gather_at is not None:
+        # GATHER ends the attempts of the others, who may have something to say about it, too.
+        if self._gather_at is not None or self._accusations.ripe(now):
             if self._formed < 0:
                 self._fail(self._record.reason())
             else:

@@ -197,9 +197,11 @@ class Membership(Epochs):
         if self.phase not in (Phase.FORMING, Phase.GATHERING) or accused is None:
             return
         why = f"cannot reach {accused.name}: {message['reason']}"
-        self._accusations.add(one.number, accused.number, why, now, anew=True)
+        silent = message.get("silent", False)
+        self._accusations.add(one.number, accused.number, why, now, anew=True, mutual=silent)
         self._record.symptom(one.name, why)
-        if self.phase is Phase.FORMING:
+        self._record.sign(now)
+        if self._formed < 0:
             self._break(now)
 
     # Who goes.
