@@ -148,6 +148,30 @@ def test_report_names_who_went_first_as_the_registrar_saw_it(tmp_path: Path) -> 
     assert stderr.endswith("last lines of worker 1's stderr:\n    boom 1\n")
 
 
+def test_worker_that_has_raised_is_killed_only_after_the_drain_timeout(tmp_path: Path) -> None:
+    code = """
+if worker == 0:
+    wait_for("end")
+    sys.exit(3)
+try:
+    raise ValueError("a bug")
+except ValueError:
+    __import__("traceback").print_exc()
+time.sleep(60)
+"""
+    flags = ("--min-np", "1", "--drain-timeout", "0.5", "--elastic-heartbeat", "0.4")
+    events = "[Raised(1, 'raised ValueError: a bug')]"
+    with ElasticJob(tmp_path, 2, code, *flags, TEST_EVENTS=events) as job:
+        job.noted("ended 1")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 1
+    assert "hvdlite-run: worker 1 has not ended in time, and is killed\n" in stderr
+    assert "failed first: raised ValueError: a bug, and did not end within 0.5 s\n" in stderr
+    assert stderr.endswith("ValueError: a bug\n")
+
+
 def test_too_few_before_the_first_epoch_end_the_job_as_one(tmp_path: Path) -> None:
     code = "sys.exit(4) if worker == 1 else time.sleep(60)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "2", TEST_NEVER_FORMED="1") as job:
