@@ -12,7 +12,7 @@ import pytest
 import hvdlite
 from hvdlite.launch.elastic.stopped import process_state
 from launch.elastic import driver
-from launch.elastic.jobs import ElasticJob, until
+from launch.elastic.jobs import ElasticJob, rewrite, until
 
 
 def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> None:
@@ -242,12 +242,12 @@ for _ in range(1000):
     script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
     with ElasticJob(tmp_path, 2, code, *script) as job:
         job.pid(1)
-        hosts.write_text("localhost:1\n")
+        rewrite(hosts, "localhost:1\n")
         job.noted("drain 1 its host is not listed any more")
         job.noted("ended 1 True exit status 0")
-        hosts.write_text("localhost:2\n")
+        rewrite(hosts, "localhost:2\n")
         job.pid(2)
-        hosts.write_text("local host\n")
+        rewrite(hosts, "local host\n")
         job.make("end")
         status, _, _, _ = job.finish()
     assert status == 0
@@ -259,7 +259,7 @@ def test_worker_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
     script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1", "--drain-timeout", "0.3")
     with ElasticJob(tmp_path, 2, "wait_for('end')", *script, TEST_EVENTS="[]") as job:
         job.pid(1)
-        hosts.write_text("localhost:1\n")
+        rewrite(hosts, "localhost:1\n")
         job.noted("ended 1 True died of SIGKILL")
         job.make("end")
         status, _, stderr, _ = job.finish()
