@@ -343,8 +343,11 @@ class Job:
         return not worker.parked and world is not None and world.executed(worker.commits + 1)
 
     def finish(self, worker: Model, status: int = 0) -> None:
-        """The script ends: BYE, then the process. An exception leads to BYE, too."""
-        worker.outbox.append({"kind": "bye", "commits": {"0": worker.commits}})
+        """The script ends: BYE, then the process. An exception is told, or leads to BYE, too."""
+        if status and self.random.random() < 0.5:
+            worker.outbox.append({"kind": "raised", "what": "raised ValueError"})
+        else:
+            worker.outbox.append({"kind": "bye", "commits": {"0": worker.commits}})
         worker.alive, worker.script = False, "done"
         self.expected_gone.add(worker.number)
         self.endings.append((worker.number, f"exit status {status}", status == 0))

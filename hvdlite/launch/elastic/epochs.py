@@ -137,8 +137,7 @@ class Epochs:
         for number, parted in list(self._parted.items()):
             if now >= parted.due:
                 del self._parted[number]
-                why = parted.worker.raised or LOST_CONNECTION
-                self._out.append(Evict(number, why))
+                self._out.append(Evict(number, LOST_CONNECTION))
         self._show_if_explained(now)
         while self._step(now):
             pass
@@ -434,7 +433,8 @@ class Epochs:
     def _show_if_explained(self, now: float) -> None:
         """Show it, unless the end of a process is about to tell why the epoch was formed."""
         if self._last is not None:
-            explained = all(worker not in self._parted for worker, _ in self._last.record.gone)
+            silent = {number for number, one in self._parted.items() if not one.worker.raised}
+            explained = silent.isdisjoint(worker for worker, _ in self._last.record.gone)
             if explained or now >= self._last.at + _EXPLAINED_SECONDS:
                 self._show()
 

@@ -96,13 +96,15 @@ class Parted:
 
     Attributes:
         worker: who it was.
-        due: when its process must have ended; infinity if it said goodbye.
+        due: when its process must have ended; infinity if it said goodbye, or that it has failed.
         member: whether it was a member.
+        at: when it parted.
     """
 
     worker: Worker
     due: float
     member: bool
+    at: float
 
 
 def named(workers: Sequence[Worker]) -> str:
