@@ -30,7 +30,7 @@ from parallel.torch.models.references import (
     trained_alone,
 )
 
-PRELOAD = ("torch._dynamo", "torch.distributed.pipelining")
+PRELOAD = ("torch._dynamo",)
 WIDTH = 8
 
 

@@ -36,7 +36,7 @@ from parallel.torch.models.references import (
     trained_alone,
 )
 
-PRELOAD = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+PRELOAD = ("torch._dynamo",)
 WIDTH = 8
 WORDS = 24
 LENGTH = 12
@@ -141,8 +141,9 @@ def scenario_no_gradient_is_needed_and_the_copy_is_not_overwritten() -> None:
 
 def scenario_device_mesh_has_the_same_ranks() -> None:
     mesh = hvd.mesh(tp=2)
-    shape = (1, hvd.size() // 2, 2)
-    device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "tp"))
+    device_mesh = init_device_mesh(
+        "cpu", (1, hvd.size() // 2, 2), mesh_dim_names=("pp", "dp", "tp")
+    )
     for axis in ("dp", "tp", "pp"):
         ours = getattr(mesh, axis)
         assert dist.get_process_group_ranks(device_mesh[axis].get_group()) == ours.ranks
@@ -238,7 +239,6 @@ def scenario_sharded_optimizer_state() -> None:
         for number, state in adam.state_dict()["state"].items():
             assert states[number]["step"] == STEPS
             assert torch.allclose(states[number]["exp_avg"], state["exp_avg"], atol=1e-6)
-
 
 
 test_tensor_parallel = make_tests(body, sizes(2, 4), timeout=180)
