@@ -96,6 +96,7 @@ bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 	$(IN_VENV) python benchmarks/timeline.py
 	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
+	$(IN_VENV) python benchmarks/transfers.py
 
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py

@@ -11,6 +11,8 @@
   two, without `sync`. `check` is one call of check_host_updates().
 - `step`: a training step of the models of step.py in an elastic job, divided by the same step in an
   ordinary one; the two kinds of jobs take turns.
+- `sync`: `sync()` of a TorchState, divided by a broadcast of the same bytes in one tensor; the two
+  take turns in the same processes. `save` is the part of it that copies the state.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ BUCKETS = 4
 PATIENCE = 30.0  # seconds that a single event may take
 CHECKS = 300
 STEPS = 40
+SYNCS = 15
+SYNC_MIB = (0.1, 100.0)
+SYNC_TENSORS = 20
 
 
 def main() -> int:
@@ -48,7 +53,9 @@ def main() -> int:
     parser.add_argument("--mib", type=float, default=1.0, help="gradients of a step (1)")
     parser.add_argument("--joins", type=int, default=10, help="how often a worker joins (10)")
     parser.add_argument("--jobs", type=int, default=3, help="jobs of each kind for `step` (3)")
-    parser.add_argument("--only", choices=("kill", "boundary", "step"), help="this part only")
+    parser.add_argument(
+        "--only", choices=("kill", "boundary", "step", "sync"), help="this part only"
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--output", type=Path, help="also append the JSON lines to this file")
     parser.add_argument("--worker", metavar="PART", help=argparse.SUPPRESS)
@@ -60,7 +67,12 @@ def main() -> int:
         return 0
     if arguments.quick:
         arguments.kills, arguments.joins, arguments.jobs = 4, 2, 1
-    parts = {"kill": measure_kills, "boundary": measure_boundaries, "step": measure_steps}
+    parts = {
+        "kill": measure_kills,
+        "boundary": measure_boundaries,
+        "step": measure_steps,
+        "sync": measure_syncs,
+    }
     for name, measure in parts.items():
         if arguments.only in (None, name):
             for row in measure(arguments):
@@ -407,7 +419,56 @@ def run_model(arguments: argparse.Namespace) -> None:
     hvd.shutdown()
 
 
-WORKERS = {"kill": run_steps, "boundary": run_boundaries, "step": run_model}
+# The synchronization of a state
+
+
+def measure_syncs(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Return a row for each size of a state."""
+    for mib in SYNC_MIB[:1] if arguments.quick else SYNC_MIB:
+        with tempfile.TemporaryDirectory(prefix="hvdlite-benchmark-") as name:
+            flags = ["-np", "2", "--min-np", "1"]
+            with job(flags, "sync", Path(name), "--mib", str(mib)) as process:
+                process.wait()
+            ranks = [json.loads(one.read_text()) for one in Path(name).iterdir()]
+        times = {what: max(rank[what] for rank in ranks) for what in ranks[0]}
+        yield {
+            "mib": mib,
+            "ranks": 2,
+            **{f"{what}_ms": round(own, 2) for what, own in times.items()},
+            "ratio": round(times["sync"] / times["broadcast"], 2),
+        }
+
+
+def run_syncs(arguments: argparse.Namespace) -> None:
+    """Be a rank that synchronizes a state, and write down the medians in milliseconds."""
+    import torch
+
+    import hvdlite.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    count = max(1, int(arguments.mib * (1 << 20) / 4 / SYNC_TENSORS))
+    weights = (torch.nn.Parameter(torch.ones(count)) for _ in range(SYNC_TENSORS))
+    state = hvd.elastic.TorchState(torch.nn.ParameterList(weights), step=0)
+    plain = torch.ones(SYNC_TENSORS * count)
+    calls: dict[str, Callable[[], object]] = {
+        "sync": state.sync,
+        "broadcast": lambda: hvd.broadcast_(plain, 0, name="plain"),
+        "save": state.save,
+    }
+    times: dict[str, list[float]] = {what: [] for what in calls}
+    for _ in range(SYNCS):
+        for what, call in calls.items():
+            hvd.barrier()
+            begin = time.perf_counter_ns()
+            call()
+            times[what].append((time.perf_counter_ns() - begin) / 1e6)
+    medians = {what: statistics.median(own) for what, own in times.items()}
+    (arguments.folder / str(hvd.rank())).write_text(json.dumps(medians))
+    hvd.shutdown()
+
+
+WORKERS = {"kill": run_steps, "boundary": run_boundaries, "step": run_model, "sync": run_syncs}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -46,6 +46,7 @@ from hvdlite.errors import (
     StopHandlerWarning,
     UnsupportedError,
 )
+from hvdlite.mesh import Mesh, mesh
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
@@ -72,6 +73,7 @@ __all__ = [
     "HorovodInternalError",
     "HvdliteError",
     "Max",
+    "Mesh",
     "Min",
     "MismatchError",
     "NotInitializedError",
@@ -99,6 +101,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "mesh",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

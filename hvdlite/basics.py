@@ -106,7 +106,9 @@ def _join_world(worker: WorkerEnvironment, deadline: Deadline, static: StaticSet
     try:
         operation_names.restart()
         if world.member is not None:
-            process_sets.enter_static(engine, world.rank, world.size)
+            # A worker that will join makes its optimizers for process sets that it gets by then.
+            planned = process_sets.static_ranks(world.size)
+            process_sets.begin_epoch(engine, world.rank, world.size, planned)
             world.member.attach(engine)
             if not worker.joiner:
                 process_sets.check_static(world.size)
@@ -179,16 +181,14 @@ def follow(
             connection.close()
             return None
         size = connection.size
-        sets = lobby.process_sets(rank_of) if resumes else process_sets.static_ranks(size)
+        static = process_sets.static_ranks(size)
+        sets = dict(lobby.process_sets(rank_of)) if resumes else static
         timeline = _world.recorder.target
         _end_timeline(_world, None)
         world = make_world(connection, _world.start, _world.job_id, lobby, epoch, sets, timeline)
         engine = world.engine
         # Before an addition that goes on can end.
-        if resumes:
-            process_sets.follow(engine, world.rank, size, dict(sets))
-        else:
-            process_sets.enter_static(engine, world.rank, size)
+        process_sets.begin_epoch(engine, world.rank, size, sets, resumes)
         lobby.resume(engine, rank_of)
         # A GPU was chosen by the local rank, so it stays as long as the process lives.
         _world = replace(world, local_rank=_world.local_rank, member=_world.member)
@@ -200,6 +200,13 @@ def follow(
 def in_elastic_job() -> bool:
     """Return whether the world of this process belongs to an elastic job."""
     return _world is not None and _world.member is not None
+
+
+def ask_to_leave(why: str) -> None:
+    """Ask to leave the elastic job at its next boundary; `why` is for the launcher's output."""
+    world = _current()
+    if world.member is not None:
+        world.member.ask_to_leave(why)
 
 
 def shutdown() -> None:
@@ -338,6 +345,11 @@ def cross_size() -> int:
     return _current().cross_size
 
 
+def host_of() -> tuple[int, ...]:
+    """Return, by rank, the number of the host that it is on."""
+    return _current().host_of
+
+
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
     hosts = _current().host_of
@@ -471,16 +483,17 @@ def _tell_peers(
         tell(kind, error, trace)
     world = _world
     if world is not None and world.size > 1:
+        what = describe_error(kind, error, trace)
         if world.member is not None:
-            world.member.break_off()
-        world.engine.abort(describe_error(world.rank, kind, error, trace))
+            world.member.break_off(what)
+        world.engine.abort(f"rank {world.rank} {what}")
 
 
 def describe_error(
-    this_rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> str:
     """Describe this rank's exception in one line, for the error that the other ranks raise."""
     frames = traceback.extract_tb(trace)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
-    return f"rank {this_rank} raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]
+    return f"raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]

@@ -64,7 +64,7 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             return None
-        if not self.included():
+        if _world().rank not in self.ranks:
             raise ArgumentError(f"rank {_world().rank} is not a member of {self}")
         return self.ranks.index(_world().rank)
 
@@ -72,6 +72,8 @@ class ProcessSet:
         """Return whether this rank is a member; None unless the process set is registered."""
         if self.process_set_id is None:
             return None
+        if self.process_set_id in _broken:
+            return _broken[self.process_set_id]
         return self.process_set_id == 0 or _world().rank in self.ranks
 
     def __deepcopy__(self, memo: object) -> ProcessSet:
@@ -80,7 +82,7 @@ class ProcessSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the ranks; loading returns the registered set of these ranks, if any."""
-        return _find, (None if self is global_process_set else self.ranks,)
+        return find, (None if self is global_process_set else self.ranks,)
 
     def __repr__(self) -> str:
         """Show the members."""
@@ -95,21 +97,35 @@ class _World(NamedTuple):
     size: int
 
 
+class _Static(NamedTuple):
+    """A process set that `init` was given in an elastic job, with its id and ranks at that time."""
+
+    process_set: ProcessSet
+    number: int
+    ranks: list[int]
+
+
 global_process_set = ProcessSet([])
 """The process set of all ranks, which is the default of every operation."""
 
 
-def _find(ranks: list[int] | None) -> ProcessSet:
+def find(ranks: list[int] | None) -> ProcessSet:
+    """Return the registered process set of these ranks (None: of all), or one to register."""
     if ranks is None:
         return global_process_set
-    known = (equals[0] for equals in _registered.values() if equals[0].ranks == ranks)
+    known = (
+        equals[0]
+        for number, equals in _registered.items()
+        if equals[0].ranks == ranks and number not in _broken
+    )
     return next(known, None) or ProcessSet(ranks)
 
 
 _current: _World | None = None
-# Of an elastic job: what `init` was given, and the ranks that each process set had then.
-_static: list[tuple[ProcessSet, list[int]]] = []
-_broken: set[int] = set()  # of an elastic job: ids of process sets that have lost a member
+_static: list[_Static] = []  # of an elastic job
+# Of an elastic job: by id, the process sets that have lost a member, and whether this rank is a
+# member. Their `ranks` are numbers of a former world.
+_broken: dict[int, bool] = {}
 _registered: dict[int, list[ProcessSet]] = {}  # by id; static objects of equal ranks share an id
 
 
@@ -135,9 +151,16 @@ def begin(engine: _core.Engine, rank: int, size: int) -> None:
 
 
 def keep_static(process_sets: Sequence[ProcessSet]) -> None:
-    """Store the process sets that `init` was given in an elastic job, for all of its worlds."""
+    """Store the process sets that `init` was given in an elastic job, for all of its worlds.
+
+    Each has the same id on all ranks and in all worlds, because graphs of TensorFlow hold it.
+    """
     global _static
-    _static = [(process_set, list(process_set.ranks)) for process_set in process_sets]
+    numbers: dict[tuple[int, ...], int] = {}
+    _static = [
+        _Static(one, numbers.setdefault(tuple(one.ranks), len(numbers) + 1), list(one.ranks))
+        for one in process_sets
+    ]
 
 
 def check_static(size: int) -> None:
@@ -146,65 +169,58 @@ def check_static(size: int) -> None:
     Raises:
         ArgumentError: it does not; every rank gets this error.
     """
-    for process_set, ranks in _static:
+    for process_set, _, ranks in _static:
         if not ranks or ranks[0] < 0 or ranks[-1] >= size:
             raise ArgumentError(
                 f"{process_set} cannot be registered: the world has the ranks 0 to {size - 1}"
             )
 
 
-def static_ranks(size: int) -> list[tuple[int, list[int]]]:
-    """Return the ids and ranks of the stored process sets whose ranks a world of `size` has.
-
-    A set has the same id on all ranks and in all worlds, because graphs of TensorFlow hold it.
-    """
-    distinct: list[list[int]] = []
-    for _, ranks in _static:
-        if ranks not in distinct:
-            distinct.append(ranks)
-    numbered = enumerate(distinct, start=1)
-    return [(number, ranks) for number, ranks in numbered if ranks and ranks[-1] < size]
+def static_ranks(size: int) -> dict[int, list[int]]:
+    """Return the ranks of the stored process sets whose ranks a world of `size` has, by id."""
+    return {number: ranks for _, number, ranks in _static if ranks and ranks[-1] < size}
 
 
-def enter_static(engine: _core.Engine, rank: int, size: int) -> None:
-    """Begin in a world of an elastic job whose engine has the sets of `static_ranks`.
-
-    Other process sets end, as those of a world that was shut down.
-    """
-    end()
-    begin(engine, rank, size)
-    number_of = {tuple(ranks): number for number, ranks in static_ranks(size)}
-    for process_set, ranks in _static:
-        process_set.ranks = list(ranks)
-        if tuple(ranks) in number_of:
-            _enter(process_set, number_of[tuple(ranks)])
-
-
-def follow(
-    engine: _core.Engine, rank: int, size: int, members: Mapping[int, Sequence[int]]
+def begin_epoch(
+    engine: _core.Engine,
+    rank: int,
+    size: int,
+    sets: Mapping[int, Sequence[int]],
+    resumes: bool = False,
 ) -> None:
-    """Go on in the next world of an elastic job, whose ranks are some of the former one's.
+    """Begin in a world of an elastic job.
 
     Args:
-        engine: the engine of the next world.
+        engine: the engine of this world.
         rank: this process's rank in it.
         size: its size.
-        members: by id, the ranks of the process sets that go on. The others have lost a member:
-            their operations raise RankFailedError until the next boundary.
+        sets: by id, the ranks of the process sets that the engine has.
+        resumes: the registered process sets go on. Those that the engine does not have are broken:
+            they have lost a member, and their operations raise RankFailedError until the next
+            boundary. Otherwise all end, and those that `init` was given begin anew.
     """
     global _current
-    _current = _World(engine, rank, size)
-    alive: dict[int, Sequence[int]] = {0: range(size), **members}
-    for number, ranks in alive.items():
-        for process_set in _registered.get(number, []):
+    if not resumes:
+        end()
+        _enter(global_process_set, 0)
+        for process_set, number, ranks in _static:
             process_set.ranks = list(ranks)
-    _broken.update(number for number in _registered if number not in alive)
+            if number in sets:
+                _enter(process_set, number)
+    present: dict[int, Sequence[int]] = {0: range(size), **sets}
+    for number, equals in _registered.items():
+        if number not in present and number not in _broken:
+            _broken[number] = bool(equals[0].included())  # by the former world's numbers
+    _current = _World(engine, rank, size)
+    for number, members in present.items():
+        for process_set in _registered.get(number, []):
+            process_set.ranks = list(members)
 
 
 def drop_broken() -> None:
     """Unregister the process sets that have lost a member, at a boundary of an elastic job."""
     while _broken:
-        number = _broken.pop()
+        number, _ = _broken.popitem()
         for process_set in _registered.pop(number, []):
             process_set.process_set_id = None
         operation_names.forget(number)

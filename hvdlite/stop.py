@@ -41,6 +41,7 @@ _ABOVE_RANKS = 1 << 31  # of the ranks that have noted a signal, the first one i
 _earlier: dict[int, list[Handler]] = {}  # by signal that is watched: the handlers before
 _noted: list[int] = []  # signals that this process has got, the first one first
 _calling: set[int] = set()  # signals whose earlier handlers run now
+_leaves = False  # whether this process has asked to leave its elastic job
 _warned: set[int] = set()  # signals for which the loss of the handler was told
 
 
@@ -132,9 +133,9 @@ def stop_requested(every: int = 1) -> str | None:
     has returned a reason, it goes on to return one. A rank that waits in `join` takes no part: let
     all ranks call `join`, and ask after it.
 
-    In an elastic job SIGTERM to some ranks means that these are taken away, and the job goes on
-    without them. So there SIGTERM stops the job when all ranks have got it, as they do from
-    hvdlite-run. Any other signal to any rank stops the job.
+    In an elastic job SIGTERM to some ranks means that these are taken away: they leave at the next
+    boundary, and the others go on. So there SIGTERM stops the job when all ranks have got it, as
+    they do from hvdlite-run. Any other signal to any rank stops the job.
 
     Args:
         every: ask the other ranks in the first of so many calls only, and return None in the
@@ -166,7 +167,19 @@ def stop_requested(every: int = 1) -> str | None:
     first, some_stay = _maximum(mine, int(signal.SIGTERM not in _noted))
     if first:
         return f"rank {_ABOVE_RANKS - (first >> 8)}: {_name(first & 0xFF)}"
-    return None if some_stay else "all ranks: SIGTERM"
+    if not some_stay:
+        return "all ranks: SIGTERM"
+    if elastic and signal.SIGTERM in _noted:
+        _leave()
+    return None
+
+
+def _leave() -> None:
+    """Ask once to leave the elastic job at its next boundary."""
+    global _leaves
+    if not _leaves:
+        _leaves = True
+        basics.ask_to_leave("it got SIGTERM")
 
 
 def _maximum(*values: int) -> list[int]:

@@ -25,8 +25,11 @@ class Member(Protocol):
     def attach(self, engine: _core.Engine) -> None:
         """Take note of the engine of the first world."""
 
-    def break_off(self) -> None:
-        """End without a goodbye, because the script has failed."""
+    def ask_to_leave(self, why: str) -> None:
+        """Ask to leave the job at its next boundary."""
+
+    def break_off(self, what: str) -> None:
+        """End without a goodbye, because the script has failed: "raised ValueError: ..."."""
 
     def leave(self, commits: Mapping[int, int]) -> None:
         """Say goodbye; the engine has been shut down."""
@@ -56,7 +59,7 @@ def make_world(
     job_id: bytes,
     lobby: _core.Lobby | None = None,
     epoch: int = 0,
-    sets: Sequence[tuple[int, Sequence[int]]] = (),
+    sets: Mapping[int, Sequence[int]] | None = None,
     timeline: Path | None = None,
     records: bool = True,
 ) -> World:
@@ -68,7 +71,7 @@ def make_world(
         job_id: the public number of the job.
         lobby: of an elastic job.
         epoch: of an elastic job, the number of this world.
-        sets: of an elastic job, the ids and ranks of the process sets that it begins with.
+        sets: of an elastic job, the ranks of the process sets that it begins with, by id.
         timeline: of an elastic job, the file of the timeline that goes on in this world.
         records: whether this world can have a timeline; that of a worker that will join has none.
 
@@ -102,7 +105,7 @@ def make_world(
         bool(knobs["timeline_mark_cycles"]),
         lobby,
         epoch,
-        sets,
+        list((sets or {}).items()),
     )
     return World(
         engine=engine,

@@ -110,6 +110,9 @@ class Backend {
   virtual void trace_to(Trace&) {}
 
   virtual Status allreduce(const Allreduce& call, Patience patience) = 0;
+  // Whether allreduce() by this op makes the copies that pieces ask for (Piece::copy): each part of
+  // an input before that part is overwritten, and of the other parts none.
+  virtual bool copies_inputs(ReduceOp /*op*/) const { return false; }
   virtual Status allgather(const Allgather& call, Patience patience) = 0;
   virtual Status broadcast(const Broadcast& call, Patience patience) = 0;
   virtual Status alltoall(const Alltoall& call, Patience patience) = 0;

@@ -38,7 +38,16 @@ Result<EntryPtr> make_entry(const HvdliteCall& call, Engine& engine) {
   EntryBuilder builder(static_cast<Kind>(call.kind), call.name, call.process_set);
   builder.root(call.root).reduce(call.op, call.prescale, call.postscale);
   if (!std::isnan(call.weight)) builder.weigh(call.weight);
-  builder.splits({call.splits, call.splits + call.split_count});
+  const std::vector<std::int64_t> numbers(call.splits, call.splits + call.split_count);
+  if (call.kind == static_cast<int>(Kind::kSend)) {
+    if (numbers.size() != 2) return Status(StatusCode::kInternal, "a send without its two ranks");
+    const auto rank = [&](std::int64_t number) {
+      return number == kThisRank ? engine.rank() : static_cast<int>(number);
+    };
+    builder.ends(rank(numbers[0]), rank(numbers[1]));
+  } else {
+    builder.splits(numbers);
+  }
   const Result<int> gpu = gpu_of(call, engine);
   if (!gpu.ok()) return builder.refused(gpu.status());
   for (const HvdliteTensor& tensor : tensors_of(call)) {

@@ -12,7 +12,9 @@ namespace hvdlite {
 
 class Engine;
 
-inline constexpr std::uint32_t kCoreTableVersion = 5;
+inline constexpr std::uint32_t kCoreTableVersion = 6;
+
+inline constexpr std::int64_t kThisRank = -1;
 
 extern "C" {
 
@@ -62,7 +64,9 @@ struct HvdliteCall {
   // Of tensors on a GPU, all on the same one: they are ready at the point that this CUstream has
   // come to, and it waits for the results, and for the memory to be free, from `done` on.
   void* stream;
-  std::int32_t split_count;  // alltoall; 0: the same number of rows to each member
+  // Alltoall: rows for each member; none: the same number to each. A send: source and destination,
+  // where kThisRank stands for the rank of the engine.
+  std::int32_t split_count;
   const std::int64_t* splits;
   // Called exactly once: by submit() itself when the call is refused or the world has one rank,
   // otherwise by the engine's runner, which it must not block.

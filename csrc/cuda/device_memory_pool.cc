@@ -6,7 +6,6 @@ namespace hvdlite {
 namespace {
 
 constexpr std::size_t kSmallest = 4096;
-constexpr std::size_t kMostSpares = 8;
 
 }  // namespace
 
@@ -31,7 +30,7 @@ void DeviceMemoryPool::give_back(DeviceMemory memory, CudaEventPtr after) {
   std::list<Spare> dropped;  // freed after the lock is released
   MutexLock lock(mutex_);
   spares_.push_front({std::move(memory), std::move(after)});
-  if (spares_.size() > kMostSpares) dropped.splice(dropped.end(), spares_, --spares_.end());
+  if (spares_.size() > most_spares_) dropped.splice(dropped.end(), spares_, --spares_.end());
 }
 
 }  // namespace hvdlite

@@ -287,14 +287,14 @@ void Autotune::report() {
 
 std::string Autotune::summary() const {
   if (!search_) {
-    return "the job ended during the warm-up, after " + std::to_string(samples_) +
-           " samples: nothing was tried";
+    return "the job, or an epoch of it, ended during the warm-up, after " +
+           std::to_string(samples_) + " samples: nothing was tried";
   }
   const std::string effort =
       std::to_string(samples_) + " samples of " + std::to_string(search_->trials()) + " candidates";
   const std::string found = assignments(start_, search_->best());
   if (search_->phase() != TuningSearch::Phase::kDone) {
-    return "the job ended before the search, after " + effort +
+    return "the job, or an epoch of it, ended before the search, after " + effort +
            "; best so far, not checked yet: " + (found.empty() ? "what the job began with" : found);
   }
   if (found.empty()) return "what the job began with stays: no better in " + effort;

@@ -9,9 +9,10 @@
 namespace hvdlite {
 namespace {
 
-std::unique_ptr<World> make_world(EngineParts& parts, Park park) {
-  if (parts.fabric == nullptr) return std::make_unique<LoneWorld>(parts, std::move(park));
-  return std::make_unique<PeerWorld>(parts, std::move(park));
+std::unique_ptr<World> make_world(EngineParts& parts, const Lobby* lobby, Park park) {
+  const auto settled = lobby == nullptr ? std::nullopt : lobby->settled();
+  if (parts.fabric == nullptr) return std::make_unique<LoneWorld>(parts, settled, std::move(park));
+  return std::make_unique<PeerWorld>(parts, settled, std::move(park));
 }
 
 }  // namespace
@@ -24,7 +25,7 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
              elastic ? elastic->lobby->highest_set() : 0),
       lobby_(elastic ? elastic->lobby : nullptr),
       world_(make_world(
-          parts_, lobby_ == nullptr ? Park() : [this](Parked parked) {
+          parts_, lobby_.get(), lobby_ == nullptr ? Park() : [this](Parked parked) {
             lobby_->park(*this, std::move(parked));
           })) {}
 

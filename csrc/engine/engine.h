@@ -87,6 +87,8 @@ class Engine {
   Counters counters() const { return parts_.counters; }
   // The settings that this rank's collectives use now.
   Tunables tunables() const { return world_->tunables(); }
+  // Those that a search for better ones has ended with, in this world or one before it.
+  std::optional<Tunables> settled() const { return world_->settled(); }
   // Where the time of this rank goes; its owner starts and stops it.
   Trace& trace() { return *parts_.trace; }
 

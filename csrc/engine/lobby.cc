@@ -105,6 +105,7 @@ void Lobby::park(const Engine& engine, Parked parked) {
   MutexLock lock(mutex_);
   note_sets(engine);
   const bool by_itself = parked.by_itself;
+  if (parked.settled) settled_ = parked.settled;
   if (world_ == &engine) {
     parked_ = std::move(parked);
   } else {
@@ -180,8 +181,18 @@ int Lobby::highest_set() const {
   return highest_set_;
 }
 
+std::optional<Tunables> Lobby::settled() const {
+  MutexLock lock(mutex_);
+  return settled_;
+}
+
 void Lobby::note_sets(const Engine& engine) {
   highest_set_ = std::max(highest_set_, engine.highest_set());
+}
+
+void Lobby::note(const Engine& engine) {
+  note_sets(engine);
+  if (const auto settled = engine.settled()) settled_ = settled;
 }
 
 std::vector<EntryPtr> Lobby::take_all() {
@@ -256,7 +267,7 @@ void Lobby::close(const Engine& engine, const Status& why) {
   std::vector<EntryPtr> all;
   {
     MutexLock lock(mutex_);
-    note_sets(engine);
+    note(engine);
     if (world_ != &engine) return;
     all = take_all();
     refusal_ = why;
@@ -287,7 +298,7 @@ Status Lobby::admit(const Engine& ended, const EntryPtr& entry) {
 
 void Lobby::forget(const Engine& engine) {
   MutexLock lock(mutex_);
-  note_sets(engine);
+  note(engine);
   earlier_.erase(&engine);
   if (world_ == &engine) world_ = nullptr;
   if (early_ == &engine) {

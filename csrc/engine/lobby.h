@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +55,9 @@ class Lobby {
   std::vector<std::pair<int, std::vector<int>>> process_sets(const std::vector<int>& rank_of) const;
   // The highest id of a process set that any world of this process has had, or 0.
   int highest_set() const;
+  // The settings that the last world of this process with such has settled on: they go on in the
+  // next one.
+  std::optional<Tunables> settled() const;
   // Submits all that waits to `next`, in the order of its first submission, and forwards there what
   // is submitted to ended engines later. Entries that name ranks that are gone end with an error.
   // Every engine is resumed before anybody else submits to it, the first one as well.
@@ -81,7 +85,10 @@ class Lobby {
   Status give(const EntryPtr& entry, Continuations& then) HVDLITE_REQUIRES(mutex_);
   // Notes by which numbers later submissions to ended engines go.
   void renumber(const std::vector<int>& rank_of) HVDLITE_REQUIRES(mutex_);
+  // Notes what later worlds have of this engine, of which a world that parks may know the first
+  // only: the ids of its process sets, its settings.
   void note_sets(const Engine& engine) HVDLITE_REQUIRES(mutex_);
+  void note(const Engine& engine) HVDLITE_REQUIRES(mutex_);
 
   const Fd lost_;
   mutable Mutex mutex_;
@@ -90,6 +97,7 @@ class Lobby {
   std::vector<EntryPtr> late_ HVDLITE_GUARDED_BY(mutex_);  // submitted after its end
   Status refusal_ HVDLITE_GUARDED_BY(mutex_);  // of what is submitted then; OK: it waits
   int highest_set_ HVDLITE_GUARDED_BY(mutex_) = 0;
+  std::optional<Tunables> settled_ HVDLITE_GUARDED_BY(mutex_);
   // By engine of an earlier world: its ranks' numbers in that of the engine resumed last, or -1.
   std::map<const Engine*, std::vector<int>> earlier_ HVDLITE_GUARDED_BY(mutex_);
   // A world that ended before it was resumed.

@@ -29,8 +29,8 @@ Agreed agreed_alone(const EntryPtr& entry) {
 
 }  // namespace
 
-LoneWorld::LoneWorld(EngineParts& parts, Park park)
-    : parts_(parts), park_(std::move(park)), executor_(parts) {}
+LoneWorld::LoneWorld(EngineParts& parts, std::optional<Tunables> settled, Park park)
+    : parts_(parts), settled_(settled), park_(std::move(park)), executor_(parts) {}
 
 Status LoneWorld::submit(EntryPtr entry, bool /*blocking*/) {
   HVDLITE_RETURN_IF_ERROR(check_alone(entry->request));
@@ -67,7 +67,7 @@ void LoneWorld::suspend(const std::string& reason) {
     MutexLock lock(mutex_);  // so no entry is half-way
     (void)parts_.queue.close(cause);
   }
-  if (park_) park_({cause, {}, nullptr, parts_.sets.others(), /*by_itself=*/false});
+  if (park_) park_({cause, {}, nullptr, parts_.sets.others(), /*by_itself=*/false, settled_});
 }
 
 Tunables LoneWorld::tunables() const { return tunables_of(parts_.config); }

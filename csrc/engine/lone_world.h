@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "base/mutex.h"
 #include "engine/world.h"
@@ -14,7 +15,8 @@ namespace hvdlite {
 
 class LoneWorld : public World {
  public:
-  LoneWorld(EngineParts& parts, Park park);  // the parts are borrowed
+  // The parts are borrowed. A world of one only hands `settled` on.
+  LoneWorld(EngineParts& parts, std::optional<Tunables> settled, Park park);
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
@@ -23,12 +25,14 @@ class LoneWorld : public World {
   void suspend(const std::string& reason) override;
   Status status() const override { return Status(); }
   Tunables tunables() const override;
+  std::optional<Tunables> settled() const override { return settled_; }
 
  private:
   // `then`: the entry's continuation, which is the caller's to run.
   Status execute(const EntryPtr& entry, std::function<void()>& then);
 
   EngineParts& parts_;
+  const std::optional<Tunables> settled_;
   const Park park_;
   Mutex mutex_;  // its holder is the runner
   Executor executor_ HVDLITE_GUARDED_BY(mutex_);

@@ -347,6 +347,7 @@ Status Negotiator::accept(const std::vector<Response>& responses, std::vector<Ro
     if (response.form == Response::Form::kTune) {
       end_round();
       round.tunables = response.tunables;
+      round.settled = response.settled;
       continue;
     }
     failure = accept_one(response, round);

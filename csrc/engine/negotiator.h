@@ -47,8 +47,8 @@ class Negotiator {
   // Rank 0, done with its own work: whether others may still go on without it, in process sets or
   // sends.
   bool awaited() const;
-  // Rank 0: all ranks change to these settings, between the same two rounds.
-  void tune(const Tunables& tunables) { coordinator_->tune(tunables); }
+  // Rank 0: all ranks change to these settings, between the same two rounds; `settled`: for good.
+  void tune(const Tunables& tunables, bool settled) { coordinator_->tune(tunables, settled); }
   // Returns why a rank is gone that the data plane misses, from what it or others said before;
   // `fallback` when none of them said anything.
   Status root_cause(Status fallback);

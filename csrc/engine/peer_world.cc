@@ -14,15 +14,18 @@ constexpr auto kLongestSlice = std::chrono::milliseconds(2);
 
 }  // namespace
 
-PeerWorld::PeerWorld(EngineParts& parts, Park park)
+PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Park park)
     : parts_(parts),
       waiter_(*parts.fabric->waiter),
       park_(std::move(park)),
       negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters,
                   parts.timeline, /*elastic=*/park_ != nullptr),
       executor_(parts),
-      tunables_(tunables_of(parts.config)) {
-  if (parts.config.autotune != 0 && parts.rank == 0) {
+      tunables_(tunables_of(parts.config)),
+      settled_(settled) {
+  if (settled && parts.rank == 0) {
+    negotiator_.tune(*settled, /*settled=*/true);
+  } else if (parts.config.autotune != 0 && parts.rank == 0) {
     autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
                                            parts.fabric->own_segment->layout().buffer_bytes);
   }
@@ -131,11 +134,13 @@ void PeerWorld::tune(const Round& round) {
     executor_.tune(*round.tunables);
     MutexLock lock(mutex_);
     tunables_ = *round.tunables;
+    if (round.settled) settled_ = tunables_;
   }
   if (autotune_ == nullptr) return;
   const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
-  if (wanted) negotiator_.tune(*wanted);
-  if (autotune_->done()) autotune_.reset();
+  const bool done = autotune_->done();
+  if (wanted || done) negotiator_.tune(wanted.value_or(tunables()), /*settled=*/done);
+  if (done) autotune_.reset();
 }
 
 void PeerWorld::look_at_gpus() {
@@ -182,7 +187,8 @@ void PeerWorld::end_world() {
   parts_.fabric->close();
   for (EntryPtr& entry : unfinished_) entries.push_back(std::move(entry));
   if (park_ != nullptr && !clean && !leaving_.load() && !aborted_.load()) {
-    park_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load()});
+    park_({cause, std::move(entries), parts_.commits, parts_.sets.others(), !suspended_.load(),
+           settled()});
     return;
   }
   if (parts_.commits != nullptr) {
@@ -253,6 +259,11 @@ Status PeerWorld::status() const {
 Tunables PeerWorld::tunables() const {
   MutexLock lock(mutex_);
   return tunables_;
+}
+
+std::optional<Tunables> PeerWorld::settled() const {
+  MutexLock lock(mutex_);
+  return settled_;
 }
 
 }  // namespace hvdlite

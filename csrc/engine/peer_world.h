@@ -24,8 +24,9 @@ namespace hvdlite {
 class PeerWorld : public World {
  public:
   // Borrows the parts, and starts the engine's thread, which calls `park` if the world ends by a
-  // failure.
-  PeerWorld(EngineParts& parts, Park park);
+  // failure. `settled`: what an earlier world has found; rank 0 lets all ranks have its own, and
+  // searches only where there is none.
+  PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Park park);
 
   Status submit(EntryPtr entry, bool blocking) override;
   bool wait(const Entry& entry, bool blocking, Deadline deadline) override;
@@ -34,6 +35,7 @@ class PeerWorld : public World {
   void suspend(const std::string& reason) override;
   Status status() const override;
   Tunables tunables() const override;
+  std::optional<Tunables> settled() const override;
 
  private:
   // Which thread sleeps: a caller that drives the engine, the engine's own, or that while this rank
@@ -78,6 +80,7 @@ class PeerWorld : public World {
 
   mutable Mutex mutex_;
   Tunables tunables_ HVDLITE_GUARDED_BY(mutex_);
+  std::optional<Tunables> settled_ HVDLITE_GUARDED_BY(mutex_);
   Status sticky_ HVDLITE_GUARDED_BY(mutex_);
   bool stopped_ HVDLITE_GUARDED_BY(mutex_) = false;
   Condition stopped_changed_;

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Parked {
   std::shared_ptr<CommitBook> commits;  // null in a world of one
   std::vector<GroupPtr> process_sets;   // besides that of all ranks
   bool by_itself = true;                // not by suspend()
+  std::optional<Tunables> settled;      // as Engine::settled()
 };
 using Park = std::function<void(Parked)>;  // null: the job is not elastic
 
@@ -41,6 +43,7 @@ class World {
   virtual void suspend(const std::string& reason) = 0;
   virtual Status status() const = 0;
   virtual Tunables tunables() const = 0;
+  virtual std::optional<Tunables> settled() const = 0;
 };
 
 }  // namespace hvdlite

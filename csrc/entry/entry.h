@@ -13,6 +13,7 @@
 
 #include "cuda/cuda_device.h"
 #include "entry/completion.h"
+#include "kernels/pieces.h"
 #include "wire/message.h"
 
 namespace hvdlite {
@@ -30,6 +31,7 @@ struct GpuSource {
 struct KeptInput {
   std::unique_ptr<std::byte[]> data;
   std::size_t capacity = 0;  // of `data`, in bytes
+  InputCopy copy;            // to `data`; what it lacks has not been overwritten
   // Instead of `data`, of a GPU tensor; the memory goes back to `pool`.
   DeviceMemory device;
   std::shared_ptr<DeviceMemoryPool> pool;
@@ -65,6 +67,7 @@ struct Agreed {
 // What one respond frame holds for this rank, cut where the settings change.
 struct Round {
   std::optional<Tunables> tunables;  // they hold from this round on
+  bool settled = false;              // with `tunables`: for good
   std::vector<Agreed> entries;
 };
 

@@ -59,8 +59,8 @@ class BatchRun {
   // their producers. A status that is not sticky is the same on every member, and concerns the
   // batch alone.
   Status open();
-  // Elastic jobs: keeps the inputs that execute() overwrites.
-  Status keep_inputs() { return buffers_.kept.keep(batch_, round_, gpu_); }
+  // Elastic jobs: keeps the inputs that execute() overwrites, or lets it do so.
+  Status keep_inputs() { return buffers_.kept.keep(batch_, round_, *parts_.backend, gpu_); }
   Status execute();
   // Marks the end of the batch on its GPU.
   Status close();

@@ -10,7 +10,7 @@ namespace {
 
 // The two ranks of a send. Their group has no lane of its own: nothing is staged for it.
 Group pair_of(const Request& request) {
-  const auto [low, high] = std::minmax(request.source(), request.destination());
+  const auto [low, high] = std::minmax({request.source(), request.destination()});
   return {static_cast<int>(request.process_set), {low, high}, 0, 0};
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "entry/entry_check.h"
+#include "kernels/stream_copy.h"
 
 namespace hvdlite {
 namespace {
@@ -45,35 +46,51 @@ Status restore_on_device(const Entry& entry, std::size_t tensor, const KeptInput
 
 }  // namespace
 
-Status KeptInputs::keep(const Batch& batch, const std::vector<Agreed>& round,
+Status KeptInputs::keep(const Batch& batch, const std::vector<Agreed>& round, const Backend& host,
                         DeviceBackend* plane) {
   if (batch.kind != Kind::kAllreduce) return Status();
+  const bool by_plane = host.copies_inputs(batch.op);
   for (const TensorRef& ref : batch.tensors) {
-    HVDLITE_RETURN_IF_ERROR(keep_tensor(*round[ref.agreed].entry, ref.tensor, plane));
+    Entry& entry = *round[ref.agreed].entry;
+    const TensorShape& shape = entry.request.tensors[ref.tensor];
+    const std::uint64_t bytes = shape.bytes();
+    if (bytes == 0 || !overlap(entry.inputs[ref.tensor], entry.outputs[ref.tensor], bytes)) {
+      continue;
+    }
+    entry.kept.resize(entry.request.tensors.size());
+    HVDLITE_RETURN_IF_ERROR(shape.device == DeviceType::kGpu
+                                ? keep_on_device(entry, ref.tensor, plane->device())
+                                : keep_on_host(entry, ref.tensor, by_plane));
   }
   return Status();
 }
 
-Status KeptInputs::keep_tensor(Entry& entry, std::size_t tensor, DeviceBackend* plane) {
-  const TensorShape& shape = entry.request.tensors[tensor];
-  const std::uint64_t bytes = shape.bytes();
-  if (bytes == 0 || !overlap(entry.inputs[tensor], entry.outputs[tensor], bytes)) return Status();
-  entry.kept.resize(entry.request.tensors.size());
-  if (shape.device == DeviceType::kGpu) return keep_on_device(entry, tensor, plane->device());
+Status KeptInputs::keep_on_host(Entry& entry, std::size_t tensor, bool by_plane) {
+  const std::uint64_t bytes = entry.request.tensors[tensor].bytes();
   KeptInput& kept = entry.kept[tensor];
   kept = take(bytes);
   if (!kept.valid()) return no_memory(entry, bytes);
-  std::memcpy(kept.data.get(), entry.inputs[tensor], bytes);
+  kept.copy = {kept.data.get(), 0};
+  if (by_plane && entry.weight != 0) return Status();  // zeros travel in place of weight 0
+  stream_copy(entry.inputs[tensor], kept.copy.to, bytes);
+  kept.copy.bytes = bytes;
   return Status();
+}
+
+InputCopy* KeptInputs::copy_of(Entry& entry, std::size_t tensor) {
+  if (tensor >= entry.kept.size()) return nullptr;
+  InputCopy& copy = entry.kept[tensor].copy;
+  return copy.to != nullptr && copy.bytes == 0 ? &copy : nullptr;
 }
 
 Status KeptInputs::keep_on_device(Entry& entry, std::size_t tensor, CudaDevice& device) {
   const std::uint64_t bytes = entry.request.tensors[tensor].bytes();
-  Result<DeviceMemory> memory = gpus_.allocate(device.ordinal(), bytes);
+  const std::shared_ptr<DeviceMemoryPool> pool = gpus_.pool_of_kept(device.ordinal());
+  Result<DeviceMemory> memory = pool->take(bytes);
   if (!memory.ok()) return no_memory(entry, bytes, " (" + memory.status().message() + ")");
   KeptInput& kept = entry.kept[tensor];
   kept.device = std::move(memory.value());
-  kept.pool = gpus_.pool(device.ordinal());
+  kept.pool = pool;
   const CudaDevice::Current current(device);
   HVDLITE_RETURN_IF_ERROR(
       device.check(device.api().copy(kept.device.address(), address(entry.inputs[tensor]), bytes,
@@ -118,7 +135,7 @@ Status restore_inputs(Entry& entry) {
     if (kept.device.valid()) {
       HVDLITE_RETURN_IF_ERROR(restore_on_device(entry, i, kept));
     } else if (kept.valid()) {
-      std::memcpy(writable(entry, i), kept.data.get(), entry.request.tensors[i].bytes());
+      std::memcpy(writable(entry, i), kept.copy.to, kept.copy.bytes);
     }
   }
   entry.kept.clear();

@@ -2,11 +2,14 @@
 // rank has died in it (elastic jobs only).
 //
 // The copies hang on their entries; the memory comes from pools, because fresh pages cost more than
-// the copy. Only the runner calls it; the executor owns it.
+// the copy. A data plane that can makes the copy itself, part by part, when it reads the input
+// anyway; of what it has not come to, the input is whole. Only the runner calls it; the executor
+// owns it.
 #pragma once
 
 #include <vector>
 
+#include "backend/backend.h"
 #include "entry/entry.h"
 #include "execution/fusion_plan.h"
 #include "gpu/gpu_plane.h"
@@ -17,14 +20,18 @@ class KeptInputs {
  public:
   explicit KeptInputs(GpuPlane& gpus) : gpus_(gpus) {}  // borrowed
 
-  // Copies what the batch is about to overwrite. `plane` is that of its GPU tensors, or null. The
-  // peers do not turn back, so a lack of memory is kInternal.
-  Status keep(const Batch& batch, const std::vector<Agreed>& round, DeviceBackend* plane);
+  // Copies what the batch is about to overwrite, or leaves the copying of host memory to `host`:
+  // see copy_of(). `plane` is that of its GPU tensors, or null. The peers do not turn back, so a
+  // lack of memory is kInternal.
+  Status keep(const Batch& batch, const std::vector<Agreed>& round, const Backend& host,
+              DeviceBackend* plane);
+  // Where the host's data plane shall copy the input of the tensor, or null.
+  static InputCopy* copy_of(Entry& entry, std::size_t tensor);
   // The results are handed out: takes the memory back.
   void release(Entry& entry);
 
  private:
-  Status keep_tensor(Entry& entry, std::size_t tensor, DeviceBackend* plane);
+  Status keep_on_host(Entry& entry, std::size_t tensor, bool by_plane);
   Status keep_on_device(Entry& entry, std::size_t tensor, CudaDevice& device);
   KeptInput take(std::size_t bytes);  // not valid where there is no memory
 

@@ -11,7 +11,10 @@ Result<std::unique_ptr<DeviceWorkspace>> DeviceWorkspace::open(std::shared_ptr<c
   Result<std::unique_ptr<SegmentCopies>> copies = SegmentCopies::load(workspace->device);
   HVDLITE_RETURN_IF_ERROR(copies.status());
   workspace->copies = std::move(copies.value());
-  workspace->pool = std::make_shared<DeviceMemoryPool>(workspace->device);
+  workspace->pool =
+      std::make_shared<DeviceMemoryPool>(workspace->device, DeviceMemoryPool::kSparesOfResults);
+  workspace->kept =
+      std::make_shared<DeviceMemoryPool>(workspace->device, DeviceMemoryPool::kAllSpares);
   workspace->gradients = std::make_shared<GradientMemory>(workspace->device);
   workspace->finite = std::make_unique<FiniteWords>(workspace->device);
   return workspace;

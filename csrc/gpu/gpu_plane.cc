@@ -104,6 +104,11 @@ std::shared_ptr<DeviceMemoryPool> GpuPlane::pool(int ordinal) {
   return found.ok() ? found.value()->pool : nullptr;
 }
 
+std::shared_ptr<DeviceMemoryPool> GpuPlane::pool_of_kept(int ordinal) {
+  const Result<DeviceWorkspace*> found = workspace(ordinal);
+  return found.ok() ? found.value()->kept : nullptr;
+}
+
 Result<GradientMemory::Holder> GpuPlane::allocate_gradient_memory(int ordinal, std::size_t bytes) {
   const Result<DeviceWorkspace*> found = workspace(ordinal);
   HVDLITE_RETURN_IF_ERROR(found.status());

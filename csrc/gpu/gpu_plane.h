@@ -11,8 +11,8 @@
 // (device_backend.h, entry/completion.h). While work is under way the runner looks for errors by
 // poll(). The death of a peer arrives on the control plane, and makes the engine call abort().
 //
-// Threads: any thread may call mark(), ordinal_of(), pool() and allocate_gradient_memory(), and use
-// a pool; everything else is for the runner.
+// Threads: any thread may call mark(), ordinal_of(), pool(), pool_of_kept() and
+// allocate_gradient_memory(), and use a pool; everything else is for the runner.
 #pragma once
 
 #include <deque>
@@ -70,6 +70,8 @@ class GpuPlane {
   // Memory for a result, on a device that mark() has seen.
   Result<DeviceMemory> allocate(int ordinal, std::size_t bytes);
   std::shared_ptr<DeviceMemoryPool> pool(int ordinal);
+  // Of the inputs that an elastic job keeps, likewise.
+  std::shared_ptr<DeviceMemoryPool> pool_of_kept(int ordinal);
   // Allocates gradient memory, see gradient_memory.h.
   Result<GradientMemory::Holder> allocate_gradient_memory(int ordinal, std::size_t bytes);
 

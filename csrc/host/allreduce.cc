@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/stream_copy.h"
+
 namespace hvdlite {
 
 Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patience patience) {
@@ -12,7 +14,10 @@ Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patie
   const bool in_place =
       layout.driver() && !layout.spans_hosts() && !pieces_.prescaled() && !types.cast();
   const HostReduction reduction(layout, call.group, types.wire, call.op);
-  const Batch batch{layout, pieces_, types, reduction, patience, size_of(types.wire), in_place};
+  const bool saves = std::any_of(call.pieces.begin(), call.pieces.end(),
+                                 [](const Piece& piece) { return piece.copy != nullptr; });
+  const Batch batch{layout,   pieces_, types, reduction, patience, size_of(types.wire),
+                    in_place, saves};
   const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
   const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
@@ -25,6 +30,7 @@ Status HostAllreduce::reduce_small(const Batch& batch) {
   const Range all{0, batch.pieces.elements()};
   const Staging::Step step = staging.begin(batch.layout.locals, batch.patience, kAllreduce);
   HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
+  save_inputs(batch, all);
   copy_in(batch, all, staging.own_buffer(step));
   staging.publish(step);
   HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
@@ -54,6 +60,7 @@ Status HostAllreduce::publish(const Chunk& chunk) {
   Staging& staging = plane_.staging();
   HVDLITE_RETURN_IF_ERROR(staging.reuse(chunk.step));
   std::byte* buffer = staging.own_buffer(chunk.step);
+  save_inputs(batch, chunk.elements);
   if (!batch.own_slice_in_place) {
     copy_in(batch, chunk.elements, buffer);
   } else {
@@ -154,6 +161,19 @@ Status HostAllreduce::take_results(const Chunk& chunk) {
   }
   staging.done(chunk.step);
   return Status();
+}
+
+void HostAllreduce::save_inputs(const Batch& batch, Range range) const {
+  if (!batch.saves) return;
+  const TraceSpan traced = plane_.part("keep");
+  const std::uint64_t element_bytes = size_of(batch.types.memory);
+  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
+                                   std::uint64_t, std::uint64_t count) {
+    if (piece.copy == nullptr) return;
+    const std::uint64_t bytes = count * element_bytes;
+    stream_copy(input, piece.copy->to + piece.copy->bytes, bytes);
+    piece.copy->bytes += bytes;
+  });
 }
 
 void HostAllreduce::copy_in(const Batch& batch, Range range, std::byte* to) const {

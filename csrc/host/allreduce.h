@@ -2,7 +2,8 @@
 //
 // A batch is cut into chunks, and a chunk into as many slices as a host has drivers (layout.h):
 // driver l of every host owns slice l. Per chunk, a rank
-//   (1) publishes its input in its staging buffer;
+//   (1) publishes its input in its staging buffer (and saves it, where a piece asks for a copy:
+//       then the input is read from memory once);
 //   (2) if it is a driver, reduces its slice over the locals, in ascending rank order;
 //   (3) exchanges the slice with its peers: part h of the slice goes to host h, which reduces the
 //       parts in ascending host order and sends the result back to all (of an average of 16-bit
@@ -42,6 +43,7 @@ class HostAllreduce {
     Patience patience;
     std::uint64_t element_bytes;  // of what travels
     bool own_slice_in_place;      // a driver reads the input of its own slice where it lies
+    bool saves;                   // some piece asks for a copy of its input
   };
   // What one step of a batch stages.
   struct Chunk {
@@ -75,6 +77,9 @@ class HostAllreduce {
 
   // finish() where elements are cast on the way back.
   void finish_cast(const Batch& batch, Range range, Sources sources, std::byte* to);
+  // Makes the copies that the pieces ask for. Ranges come in ascending order, each before anything
+  // in it is overwritten.
+  void save_inputs(const Batch& batch, Range range) const;
   // Copies this rank's elements of `range`, prescaled and cast, to `to`.
   void copy_in(const Batch& batch, Range range, std::byte* to) const;
   // Copies results to the outputs, where elements are cast back.

@@ -24,6 +24,7 @@ class HostBackend : public Backend {
   std::string_view name() const override { return "host"; }
   void trace_to(Trace& trace) override { plane_.trace_to(trace, kTraceRow); }
   Status allreduce(const Allreduce& call, Patience patience) override;
+  bool copies_inputs(ReduceOp op) const override { return op != ReduceOp::kAdasum; }
   Status allgather(const Allgather& call, Patience patience) override;
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -13,14 +14,21 @@
 
 namespace hvdlite {
 
+// A copy of a piece's input, made before the output overwrites the input.
+struct InputCopy {
+  std::byte* to = nullptr;  // as long as the input
+  std::uint64_t bytes = 0;  // copied so far, from the start
+};
+
 // One tensor. `input` may equal `output`; otherwise the two do not overlap. Both are borrowed.
 struct Piece {
   const void* input = nullptr;
   void* output = nullptr;
-  std::size_t count = 0;   // elements, may be 0
-  double prescale = 1.0;   // factor on this rank's input
-  double postscale = 1.0;  // factor on the result, after the division of an average
-  bool own_scale = false;  // the prescale is this rank's alone: other ranks may have another one
+  std::size_t count = 0;      // elements, may be 0
+  double prescale = 1.0;      // factor on this rank's input
+  double postscale = 1.0;     // factor on the result, after the division of an average
+  bool own_scale = false;     // the prescale is this rank's alone: other ranks may have another one
+  InputCopy* copy = nullptr;  // where the plane shall make one (Backend::copies_inputs)
 };
 
 class PieceList {

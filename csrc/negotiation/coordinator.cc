@@ -344,10 +344,11 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::tune(const Tunables& tunables) {
+void Coordinator::tune(const Tunables& tunables, bool settled) {
   Response response;
   response.form = Response::Form::kTune;
   response.tunables = tunables;
+  response.settled = settled;
   responses_.push_back(std::move(response));
 }
 

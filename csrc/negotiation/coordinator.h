@@ -91,8 +91,9 @@ class Coordinator {
   // too.
   void fail_change(const std::string& name, const Status& error);
 
-  // All ranks of the world change to these settings between the responses so far and later ones.
-  void tune(const Tunables& tunables);
+  // All ranks of the world change to these settings between the responses so far and later ones;
+  // `settled`: for good.
+  void tune(const Tunables& tunables, bool settled);
 
   // The responses decided since the last call, in order. The books that they name stay until the
   // next call.

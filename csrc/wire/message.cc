@@ -142,14 +142,16 @@ Status get_status(Reader& reader) {
   return Status(static_cast<StatusCode>(code), "", rank);
 }
 
-void put_tunables(Writer& writer, const Tunables& tunables) {
+void put_tunables(Writer& writer, const Response& response) {
   writer.put(static_cast<std::uint8_t>(kTunables.size()));
-  for (const Tunable& one : kTunables) writer.put(tunables.*one.field);
+  for (const Tunable& one : kTunables) writer.put(response.tunables.*one.field);
+  writer.put(static_cast<std::uint8_t>(response.settled));
 }
 
-void get_tunables(Reader& reader, Tunables& tunables) {
+void get_tunables(Reader& reader, Response& response) {
   if (reader.get<std::uint8_t>() != kTunables.size()) return reader.reject();
-  for (const Tunable& one : kTunables) tunables.*one.field = reader.get<std::int64_t>();
+  for (const Tunable& one : kTunables) response.tunables.*one.field = reader.get<std::int64_t>();
+  response.settled = reader.get<std::uint8_t>() != 0;
 }
 
 using Ranks = std::vector<std::int64_t>;
@@ -177,7 +179,7 @@ void get_numbers(Reader& reader, Response& response) {
 void put_response(Writer& writer, const Response& response) {
   writer.put(response.form);
   if (response.form == Response::Form::kCut) return;
-  if (response.form == Response::Form::kTune) return put_tunables(writer, response.tunables);
+  if (response.form == Response::Form::kTune) return put_tunables(writer, response);
   if (response.form == Response::Form::kError) {
     put_status(writer, response.error);
     writer.put(response.request.process_set);
@@ -210,7 +212,7 @@ void get_response(Reader& reader, Response& response) {
   if (form > static_cast<int>(Response::Form::kCut)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
-  if (response.form == Response::Form::kTune) return get_tunables(reader, response.tunables);
+  if (response.form == Response::Form::kTune) return get_tunables(reader, response);
   if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kError) {
     const Status status = get_status(reader);

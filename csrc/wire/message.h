@@ -167,8 +167,9 @@ struct Response {
   // of the others (transport/topology.h).
   std::vector<int> absent;
   std::uint32_t generation = 0;
-  Status error;         // kError
-  Tunables tunables{};  // kTune
+  Status error;          // kError
+  Tunables tunables{};   // kTune
+  bool settled = false;  // kTune: the search is over
 };
 
 // Where two ranks' requests of the same name differ: a message that names the tensor, both ranks

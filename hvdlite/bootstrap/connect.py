@@ -14,15 +14,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdlite.bootstrap.address import is_loopback
 from hvdlite.bootstrap.connection import Connection
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.mesh import Mesh, UnreachableError
 from hvdlite.bootstrap.offer import Offer
-from hvdlite.bootstrap.store import Store, StoreClient
-from hvdlite.errors import BootstrapError
+from hvdlite.bootstrap.serving import serve_store
+from hvdlite.bootstrap.store import StoreClient
 
 __all__ = ["Connection", "Offer", "UnreachableError", "connect", "connect_members"]
 
@@ -56,10 +55,10 @@ def connect(
     job = Job(worker.token, worker.job_id, worker.epoch)
     assert worker.rendezvous is not None
     with contextlib.ExitStack() as stack:
+        address = worker.rendezvous
         if worker.serves_store:
-            stack.enter_context(serve_store(worker, job, worker.rendezvous))
-        client = StoreClient(worker.rendezvous, job, worker.rank, deadline)
-        stack.enter_context(client)
+            address = stack.enter_context(serve_store(worker, job, deadline)).address
+        client = stack.enter_context(StoreClient(address, job, worker.rank, deadline))
         offer = stack.enter_context(Offer(worker, client.local_host, agreed or {}))
         blobs = client.exchange("addresses", json.dumps(offer.description).encode())
         job = Job(worker.token, worker.job_id, _epoch_of(worker.epoch, blobs))
@@ -110,20 +109,3 @@ def _epoch_of(epoch: int, blobs: Sequence[bytes]) -> int:
     """
     digest = hashlib.sha256(b"%d" % epoch + b"".join(blobs)).digest()
     return int.from_bytes(digest[:_EPOCH_BYTES], "little")
-
-
-def serve_store(worker: WorkerEnvironment, job: Job, address: str) -> Store:
-    """Serve the store in rank 0, for launchers that do not serve one."""
-    remedy = "set HVDLITE_RENDEZVOUS for all ranks to an address and a free port of rank 0's host"
-    try:
-        store = Store.start(worker.size, job, address)
-    except OSError as error:
-        reason = error.strerror or error
-        raise BootstrapError(f"rank 0 cannot listen at {address}: {reason}; {remedy}") from error
-    # The usual reason is an /etc/hosts that maps the host's own name to 127.0.1.1.
-    if is_loopback(store.address) and worker.local_size not in (None, worker.size):
-        store.close()
-        raise BootstrapError(
-            f"rank 0 would serve at {address}, which no other host can reach; {remedy}"
-        )
-    return store

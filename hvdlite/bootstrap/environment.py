@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,9 @@ from multiprocessing import current_process
 from pathlib import Path
 
 from hvdlite.bootstrap.deadline import is_never
+from hvdlite.bootstrap.handshake import EPOCHS
 from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_launcher
+from hvdlite.bootstrap.others import refuse_to_be_alone
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
@@ -52,10 +55,13 @@ class WorkerEnvironment:
         rendezvous: address of the store, "unix:NAME" or "host:port"; None for a world of one.
         token: the job's secret, 32 bytes; empty for a world of one.
         job_id: the public number of the job, 16 bytes.
-        epoch: distinguishes restarts of one job; ranks of different epochs refuse each other.
+        epoch: distinguishes restarts of one job (HVDLITE_EPOCH, under every launcher); ranks
+            of different epochs refuse each other.
         host_id: stands for the identity of the host, so that one machine can act as several.
         interfaces: names of the network interfaces at which other hosts reach this one; if empty,
             the interface of the route to the store.
+        bind_address: the IP address at which this process listens for other hosts, instead of that
+            of an interface; None if the user does not choose it.
         launcher: the name of the launcher, for messages.
         serves_store: whether this rank serves the store, because its launcher does not (rank 0
             under torchrun, mpirun, srun).
@@ -79,6 +85,7 @@ class WorkerEnvironment:
     epoch: int = 0
     host_id: str | None = None
     interfaces: tuple[str, ...] = ()
+    bind_address: str | None = None
     launcher: str = "none"
     serves_store: bool = False
     start_timeout: float = 60.0
@@ -118,8 +125,8 @@ def with_own_settings(
 ) -> WorkerEnvironment:
     """Complete a seat by what the variables of this process say of its host and its patience.
 
-    HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES and HVDLITE_START_TIMEOUT count where the seat has
-    the default.
+    HVDLITE_HOST_ID, HVDLITE_NETWORK_INTERFACES, HVDLITE_BIND_ADDRESS and HVDLITE_START_TIMEOUT
+    count where the seat has the default.
 
     Example:
         >>> with_own_settings(WorkerEnvironment(), {"HVDLITE_START_TIMEOUT": "5"}).start_timeout
@@ -131,6 +138,7 @@ def with_own_settings(
         worker,
         host_id=worker.host_id or variables.get("HVDLITE_HOST_ID"),
         interfaces=worker.interfaces or _interfaces(variables),
+        bind_address=worker.bind_address or _bind_address(variables),
         start_timeout=_start_timeout(variables) if patient else worker.start_timeout,
     )
 
@@ -179,14 +187,15 @@ def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
     found = detect_launcher(variables)
     if found is not None:
         return _from_launcher(variables, found)
+    refuse_to_be_alone(variables)
     return WorkerEnvironment(host_id=variables.get("HVDLITE_HOST_ID"))
 
 
 def surroundings() -> WorkerEnvironment:
     """Return what holds for every world that this process can be in, with or without a launcher.
 
-    That is the token, which is empty if there is none, the identity of the host, and the network
-    interfaces. Rank and size are those of a world of one.
+    That is the token, which is empty if there is none, and what `with_own_settings` reads. Rank and
+    size are those of a world of one.
     """
     if _given is not None and _given.token:
         token = _given.token
@@ -198,7 +207,9 @@ def surroundings() -> WorkerEnvironment:
 
 
 def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
-    rank, size = variables.number("HVDLITE_RANK"), variables.number("HVDLITE_SIZE")
+    size = variables.number("HVDLITE_SIZE")
+    # HVDLITE_SIZE=1 alone insists on a world of one, whatever other variables say.
+    rank = variables.number("HVDLITE_RANK", 0 if size == 1 else None)
     if size < 1 or rank >= size:
         raise BootstrapError(f"HVDLITE_RANK={rank} and HVDLITE_SIZE={size} contradict each other")
     worker = WorkerEnvironment(
@@ -229,7 +240,7 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
         rendezvous=variables.address("HVDLITE_RENDEZVOUS"),
         token=variables.secret(_TOKEN, token, TOKEN_BYTES),
         job_id=variables.secret("HVDLITE_JOB_ID", variables.get("HVDLITE_JOB_ID"), JOB_ID_BYTES),
-        epoch=variables.number("HVDLITE_EPOCH", 0),
+        epoch=_epoch(variables),
         start_timeout=_start_timeout(variables),
     )
 
@@ -289,9 +300,35 @@ def _interfaces(variables: Variables) -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
+def _bind_address(variables: Variables) -> str | None:
+    """Read the address at which this process listens: one of its host, not all of them."""
+    value = variables.get("HVDLITE_BIND_ADDRESS")
+    if value is None:
+        return None
+    try:
+        if not ipaddress.ip_address(value).is_unspecified:
+            return value
+        why = "it stands for all addresses, which strangers may reach"
+    except ValueError:
+        why = "it is not an IP address"
+    raise BootstrapError(
+        f"HVDLITE_BIND_ADDRESS={value} cannot be used: {why}; give an IP address of this host"
+    )
+
+
 def _start_timeout(variables: Variables) -> float:
     own, horovods = "HVDLITE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"
     return variables.seconds(own if own in variables else horovods, 60.0)
+
+
+def _epoch(variables: Variables, default: int = 0) -> int:
+    """Read the number that cluster software gives to this start of the job."""
+    epoch = variables.number("HVDLITE_EPOCH", default)
+    if epoch not in EPOCHS:
+        raise BootstrapError(
+            f"HVDLITE_EPOCH={epoch} cannot be used: give a number from 0 to {EPOCHS[-1]}"
+        )
+    return epoch
 
 
 def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEnvironment:
@@ -313,7 +350,9 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
         node=found.node,
         host_id=variables.get("HVDLITE_HOST_ID"),
         interfaces=_interfaces(variables),
+        bind_address=_bind_address(variables),
         launcher=found.launcher,
+        epoch=_epoch(variables, found.epoch),
         serves_store=found.rank == 0 and found.size > 1,
         start_timeout=_start_timeout(variables),
     )

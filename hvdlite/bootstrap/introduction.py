@@ -15,6 +15,8 @@ from hvdlite.errors import BootstrapError
 _QUICK_HANG_UPS = 8
 _AGAIN_SECONDS = 0.1
 _RETRY_SECONDS = 0.02  # until the next attempt to reach a server that does not listen yet
+# Until a server's name is looked up again, because the address may be that of a pod that has gone.
+_LOOK_UP_SECONDS = 5.0
 
 
 class _HungUpError(Exception):
@@ -22,13 +24,21 @@ class _HungUpError(Exception):
 
 
 def introduce(
-    address: str, job: Job, rank: int, role: Role, deadline: Deadline
+    address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
 ) -> tuple[socket.socket, ClientHandshake]:
     """Connect as this rank, and check the proof of the server at the other end.
 
     A server drops clients that are slower than `HANDSHAKE_SECONDS`. So if the server hangs up
     before its proof, this side dials again, until the deadline, or until the server has hung up
     quickly `_QUICK_HANG_UPS` times.
+
+    Args:
+        address: where the server listens.
+        job: the job, and epoch, that both sides belong to.
+        rank: this rank, or the number of this worker.
+        role: what the connection is for.
+        deadline: limits everything.
+        dial_seconds: how long the server's host may take to answer; 0 means until the deadline.
 
     Returns:
         The connection, which the caller owns, and the completed handshake.
@@ -41,7 +51,7 @@ def introduce(
     quick = 0
     while quick < _QUICK_HANG_UPS:
         begun = time.monotonic()
-        connection = dial(address, deadline)
+        connection = dial(address, Deadline(dial_seconds, outer=deadline))
         try:
             return connection, _shake_hands(connection, ClientHandshake(job, rank, role), deadline)
         except _HungUpError:
@@ -86,7 +96,7 @@ def reach(
             # Under torchrun, rank 0 serves the store, and may not have started it yet.
             if error is not None:
                 deadline.sleep(_RETRY_SECONDS)
-            return introduce(address, job, rank, role, deadline)
+            return introduce(address, job, rank, role, deadline, _LOOK_UP_SECONDS)
         except OSError as latest:
             if deadline.passed:
                 raise BootstrapError(

@@ -36,6 +36,7 @@ class LauncherEnvironment:
         local_size: how many ranks this host has; None if the launcher does not tell.
         node: the launcher's number of this host; None if the launcher does not tell.
         first_host: the host of rank 0; None if the launcher does not tell.
+        epoch: how often the launcher has started this job again, if it keeps the job's number.
     """
 
     launcher: str
@@ -47,6 +48,7 @@ class LauncherEnvironment:
     local_size: int | None = None
     node: int | None = None
     first_host: str | None = None
+    epoch: int = 0
 
     @property
     def on_one_host(self) -> bool:
@@ -161,6 +163,7 @@ def _slurm(variables: Variables) -> LauncherEnvironment | None:
         local_size=tasks_of_node(variables.text("SLURM_STEP_TASKS_PER_NODE"), node),
         node=node,
         first_host=first_of_node_list(variables.text("SLURM_STEP_NODELIST")),
+        epoch=variables.number("SLURM_RESTART_COUNT", 0),
     )
 
 

@@ -44,11 +44,13 @@ class Offer:
 
         Args:
             worker: the launcher's description of this process.
-            own_host: the IP address at which other hosts reach this one, unless `worker.interfaces`
-                names an interface; None if all processes share this host.
+            own_host: the IP address at which other hosts reach this one, unless `worker` has a
+                `bind_address` or names an interface; None if all processes share this host.
             agreed: by variable, the settings that must be equal on every rank.
         """
-        if worker.interfaces:
+        if worker.bind_address is not None:
+            own_host = worker.bind_address
+        elif worker.interfaces:
             own_host = interface_address(worker.interfaces)
         self.elastic = worker.elastic
         self._listeners = [listen(fresh_unix_address())]

@@ -21,8 +21,11 @@ from dataclasses import dataclass
 
 from hvdlite.errors import ArgumentError
 
+_MOST_NAMED = 10  # an error names at most so many epochs
+_MOST_KEPT = 1000  # a job that runs for months must not grow by its epochs
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """One world of an elastic job, as this worker sees it.
 
@@ -61,10 +64,11 @@ def record(epoch: Epoch) -> None:
     """Add the epoch that begins now."""
     with _lock:
         _history.append(epoch)
+        del _history[:-_MOST_KEPT]
 
 
 def history() -> list[Epoch]:
-    """Return the epochs that this worker was a member of, the first one first.
+    """Return the newest 1,000 epochs that this worker was a member of, the newest one last.
 
     Example:
         >>> forget()
@@ -91,7 +95,7 @@ def find(number: int) -> Epoch:
     """Return the epoch with this number.
 
     Raises:
-        ArgumentError: this worker was not a member of that epoch.
+        ArgumentError: this worker was not a member of that epoch, or it was long ago.
 
     Example:
         >>> forget()
@@ -104,9 +108,10 @@ def find(number: int) -> Epoch:
         for epoch in reversed(_history):
             if epoch.number == number:
                 return epoch
-        known = [epoch.number for epoch in _history]
+        newest = [epoch.number for epoch in _history][-_MOST_NAMED:]
     raise ArgumentError(
-        f"this worker was not a member of epoch {number}; it was a member of the epochs {known}"
+        f"this worker was not a member of epoch {number}; it was last a member of the epochs "
+        f"{newest}"
     )
 
 

@@ -78,18 +78,29 @@ def _own(samples: int, seats: int, seat: int) -> int:
     return (samples - seat + seats - 1) // seats
 
 
-def take(left: Sequence[Item], seats: int, seat: int) -> list[Item]:
+def take(
+    left: Sequence[Item], seats: int, seat: int, padding: Sequence[Item] | None = None
+) -> list[Item]:
     """Return what a seat gets of the samples that remain, with the padding.
+
+    Args:
+        left: the samples that remain.
+        seats: how many seats there are.
+        seat: which of them this is.
+        padding: the samples that are repeated, beginning with the first one; by default `left`.
 
     Example:
         >>> [take("abcde", 3, seat) for seat in range(3)]
         [['a', 'd'], ['b', 'e'], ['c', 'a']]
         >>> [take("a", 3, seat) for seat in range(3)]
         [['a'], ['a'], ['a']]
+        >>> take("de", 3, 2, padding="abcde")
+        ['a']
     """
     own = list(left[seat::seats])
     if len(own) < -(-len(left) // seats):
-        own.append(left[(seat + len(own) * seats) % len(left)])
+        repeated = left if padding is None else padding
+        own.append(repeated[(seat + len(own) * seats - len(left)) % len(repeated)])
     return own
 
 

@@ -11,6 +11,7 @@ The registrar, in the launcher, is the one authority: this thread decides nothin
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from hvdlite.elastic.run import notify
 from hvdlite.errors import BootstrapError
 
 _NO_EPOCH = -1
+_MOST_TOLD = 300  # characters of an exception that the line about an epoch shows
 _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
 
@@ -149,9 +151,22 @@ class Steward:
         """Return whether this worker joined a job that was running already."""
         return self._worker.joiner
 
-    def break_off(self) -> None:
-        """End without a goodbye, because the script has failed; the process's status says more."""
+    def ask_to_leave(self, why: str) -> None:
+        """Ask the registrar to let this worker leave at the next boundary.
+
+        Args:
+            why: for the line that tells of the next epoch.
+        """
+        try:
+            self._send({"kind": "drain", "why": why})
+        except BootstrapError:
+            pass  # The job is over, which the steward thread will tell.
+
+    def break_off(self, what: str) -> None:
+        """End without a goodbye, because the script has failed; `what` it did is for the user."""
         self._failed = True
+        with contextlib.suppress(BootstrapError):  # The registrar has gone, and with it the job.
+            self._send({"kind": "raised", "what": what[:_MOST_TOLD]})
 
     def leave(self, commits: Mapping[int, int]) -> None:
         """Say goodbye to the registrar; the engine has been shut down.
@@ -166,11 +181,9 @@ class Steward:
         self._stop_connecting(math.inf)
         self._inbox.put(_END)
         self.lobby.fail("hvdlite was shut down on this rank")
-        try:
+        with contextlib.suppress(BootstrapError):  # The registrar has gone, and with it the job.
             if not self._failed:
                 self._send({"kind": "bye", "commits": _as_text(commits), "status": "done"})
-        except BootstrapError:
-            pass  # The registrar has gone, and with it the job.
         if self._client is not None:
             self._client.close()
         if self._offer is not None:
@@ -226,6 +239,8 @@ class Steward:
             self._ready_at_boundary()
 
     def _on_lost(self, _: Message) -> None:
+        if self._boundary is not None and self._heard > self._epoch:
+            return  # The GATHER that it has answered from the boundary ends all engines.
         # The end of a former world may have been told by a GATHER before, and this one lives.
         if self.lobby.report([])["reason"] and not self._parked:
             self._parked = True

@@ -1,4 +1,4 @@
-"""Copies of variables of TensorFlow or Keras, in arrays that are used again for the next copy."""
+"""The base of states of TensorFlow's or Keras's variables, and the copies that they keep."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvdlite.bootstrap import environment
+from hvdlite.elastic.tensor_state import TensorState
 from hvdlite.errors import ArgumentError
 
 
 class VariableCopies:
-    """The values of variables at the last `save`.
+    """The values of variables at the last `save`, in arrays that the next one uses again.
 
     With HVDLITE_ELASTIC_SNAPSHOT=0 nothing is copied.
     """
@@ -52,3 +53,42 @@ class VariableCopies:
             )
         for variable, buffer in self._copies.values():
             variable.assign(buffer)
+
+
+class VariableState(TensorState):
+    """A state that saves and restores variables. Adapters say which they are.
+
+    A subclass has whatever `_variables` reads before it calls this class's constructor.
+    """
+
+    def __init__(self, to_array: Callable[[Any], Any], /, **kwargs: Any) -> None:
+        """Save the variables and make the attributes.
+
+        Args:
+            to_array: returns the value of a variable as a NumPy array, copied or not.
+            kwargs: the attributes; they travel pickled.
+
+        Raises:
+            ArgumentError: a value cannot be pickled, or an attribute has the name of a method.
+        """
+        self._copies = VariableCopies(to_array)
+        self._copies.save(self._variables())
+        super().__init__(**kwargs)
+
+    def save(self) -> None:
+        """Copy the variables and the attributes."""
+        self._copies.save(self._variables())
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to the last `save`.
+
+        Raises:
+            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
+        """
+        self._copies.restore()
+        super().restore()
+
+    def _variables(self) -> list[Any]:
+        """List what is saved and restored on this rank."""
+        raise NotImplementedError

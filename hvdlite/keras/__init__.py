@@ -33,12 +33,14 @@ from hvdlite.keras.collectives import (
 )
 from hvdlite.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvdlite.keras.saving import load_model
+from hvdlite.keras.shards import Shards
 from hvdlite.objects import allgather_object, broadcast_object
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
+    "Shards",
     "allgather",
     "allgather_object",
     "allreduce",

@@ -18,7 +18,6 @@ import tf_keras
 
 from hvdlite.errors import ArgumentError
 from hvdlite.keras._tensorflow import allreduce_gradients, collective_errors, scale_gradient
-from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.distribution import Distributed, Distribution, distribute
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
@@ -59,9 +58,10 @@ class _Reduces(Distributed):
     @traced_as_it_is
     def _reduce(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         distribution = self._require_distribution()
-        if distribution.passes > 1 and distribution.accumulator is None:
+        accumulator = distribution.accumulator
+        if accumulator is not None and not accumulator.built:
             raise ArgumentError(
-                f"backward_passes_per_step={distribution.passes} does not work with the loss "
+                f"backward_passes_per_step={accumulator.passes} does not work with the loss "
                 "scaling of tf_keras; leave it out, or use Keras 3"
             )
         pairs = list(grads_and_vars)
@@ -89,22 +89,20 @@ class _Reduces(Distributed):
         known = len(self._positions.variables)
         indices = self._positions.of(variables)  # also of variables without a gradient
         apply_plain = super().apply_gradients  # type: ignore[misc]
-        if distribution.passes == 1:
+        accumulator = distribution.accumulator
+        if accumulator is None:
             return apply_plain(pairs, *args, **options)
-        if distribution.accumulator is not None and len(self._positions.variables) > known:
+        if accumulator.built and len(self._positions.variables) > known:
             raise ArgumentError(
                 "with backward_passes_per_step an optimizer of tf_keras accumulates gradients for "
                 "the variables of its first step only; use another optimizer for the others"
             )
-        if distribution.accumulator is None:
-            distribution.accumulator = Accumulator(
-                self._positions.variables, distribution.passes, distribution.averages_passes
-            )
+        accumulator.build(self._positions.variables)
 
         def apply_sums(sums: list[Any]) -> None:
             apply_plain(list(zip(sums, variables, strict=True)), *args, **options)
 
-        distribution.accumulator.add([gradient for gradient, _ in pairs], indices, then=apply_sums)
+        accumulator.add([gradient for gradient, _ in pairs], indices, then=apply_sums)
         return self.iterations  # type: ignore[attr-defined]
 
 
@@ -133,9 +131,10 @@ def distribute_optimizer(optimizer: Any, distribution: Distribution) -> None:
     Raises:
         ArgumentError: gradients cannot be accumulated over batches on this backend.
     """
-    if distribution.passes > 1 and keras.backend.backend() != "tensorflow":
+    accumulator = distribution.accumulator
+    if accumulator is not None and keras.backend.backend() != "tensorflow":
         raise ArgumentError(
-            f"backward_passes_per_step={distribution.passes} with an optimizer of tf_keras needs "
+            f"backward_passes_per_step={accumulator.passes} with an optimizer of tf_keras needs "
             "KERAS_BACKEND=tensorflow"
         )
     if isinstance(optimizer, _LossScaling):

@@ -11,19 +11,47 @@ import keras
 class Accumulator:
     """Holds the sums of the gradients of some variables, and the number of batches in them.
 
-    Its variables do not belong to the optimizer, so they are never saved with it.
+    Its variables do not belong to the optimizer, so they are never saved with it. In an elastic
+    job `KerasState` saves and restores them on each rank by itself.
     """
 
-    def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
-        """Make empty sums.
+    def __init__(self, passes: int, average: bool) -> None:
+        """Choose what an update gets; `build` makes the sums.
 
         Args:
-            variables: all variables with which the optimizer was built.
             passes: the number of batches per update.
             average: whether an update gets the mean of its batches instead of their sum.
         """
-        self._passes = passes
+        self.passes = passes
         self._scale = 1.0 / passes if average else 1.0
+        self._sums: list[Any] = []
+        self._count: Any = None  # a variable, once it is built
+        self._first_count = 0  # what the variable begins with
+        self._have_gradients: set[int] = set()
+
+    @property
+    def built(self) -> bool:
+        """Whether it has its variables."""
+        return self._count is not None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The sums and the count, which are this rank's own; none before `build`."""
+        return [*self._sums, self._count] if self.built else []
+
+    @property
+    def count(self) -> int:
+        """The number of batches in the sums."""
+        return int(self._count) if self.built else self._first_count
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make empty sums; a second call does nothing.
+
+        Args:
+            variables: all variables with which the optimizer was built.
+        """
+        if self.built:
+            return
         self._sums = [
             keras.Variable(
                 initializer="zeros",
@@ -35,9 +63,24 @@ class Accumulator:
             for index, variable in enumerate(variables)
         ]
         self._count = keras.Variable(
-            initializer="zeros", shape=(), dtype="int32", trainable=False, name="hvdlite_passes"
+            initializer=keras.initializers.Constant(self._first_count),
+            shape=(),
+            dtype="int32",
+            trainable=False,
+            name="hvdlite_passes",
         )
-        self._have_gradients: set[int] = set()
+
+    def clear(self, count: int = 0) -> None:
+        """Empty the sums, outside of traced functions.
+
+        Args:
+            count: how many batches the other ranks' sums have, so that all update together.
+        """
+        self._first_count = count
+        for total in self._sums:
+            total.assign(keras.ops.zeros_like(total))
+        if self.built:
+            self._count.assign(count)
 
     def add(
         self,
@@ -47,7 +90,7 @@ class Accumulator:
     ) -> None:
         """Add the gradients of one batch; after the last batch call `then` with the sums.
 
-        In a traced function, `then` is traced once.
+        In a traced function, `then` is traced once. If it fails, the next batch tries again.
 
         Args:
             gradients: the gradients of the variables with these indices, or None.
@@ -68,7 +111,7 @@ class Accumulator:
                 self._sums[index].assign(keras.ops.zeros_like(self._sums[index]))
             self._count.assign(0)
 
-        keras.ops.cond(keras.ops.equal(self._count, self._passes), update, lambda: None)
+        keras.ops.cond(keras.ops.greater_equal(self._count, self.passes), update, lambda: None)
 
     def _sum(self, index: int) -> Any:
         if index not in self._have_gradients:

@@ -9,15 +9,15 @@ Example:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from hvdlite import basics, stop
+from hvdlite import basics
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import keras_2
+from hvdlite.keras.batch_hooks import Callback, HasBatchHooks, Logs
 from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
 from hvdlite.keras.fit_checks import (
     ReductionCheck,
@@ -27,30 +27,21 @@ from hvdlite.keras.fit_checks import (
 )
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
+from hvdlite.keras.resuming import RecordCallback, StopCallback
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
-from hvdlite.stop_marks import EXIT_STOPPED
 
-Logs = dict[str, Any] | None
-
-
-class _HasBatchHooks:
-    """Tells `fit` of Keras 2 (`tf_keras`) which batches the callback wants to see."""
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "RecordCallback",
+    "StopCallback",
+]
 
 
-class _Callback(_HasBatchHooks, keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback for models of Keras 3 and of Keras 2."""
-
-
-class _ChecksReductions(_Callback):
+class _ChecksReductions(Callback):
     """Raises if `fit` updated the variables without a reduction of the gradients.
 
     It checks the first step of each epoch only, because the check waits for the GPU. Before the
@@ -239,7 +230,7 @@ class MetricAverageCallback(_ChecksReductions):
         return True
 
 
-class LearningRateScheduleCallback(_Callback):
+class LearningRateScheduleCallback(Callback):
     """Multiplies the learning rate during some epochs.
 
     If the optimizer has a `LearningRateSchedule`, that is multiplied instead of `initial_lr`.
@@ -377,7 +368,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"epoch {epoch + 1}: warmed up; the learning rate is {self._rate.value():g}")
 
 
-class BestModelCheckpoint(_HasBatchHooks, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class BestModelCheckpoint(HasBatchHooks, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """Saves the model when it is the best so far, on rank 0 only.
 
     After `MetricAverageCallback` in the list of callbacks, it judges the metrics of all ranks.
@@ -419,54 +410,3 @@ class BestModelCheckpoint(_HasBatchHooks, keras.callbacks.ModelCheckpoint):  # t
         """Save after an epoch, on rank 0."""
         if basics.rank() == 0:
             super().on_epoch_end(epoch, logs)
-
-
-class StopCallback(_Callback):
-    """Saves, and ends every rank after the same batch, when a rank was asked to stop.
-
-    A rank is asked to stop by a signal; see `hvd.stop_on`. The callback watches for SIGTERM and
-    SIGUSR1 unless the script has called `hvd.stop_on` itself. Put it last: what comes before it has
-    seen the batch.
-
-    Example:
-        >>> def save():
-        ...     if hvd.rank() == 0:
-        ...         model.save("last.keras")
-        >>> model.fit(data, callbacks=[hvd.callbacks.StopCallback(save)])
-    """
-
-    def __init__(self, save: Callable[[], object], every: int = 1) -> None:
-        """Choose what to do before the end.
-
-        Args:
-            save: a function without arguments; every rank calls it after the same batch.
-            every: ask after so many batches; see `hvd.stop_requested`.
-        """
-        super().__init__()
-        self.save = save
-        self.every = every
-        self._epoch = 0
-
-    def on_train_begin(self, logs: Logs = None) -> None:
-        """Watch for signals."""
-        if not stop.watched():
-            stop.stop_on()
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Remember the epoch."""
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Save and end, if a rank was asked to stop.
-
-        Raises:
-            SystemExit: with `hvd.EXIT_STOPPED`, after `save` has returned.
-        """
-        reason = stop.stop_requested(self.every)
-        if reason is None:
-            return
-        if basics.rank() == 0:
-            where = f"batch {batch} of epoch {self._epoch}"
-            print(f"hvdlite: stopping after {where} ({reason})", file=sys.stderr)
-        self.save()
-        raise SystemExit(EXIT_STOPPED)

@@ -36,13 +36,11 @@ class Distribution:
     prescale: float
     postscale: float
     sparse_as_dense: bool
-    passes: int
-    averages_passes: bool
+    accumulator: Accumulator | None  # None if each batch is an update
     allreduce: Callable[..., list[Any]]
     scale: Callable[[Any, float], Any]
     scales_local: bool = True
     process_set: ProcessSet = global_process_set
-    accumulator: Accumulator | None = None
     local: list[Any] = field(default_factory=list)  # variables whose gradients are not reduced
     first_index: int = 0  # the index of the first variable whose gradient is reduced
     reductions: int = 0  # how often `reduce` was called, or traced

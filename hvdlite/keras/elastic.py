@@ -36,12 +36,14 @@ import numpy as np
 from hvdlite import elastic
 from hvdlite.elastic import history
 from hvdlite.elastic.state import State
-from hvdlite.elastic.tensor_state import TensorState
-from hvdlite.elastic.variables import VariableCopies
+from hvdlite.elastic.variables import VariableState
 from hvdlite.errors import ArgumentError
+from hvdlite.keras.accumulation import Accumulator
 from hvdlite.keras.adapters import keras_2, seam
-from hvdlite.keras.callbacks import Logs, _Callback
+from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables, checksum
+from hvdlite.keras.distribution import distributed_part
+from hvdlite.objects import broadcast_object
 
 __all__ = [
     "CommitStateCallback",
@@ -75,7 +77,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return elastic.run(translated)
 
 
-class KerasState(TensorState):
+class KerasState(VariableState):
     """A model, its optimizer and plain objects of an elastic job.
 
     Example:
@@ -101,35 +103,35 @@ class KerasState(TensorState):
             )
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        self._copies = VariableCopies(_to_array)
-        self._copies.save(self._variables())
-        super().__init__(**kwargs)
-
-    def save(self) -> None:
-        """Copy weights, states of random seeds, optimizer and attributes."""
-        self._copies.save(self._variables())
-        super().save()
+        super().__init__(_to_array, **kwargs)
 
     def restore(self) -> None:
-        """Go back to the last `save`.
+        """Go back to the last `save`: weights, states of random seeds, optimizer and attributes.
 
         Raises:
             ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
         """
-        self._copies.restore()
+        if self._accumulator is not None:
+            self._accumulator.clear()  # Its variables may be newer than the last `save`.
         super().restore()
 
     def _layout(self) -> dict[str, str]:
-        return {
+        passes = 1 if self._accumulator is None else self._accumulator.passes
+        variables = {
             f"{part} {i}": _describe(variable)
             for part, variables in self._parts().items()
             for i, variable in enumerate(variables)
         }
+        return {**variables, "backward_passes_per_step": str(passes)}
 
     def _sync_tensors(self) -> None:
-        # Each rank keeps its own states of random seeds.
+        # Each rank keeps its own states of random seeds and the gradients that it has accumulated.
         for variables in self._parts().values():
             broadcast_variables(variables, root_rank=0)
+        if self._accumulator is not None:
+            count = broadcast_object(self._accumulator.count, root_rank=0)
+            if count != self._accumulator.count:  # This rank joins.
+                self._accumulator.clear(count)
 
     def _parameters(self) -> dict[str, Any]:
         return {str(getattr(one, "path", one.name)): one for one in self.model.trainable_variables}
@@ -142,7 +144,13 @@ class KerasState(TensorState):
         return {"weight": weights, "optimizer variable": self._optimizer_variables()}
 
     def _variables(self) -> list[Any]:
-        return [*self.model.variables, *self._optimizer_variables()]
+        sums = [] if self._accumulator is None else self._accumulator.variables
+        return [*self.model.variables, *self._optimizer_variables(), *sums]
+
+    @property
+    def _accumulator(self) -> Accumulator | None:
+        part = distributed_part(self.optimizer)
+        return None if part is None else part._distribution.accumulator
 
     def _optimizer_variables(self) -> list[Any]:
         """List the optimizer's variables; build it first if necessary."""
@@ -177,7 +185,7 @@ class TensorFlowKerasState(KerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(_Callback):
+class CommitStateCallback(Callback):
     """Commits the state every so many batches, and at the end of each epoch.
 
     It commits before the next batch (or epoch) begins, when all other callbacks have seen the end
@@ -243,7 +251,7 @@ class CommitStateCallback(_Callback):
             self.commit()
 
 
-class UpdateBatchStateCallback(_Callback):
+class UpdateBatchStateCallback(Callback):
     """Keeps in `state.batch` how many batches of the epoch are done; 0 at the end of the epoch.
 
     `fit` has fixed the number of steps before callbacks are called, so this callback cannot shorten
@@ -278,7 +286,7 @@ class UpdateBatchStateCallback(_Callback):
         self.state.batch = self._before = 0
 
 
-class UpdateEpochStateCallback(_Callback):
+class UpdateEpochStateCallback(Callback):
     """Keeps in `state.epoch` how many epochs are done, in all calls of `fit` together.
 
     Example:
@@ -304,7 +312,7 @@ class UpdateEpochStateCallback(_Callback):
         self.state.epoch += 1
 
 
-def _with_attribute(state: State, name: str, callback: _Callback) -> State:
+def _with_attribute(state: State, name: str, callback: Callback) -> State:
     if not hasattr(state, name):
         raise ArgumentError(
             f"{type(callback).__name__} keeps its count in state.{name}; make the state with "

@@ -55,15 +55,13 @@ class _Applies(Distributed, keras.optimizers.Optimizer):  # type: ignore[misc]
                 "local variables do not work with loss scaling: an infinite local gradient would "
                 "skip the step on its own rank only; use bfloat16, or no local layers"
             )
-        if distribution.passes == 1:
+        accumulator = distribution.accumulator
+        if accumulator is None:
             super().apply(distribution.reduce(gradients, indices, variables), given)
             return
-        if distribution.accumulator is None:
-            distribution.accumulator = Accumulator(
-                self._trainable_variables, distribution.passes, distribution.averages_passes
-            )
+        accumulator.build(self._trainable_variables)
         apply_plain = super().apply
-        distribution.accumulator.add(
+        accumulator.add(
             gradients,
             indices,
             then=lambda sums: apply_plain(distribution.reduce(sums, indices, variables), given),
@@ -141,6 +139,7 @@ def DistributedOptimizer(
     older = keras_2(optimizer)
     framework = older or seam()
     _check(optimizer, op, gradient_predivide_factor)
+    passes = ops.check_passes(backward_passes_per_step)
     distribution = Distribution(
         prefix=name,
         op=op,
@@ -148,8 +147,7 @@ def DistributedOptimizer(
         prescale=1.0 / gradient_predivide_factor,
         postscale=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
-        passes=ops.check_passes(backward_passes_per_step),
-        averages_passes=average_aggregated_gradients,
+        accumulator=Accumulator(passes, average_aggregated_gradients) if passes > 1 else None,
         allreduce=framework.allreduce_gradients,
         scale=framework.scale_gradient,
         scales_local=scale_local_gradients,

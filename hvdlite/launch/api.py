@@ -16,7 +16,7 @@ from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outc
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.output.report import Failure, last_lines
-from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _INTERRUPTED = 130
@@ -94,13 +94,13 @@ def run(
         [0, 10]
     """
     chosen, python = _hosts(hosts, hostfile), executable or sys.executable
-    ssh = SshOptions(ssh_port, _path(ssh_identity_file), _path(ssh_config), python)
+    ssh = Ssh(ssh_port, _path(ssh_identity_file), _path(ssh_config), python)
     what = Description(
         command=[python, "-m", "hvdlite.launch.call"],
         ranks=_ranks(np, chosen, elastic),
         environment=_environment(env, start_timeout),
         hosts=chosen,
-        ssh=replace(ssh, connect_seconds=_seconds(start_timeout)),
+        way=replace(ssh, connect_seconds=_seconds(start_timeout)),
         interfaces=network_interfaces,
         output_folder=_path(output_filename),
         timestamps=prefix_output_with_timestamp,
@@ -170,7 +170,7 @@ def _ranks(np: int | None, hosts: Sequence[Host], elastic: Mapping[str, Any]) ->
 
 def _seconds(start_timeout: float | None) -> float:
     if start_timeout is None:
-        return SshOptions.connect_seconds
+        return Ssh.connect_seconds
     if not start_timeout >= 0:
         raise ArgumentError(
             f"start_timeout={start_timeout}: give a number of seconds, or 0 for no limit"

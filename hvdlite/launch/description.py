@@ -10,7 +10,8 @@ from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.local import thread_caps
-from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch.remote.ways import Way
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 
@@ -107,7 +108,7 @@ class Description:
     ranks: int
     environment: Mapping[str, str]
     hosts: Sequence[Host] = ()
-    ssh: SshOptions = field(default_factory=SshOptions)
+    way: Way = field(default_factory=Ssh)
     interfaces: Sequence[str] = ()
     output_folder: Path | None = None
     timestamps: bool = False

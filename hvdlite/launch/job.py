@@ -52,7 +52,7 @@ class _Run:
 
     def run(self) -> Outcome:
         what = self._what
-        with RemoteHosts(self._remote_names, what.ssh, self._inbox.fd) as remotes:
+        with RemoteHosts(self._remote_names, what.way, self._inbox.fd) as remotes:
             remotes.greet()
             threads = self._threads(remotes)
             address = meeting_address(remotes.hosts, what.interfaces)
@@ -162,7 +162,7 @@ def run_job(what: Description) -> Outcome:
         OSError: a rank could not be started here.
         KeyboardInterrupt: a signal came before the ranks were started.
     """
-    with Console() as console, SignalInbox() as inbox:
+    with Console() as console, SignalInbox(passes_on=True) as inbox:
         if what.elastic is not None:
             return ElasticRun(what, what.elastic, console, inbox).run()
         return _Run(what, console, inbox).run()

@@ -28,8 +28,7 @@ import tensorflow as tf
 
 from hvdlite import elastic
 from hvdlite.elastic import history
-from hvdlite.elastic.tensor_state import TensorState
-from hvdlite.elastic.variables import VariableCopies
+from hvdlite.elastic.variables import VariableState
 from hvdlite.errors import ArgumentError, UnsupportedError
 from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.functions import broadcast_variables
@@ -56,7 +55,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return elastic.run(translated)
 
 
-class TensorFlowState(TensorState):
+class TensorFlowState(VariableState):
     """Variables and plain objects of an elastic job.
 
     Example:
@@ -88,23 +87,10 @@ class TensorFlowState(TensorState):
                 "[*model.weights, *optimizer.variables]"
             )
         self.variables = list(variables)
-        self._copies = VariableCopies(_to_array)
-        self._copies.save(self.variables)
-        super().__init__(**kwargs)
+        super().__init__(_to_array, **kwargs)
 
-    def save(self) -> None:
-        """Copy the variables and the attributes."""
-        self._copies.save(self.variables)
-        super().save()
-
-    def restore(self) -> None:
-        """Go back to the last `save`.
-
-        Raises:
-            ArgumentError: HVDLITE_ELASTIC_SNAPSHOT=0 turned the copies off.
-        """
-        self._copies.restore()
-        super().restore()
+    def _variables(self) -> list[Any]:
+        return self.variables
 
     def _layout(self) -> dict[str, str]:
         return {

@@ -47,6 +47,7 @@ from hvdlite.torch.collectives.gather import (
     reducescatter_async,
 )
 from hvdlite.torch.collectives.handle import Handle, poll, synchronize
+from hvdlite.torch.collectives.model_parallel import copy_to, reduce_from
 from hvdlite.torch.collectives.sparse import sparse_allreduce_async
 from hvdlite.torch.collectives.transfers import recv, recv_async, send, send_async
 from hvdlite.torch.compression import Compression
@@ -54,12 +55,14 @@ from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Compression",
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "DistributedSampler",
     "Handle",
     "SyncBatchNorm",
     "allgather",
@@ -80,6 +83,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "copy_to",
     "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -93,6 +97,7 @@ __all__ = [
     "poll",
     "recv",
     "recv_async",
+    "reduce_from",
     "reducescatter",
     "reducescatter_async",
     "send",

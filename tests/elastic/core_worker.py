@@ -103,9 +103,11 @@ class Trainer:
         """Reduce the gradients of one step and apply them."""
         step, come_to = state.step, self.faults.come_to
         self.journal.write("try", step=step)
-        if step == self.plan.alltoall_at:
-            come_to("alltoall", step)
-            _exchange_rows()
+        if step == self.plan.unredoable_at:
+            come_to("unredoable", step)
+            _do_once(self.plan.unredoable)
+        come_to("barrier", step)
+        basics.engine().barrier("barrier").wait()
         come_to("before backward", step)
         steps.begun()
         buckets, handles = [], []
@@ -163,10 +165,18 @@ def _history() -> list[tuple[int, tuple[int, ...]]]:
     return [(epoch.number, epoch.workers) for epoch in hvdlite.elastic.history()]
 
 
-def _exchange_rows() -> None:
-    cells: Any = (ctypes.c_int64 * basics.size())(*range(basics.size()))
-    tensor = _core.Tensor("rows", _INT64, [basics.size()], ctypes.addressof(cells), 0)
-    basics.engine().alltoall("rows", tensor, keep=cells).wait()
+def _do_once(kind: str) -> None:
+    size = basics.size()
+    cells: Any = (ctypes.c_int64 * (2 * size))(*range(2 * size))
+    address = ctypes.addressof(cells)
+    tensor = _core.Tensor(kind, _INT64, [size], address, address + 8 * size)
+    if kind == "alltoall":
+        handle = basics.engine().alltoall(kind, tensor, keep=cells)
+    elif kind == "reducescatter":
+        handle = basics.engine().reducescatter(kind, [tensor], _SUM, keep=cells)
+    else:
+        handle = basics.engine().broadcast(kind, [tensor], 1, keep=cells)
+    handle.wait()
 
 
 def main() -> None:

@@ -98,7 +98,10 @@ def agreed_steps(journeys: Mapping[int, Journey]) -> list[Record]:
         if not records:  # Those who made it have died; the state that they left shows it.
             records = {n: one.steps[step] for n, one in journeys.items() if step in one.steps}
         assert records, f"nobody has made step {step}"
-        seen = {(r["epoch"], tuple(r["workers"]), str(r["weights"])) for r in records.values()}
+        seen = {
+            (r["epoch"], tuple(r["workers"]), str(r["weights"]), str(r.get("moments")))
+            for r in records.values()
+        }
         assert len(seen) == 1, f"workers do not agree on step {step}: {seen}"
         record = next(iter(records.values()))
         lost = [n for n in record["workers"] if n in ends and step not in ends[n].steps]

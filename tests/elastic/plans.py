@@ -47,13 +47,14 @@ class Plan:
         folder: of the journals.
         steps: how many steps a core worker makes; how many epochs a torch worker makes.
         faults: who dies where.
-        hosts: the workers act as so many hosts.
+        hosts: the workers act as so many hosts; 0 leaves them those on which they are.
         commit_every: the steps between two commits.
         pause: seconds between two steps of core workers.
         reduce_in: where torch workers reduce gradients: "backward" or "step".
         hold_at: a step at which the workers wait for workers that join.
         hold_until: they wait for this epoch.
-        alltoall_at: a step before which the workers exchange rows, which cannot be redone.
+        unredoable_at: a step before which core workers do what fewer ranks cannot redo.
+        unredoable: what that is: "alltoall", "reducescatter", or "broadcast" (from rank 1).
     """
 
     folder: str
@@ -65,7 +66,8 @@ class Plan:
     reduce_in: str = "backward"
     hold_at: int = -1
     hold_until: int = 0
-    alltoall_at: int = -1
+    unredoable_at: int = -1
+    unredoable: str = "alltoall"
 
     def as_json(self) -> str:
         """Return the text that `read_plan` reads."""
@@ -87,7 +89,8 @@ def read_plan() -> Plan:
     values = json.loads(sys.argv[1])
     faults = tuple(Fault(**fault) for fault in values.pop("faults"))
     plan = Plan(**values, faults=faults)
-    os.environ["HVDLITE_HOST_ID"] = f"host-{this_worker() % plan.hosts}"
+    if plan.hosts:
+        os.environ["HVDLITE_HOST_ID"] = f"host-{this_worker() % plan.hosts}"
     return plan
 
 

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,6 +45,7 @@ LONGEST_PAUSE = HEARTBEAT + 2.0
 PATIENCE = 30.0
 MOST_WORKERS = 8192
 ELEMENTS = 4096
+RESOURCES = ("rss_kib", "fds", "threads", "maps")  # as `resources` returns them
 _TIME = struct.Struct("d")
 
 
@@ -203,7 +204,7 @@ def resources(pid: int) -> dict[str, int]:
 
 def soak_resets(resets: int) -> list[dict[str, object]]:
     """Form the world anew so often; return what the workers that stay and the launcher use."""
-    samples: dict[str, list[tuple[int, dict[str, int]]]] = {}
+    samples: dict[str, array[int]] = {}  # compact: this process is one of those measured
     with tempfile.TemporaryDirectory() as name, Soak(Path(name), logs=False) as soak:
         pids = {f"worker {n}": process.pid for n, process in soak.alive.items()}
         pids["launcher"] = os.getpid()
@@ -216,20 +217,21 @@ def soak_resets(resets: int) -> list[dict[str, object]]:
             anchors = range(ANCHORS)
             soak.until(lambda: min(map(soak.beat, anchors)) > killed + 0.01, "a step")  # noqa: B023
             for who, pid in pids.items():
-                samples.setdefault(who, []).append((soak.epochs, resources(pid)))
+                row = (soak.epochs, *resources(pid).values())
+                samples.setdefault(who, array("q")).extend(row)
     return [row_of_growth(who, own) for who, own in samples.items()]
 
 
-def row_of_growth(who: str, samples: Sequence[tuple[int, dict[str, int]]]) -> dict[str, object]:
+def row_of_growth(who: str, samples: array[int]) -> dict[str, object]:
     """Compare the second quarter of the samples with the last one."""
-    quarter = len(samples) // 4
-    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
-    row: dict[str, object] = {"soak": "resets", "who": who, "resets": samples[-1][0]}
-    mean = lambda own, key: sum(one[key] for _, one in own) / len(own)  # noqa: E731
-    between = late[0][0] - early[0][0]
-    for key in samples[0][1]:
-        row[key] = samples[-1][1][key]
-        row[f"{key}_per_reset"] = round((mean(late, key) - mean(early, key)) / between, 4)
+    epochs_formed, *values = (samples[n :: 1 + len(RESOURCES)] for n in range(1 + len(RESOURCES)))
+    quarter = len(epochs_formed) // 4
+    between = epochs_formed[-quarter] - epochs_formed[quarter]
+    row: dict[str, object] = {"soak": "resets", "who": who, "resets": epochs_formed[-1]}
+    for name, own in zip(RESOURCES, values, strict=True):
+        early, late = sum(own[quarter : 2 * quarter]), sum(own[-quarter:])
+        row[name] = own[-1]
+        row[f"{name}_per_reset"] = round((late - early) / quarter / between, 4)
     return row
 
 

@@ -31,22 +31,30 @@ def test_worker_that_died_is_replaced(hosts: int, tmp_path: Path) -> None:
     assert job.journeys[1].entered == [0, 12, 13]  # again because data is dealt anew at 12
 
 
-@pytest.mark.parametrize("victim", [1, 3])
+@pytest.mark.parametrize("victim, hosts", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("point", ["forming boundary", "connected"])
-def test_death_while_an_epoch_with_a_joiner_forms(point: str, victim: int, tmp_path: Path) -> None:
+def test_death_while_an_epoch_with_a_joiner_forms(
+    point: str, victim: int, hosts: int, tmp_path: Path
+) -> None:
     faults = (Fault(2, "before step", 10), Fault(victim, point, 2))
-    run_with_joiners(tmp_path, 3, 3, *faults)
+    run_with_joiners(tmp_path, 3, 3, *faults, hosts=hosts)
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-def test_root_or_joiner_dies_in_sync(victim: int, tmp_path: Path) -> None:
-    visit = 0 if victim == 3 else 1
-    run_with_joiners(tmp_path, 3, 3, Fault(2, "after step", 10), Fault(victim, "sync", visit))
+@pytest.mark.parametrize("victim, hosts", [(0, 2), (3, 1)])
+def test_root_or_joiner_dies_in_sync(victim: int, hosts: int, tmp_path: Path) -> None:
+    faults = (Fault(2, "after step", 10), Fault(victim, "sync", 0 if victim == 3 else 1))
+    run_with_joiners(tmp_path, 3, 3, *faults, hosts=hosts)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_what_cannot_be_redone_restores_the_last_commit(ranks: int, tmp_path: Path) -> None:
-    plan = Plan(str(tmp_path), 20, (Fault(1, "alltoall", 10),), alltoall_at=10)
+UNREDOABLE = [("alltoall", 2, 1), ("alltoall", 4, 2), ("reducescatter", 3, 1), ("broadcast", 3, 2)]
+
+
+@pytest.mark.parametrize("kind, ranks, hosts", UNREDOABLE)
+def test_what_cannot_be_redone_restores_the_last_commit(
+    kind: str, ranks: int, hosts: int, tmp_path: Path
+) -> None:
+    fault = Fault(1, "unredoable", 10)
+    plan = Plan(str(tmp_path), 20, (fault,), hosts, unredoable_at=10, unredoable=kind)
     job = run_job("core_worker.py", ranks, plan)
     check_core_job(job.journeys, 20)
     survivors = [one for n, one in job.journeys.items() if n != 1 and n < ranks]

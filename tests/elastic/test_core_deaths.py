@@ -12,6 +12,7 @@ from elastic.journals import check_core_job
 from elastic.plans import Fault, Plan
 
 POINTS = (
+    "barrier",
     "before backward",
     "some buckets",
     "all buckets",
@@ -74,10 +75,12 @@ def test_workers_die_while_their_collectives_run(delay: float, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("point", ["forming resume", "connected"])
-@pytest.mark.parametrize("second", [0, 2])
-def test_second_death_while_the_next_epoch_forms(point: str, second: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("second, hosts", [(0, 1), (2, 2)])
+def test_second_death_while_the_next_epoch_forms(
+    point: str, second: int, hosts: int, tmp_path: Path
+) -> None:
     faults = [Fault(1, "all buckets", 8), Fault(second, point, 1), Fault(3, point, 2)]
-    run_faults(tmp_path, 4, faults)
+    run_faults(tmp_path, 4, faults, hosts=hosts)
 
 
 def test_deaths_between_the_question_for_updates_and_its_answer(tmp_path: Path) -> None:
@@ -90,3 +93,16 @@ def test_other_ways_to_end(how: str, tmp_path: Path) -> None:
     job = run_faults(tmp_path, 4, faults)
     if how == "raise":
         assert any("PlannedError" in line for line in job.result.stderr.splitlines())
+
+
+@pytest.mark.parametrize("ranks, hosts, how", [(2, 1, "kill"), (3, 1, "raise"), (4, 2, "kill")])
+def test_death_of_all_ends_the_job_with_the_first_failure(
+    ranks: int, hosts: int, how: str, tmp_path: Path
+) -> None:
+    faults = tuple(Fault(worker, "some buckets", 8, how) for worker in range(ranks))
+    plan = Plan(str(tmp_path), STEPS, faults, hosts)
+    # A process that takes longer than the heartbeat to end is killed.
+    flags = ("--elastic-heartbeat", "30")
+    job = run_job("core_worker.py", ranks, plan, flags, status=137 if how == "kill" else 1)
+    assert all(one.end is None for one in job.journeys.values())
+    assert "failed first: " in job.result.stderr

@@ -19,13 +19,13 @@ STEPS = 400
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-def test_host_of_one_worker_goes(number: signal.Signals, tmp_path: Path) -> None:
+def test_host_of_two_workers_goes(number: signal.Signals, tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     journals.mkdir()
     plan = Plan(str(journals), STEPS, pause=0.01)
     worker = (sys.executable, str(Path(__file__).with_name("core_worker.py")), plan.as_json())
     launcher = start_launcher(
-        *("-np", "3", "--min-np", "1", "-H", "far1:2,far2:1", "--elastic-heartbeat", "1"),
+        *("-np", "3", "--min-np", "1", "-H", "far1:1,far2:2", "--elastic-heartbeat", "1"),
         *worker,
         env={"OMP_NUM_THREADS": "1", "PATH": fake_ssh(tmp_path)},
     )
@@ -40,5 +40,6 @@ def test_host_of_one_worker_goes(number: signal.Signals, tmp_path: Path) -> None
     assert launcher.returncode == 0, stderr
     journeys = read_journals(journals)
     check_core_job(journeys, STEPS)
-    assert journeys[2].end is None
-    assert b"worker 2 (host far2)" in stderr
+    for worker in (1, 2):
+        assert journeys[worker].end is None
+        assert f"worker {worker} (host far2)".encode() in stderr

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from launcher import run_launcher
 
-WORKER = Path(__file__).with_name("sets_worker.py")
+FOLDER = Path(__file__).parent
 
 
 def test_sets_keep_their_ids_as_far_as_their_ranks_exist() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
-        *(sys.executable, str(WORKER), "2:13", "1:22"),
+        *(sys.executable, str(FOLDER / "sets_worker.py"), "2:13", "1:22"),
         timeout=60.0,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
@@ -21,3 +21,15 @@ def test_sets_keep_their_ids_as_far_as_their_ranks_exist() -> None:
     assert lines[:3] == ["sets 3: 1 2"] * 3
     assert lines[3:5] == ["sets 2: 1 None"] * 2
     assert lines[-3:] == ["sets 3: 1 2"] * 3
+
+
+def test_optimizer_of_a_process_set_follows_its_members() -> None:
+    result = run_launcher(
+        *("-np", "3", "--min-np", "2", "--max-np", "3"),
+        *(sys.executable, str(FOLDER / "new_member_worker.py")),
+        timeout=60.0,
+    )
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    lines = {line for line in result.stdout.splitlines() if "member" in line}
+    assert "[2] 3 ranks, member: False" in lines
+    assert "[2] 2 ranks, member: True" in lines

@@ -18,7 +18,7 @@ POINTS = (
     "before backward",
     "after step",
     "metric",
-    "in hook",
+    "batch norm",
     "commit",
     "check",
 )

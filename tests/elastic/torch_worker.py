@@ -38,6 +38,7 @@ class Model(torch.nn.Module):
             torch.nn.Parameter(torch.full((ELEMENTS,), float(weight), dtype=torch.float64))
             for weight in first_weights()
         )
+        self.norm = hvd.SyncBatchNorm(1, affine=False)
 
     def values(self) -> list[int]:
         """Return the weights, which are alike in all elements."""
@@ -126,6 +127,9 @@ class Trainer:
         self.journal.write("try", step=step, epoch=state.epoch, indices=indices)
         self.optimizer.zero_grad()
         loss = self.model(indices)
+        come_to("batch norm", step)
+        # Twice, since a single rank refuses a single sample, as torch does.
+        self.model.norm(torch.tensor(2 * indices, dtype=torch.float32).reshape(-1, 1))
         come_to("before backward", step)
         loss.backward()
         come_to("before step", step)
@@ -136,7 +140,12 @@ class Trainer:
         assert epoch is not None
         workers = epochs.find(epoch).workers
         self.journal.write(
-            "done", step=step, epoch=epoch, workers=workers, weights=self.model.values()
+            "done",
+            step=step,
+            epoch=epoch,
+            workers=workers,
+            weights=self.model.values(),
+            moments=[value.item() for value in self.model.norm.buffers()],
         )
         ranks = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="metric")
         come_to("metric", step)

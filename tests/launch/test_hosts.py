@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdlite.launch.hosts import Host, HostsError, is_here, read_hostfile, read_hosts, spread
-from hvdlite.launch.remote.ssh import SshOptions, explain, ssh_command
+from hvdlite.launch.remote.ssh import Ssh, ssh_command
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_this_machine_needs_no_ssh() -> None:
 
 
 def test_ssh_runs_one_program_with_fixed_words() -> None:
-    command = ssh_command("node1", SshOptions(port=2222, python="/opt/my env/bin/python"))
+    command = ssh_command("node1", Ssh(port=2222, python="/opt/my env/bin/python"))
     assert command[-7:] == [
         "node1",
         "exec",
@@ -78,6 +78,6 @@ def test_ssh_runs_one_program_with_fixed_words() -> None:
 
 
 def test_what_ssh_says_last_is_what_is_shown() -> None:
-    text = explain("node1", "Warning: x\nssh: connect: Connection refused\n", 255, SshOptions())
+    text = Ssh().explain("node1", "Warning: x\nssh: connect: Connection refused\n", 255)
     assert text.startswith("cannot start on host node1: ssh: connect: Connection refused; does an ")
-    assert "ended with status 9 and said nothing" in explain("a", "", 9, SshOptions())
+    assert "ended with status 9 and said nothing" in Ssh().explain("a", "", 9)

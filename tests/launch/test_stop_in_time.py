@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite
+from hvdlite.errors import RankFailedError
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
@@ -76,6 +78,19 @@ def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
     assert stderr.endswith(STOPPED)
 
 
+def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
+    code = PRELUDE + "loop()\nsys.exit(EXIT_STOPPED)"
+    with MarkedJob(3, *python(code), env=ENV) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGUSR1)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75
+    [where] = steps_in(stdout)
+    assert where.endswith(": SIGUSR1")
+    assert stderr == STOPPED
+
+
 def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
     code = PRELUDE + "time.sleep(60)"
     with MarkedJob(2, "--grace", "1.2", *python(code), env=ENV) as job:
@@ -136,6 +151,14 @@ def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
         assert stdout.count("child None") == 2, stdout
 
 
+def test_function_that_stops_by_request_has_no_result() -> None:
+    def stop() -> None:
+        raise SystemExit(75)
+
+    with pytest.raises(RankFailedError, match="stopped by request .exit status 75.; run it again"):
+        hvdlite.run(stop, np=2, env={**os.environ, **ENV})
+
+
 ELASTIC = """
 from pathlib import Path
 from hvdlite.elastic.run import run
@@ -155,8 +178,8 @@ def train(state):
             os.kill(os.getpid(), signal.SIGKILL)
         if state.step == 20 and worker == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        if worker == 3 and not (folder / "joined").exists():
-            (folder / "joined").touch()
+        if worker >= 3 and not (folder / f"joined.{worker}").exists():
+            (folder / f"joined.{worker}").touch()
             say("ready")
         state.step += 1
         if state.step % 5 == 0:
@@ -167,11 +190,11 @@ train(state)
 
 @pytest.mark.parametrize(("signal_to", "every"), [("worker", 1), ("launcher", 3)])
 def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path: Path) -> None:
-    """Worker 1 dies and worker 3 joins; SIGTERM to worker 0 alone does not stop the job."""
+    """Worker 1 dies; worker 0 gets SIGTERM and leaves; others join in their places."""
     code = PRELUDE.partition("reduce()\nsay")[0] + ELASTIC.replace("EVERY", str(every))
     env = {**ENV, "TEST_FOLDER": str(tmp_path)}
     with MarkedJob(3, "--min-np", "2", *python(code), env=env) as job:
-        job.wait_until_ready(1)
+        job.wait_until_ready(2)
         time.sleep(0.1)
         if signal_to == "worker":
             joined = next(pid for pid in job.alive() if has(pid, b"HVDLITE_WORKER=3"))
@@ -181,9 +204,10 @@ def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path:
         status, stdout, stderr, _ = job.finish()
         assert job.alive() == []
     assert status == 75, stderr
-    why = "rank 2: SIGUSR1" if signal_to == "worker" else "all ranks: SIGTERM"
     [where] = steps_in(stdout)
-    assert where.endswith(f" by {why} of 3")
+    why = r"rank [12]: SIGUSR1" if signal_to == "worker" else "all ranks: SIGTERM"
+    assert re.search(f" by {why} of 3$", where)
+    assert "worker 0 (host localhost) left: it got SIGTERM" in stderr
     assert "stopped by request" in stderr
 
 

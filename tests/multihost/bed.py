@@ -23,6 +23,7 @@ from harness import base_environment
 from launcher import end_launcher
 
 PORT = 2222
+MARK = "HVDLITE_RANK"  # Every rank, and no other process, has this in its environment.
 _PROGRAMS = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -211,6 +212,19 @@ class Bed:
                 found.append(int(name))
         return found
 
+    def seconds_until_gone(self, most: float, hosts: Sequence[int] | None = None) -> float:
+        """Wait until no rank and no agent is left on (these) hosts; return the seconds it took."""
+        started = time.monotonic()
+        while time.monotonic() < started + most:
+            if not any(
+                self.processes(host, text)
+                for host in (range(len(self.names)) if hosts is None else hosts)
+                for text in (MARK, "hvdlite.launch")
+            ):
+                break
+            time.sleep(0.05)
+        return time.monotonic() - started
+
     def shared_memory(self, host: int) -> list[str]:
         """List the files in a host's /dev/shm."""
         return self.run(host, "ls", "-A", "/dev/shm").stdout.split()
@@ -226,9 +240,25 @@ class Bed:
 
     def lose_packets(self, host: int, per_thousand: int) -> None:
         """Drop `per_thousand` of 1000 packets that a host receives, at random."""
+        self._filter(host, "input", f"numgen random mod 1000 < {per_thousand} drop")
+
+    def drop(self, host: int, *ways: str, peer: int | None = None) -> None:
+        """Drop all that a host receives ("input"), sends ("output"), or both.
+
+        Args:
+            host: the host that drops.
+            ways: of the packets that are dropped.
+            peer: the other host; None for all other hosts.
+        """
+        for way in ways:
+            name, end = ("iifname", "saddr") if way == "input" else ("oifname", "daddr")
+            whose = f"{name} eth0" if peer is None else f"ip {end} {self.addresses[peer]}"
+            self._filter(host, way, f"{whose} drop")
+
+    def _filter(self, host: int, way: str, rule: str) -> None:
         rules = (
-            "table ip loss { chain input { type filter hook input priority 0; "
-            f"numgen random mod 1000 < {per_thousand} drop\n }}\n }}\n"
+            f"table ip {way}_rules {{ chain packets {{ type filter hook {way} priority 0; "
+            f"{rule}\n }}\n }}\n"
         )
         file = self._folder / "rules"
         file.write_text(rules)

@@ -14,33 +14,10 @@ from pathlib import Path
 import pytest
 
 from launch.test_real_job import LOOP
-from multihost.bed import Bed, end, finish, python
+from multihost.bed import MARK, Bed, end, finish, python
 
 THREE = ("-H", "node1:1,node2:1,node3:2")
 FOREVER = LOOP + "while True: step()"
-MARK = "HVDLITE_RANK"  # Every rank, and no other process, has this in its environment.
-
-
-@pytest.fixture
-def bed(three_hosts: Bed) -> Iterator[Bed]:
-    """Give three undisturbed hosts; fail the test if its job leaves something there."""
-    yield three_hosts
-    three_hosts.mend()
-    assert seconds_until_gone(three_hosts, 5.0) < 5.0, "processes were left"
-    for host in range(3):
-        assert three_hosts.shared_memory(host) == []
-
-
-def seconds_until_gone(bed: Bed, most: float) -> float:
-    """Wait until no rank and no agent is left on any host; return the seconds that it took."""
-    started = time.monotonic()
-    while time.monotonic() < started + most:
-        left = [pid for host in range(3) for pid in bed.processes(host, MARK)]
-        left += [pid for host in range(3) for pid in bed.processes(host, "hvdlite.launch")]
-        if not left:
-            break
-        time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def wait_until_ready(launcher: subprocess.Popen[bytes], ready: int) -> None:
@@ -196,7 +173,7 @@ def test_signal_to_the_launcher_ends_all_hosts(
     raised = [line for line in stderr.splitlines() if "Error" in line]
     assert all("hvdlite.errors.RankFailedError: rank " in line for line in raised), stderr
     assert "failed first" not in stderr
-    assert seconds_until_gone(bed, 2.0) < 0.5
+    assert bed.seconds_until_gone(2.0) < 0.5
 
 
 def signal_launcher(bed: Bed, number: int) -> None:
@@ -209,7 +186,7 @@ def test_death_of_the_launcher_leaves_nothing_anywhere(
 ) -> None:
     launcher = start()
     signal_launcher(bed, signal.SIGKILL)
-    assert seconds_until_gone(bed, 10.0) <= 4.0
+    assert bed.seconds_until_gone(10.0) <= 4.0
     launcher.wait()
 
 
@@ -300,7 +277,7 @@ def test_grace_ends_everywhere_when_it_is_over_or_the_launcher_is(
     if way != "grace":
         signal_launcher(bed, signal.SIGINT if way == "again" else signal.SIGKILL)
     finish(launcher, 20)
-    assert seconds_until_gone(bed, 10.0) <= 4.0
+    assert bed.seconds_until_gone(10.0) <= 4.0
 
 
 def test_link_that_goes_down_ends_both_sides(
@@ -315,7 +292,7 @@ def test_link_that_goes_down_ends_both_sides(
     assert status in (1, 255)
     assert re.search(r"lost the connection to its host|RankFailedError: rank [23] ", stderr), stderr
     # The launcher cannot reach that host, so the agent there must notice it.
-    assert seconds_until_gone(bed, 40.0) <= 35.0
+    assert bed.seconds_until_gone(40.0) <= 35.0
 
 
 def test_link_that_goes_down_under_talking_ranks(
@@ -328,7 +305,7 @@ def test_link_that_goes_down_under_talking_ranks(
     status, _, stderr, _ = finish(launcher, 40)
     assert status == 255
     assert "(host node3, pid" in stderr and "lost the connection to its host" in stderr
-    assert seconds_until_gone(bed, 50.0) <= 40.0
+    assert bed.seconds_until_gone(50.0) <= 40.0
 
 
 def test_slow_link_changes_nothing_but_time(bed: Bed) -> None:

@@ -22,7 +22,7 @@ from hvdlite.launch.description import Description
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT
-from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.launch.remote.ssh import Ssh
 
 _COLUMNS_OF_PREFIX = 6
 
@@ -122,7 +122,7 @@ def describe_job(
             **flags.variables(options),
         },
         hosts=hosts,
-        ssh=SshOptions(
+        way=Ssh(
             port=options.ssh_port,
             identity_file=options.ssh_identity_file,
             config=options.ssh_config,

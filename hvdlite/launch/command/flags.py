@@ -16,7 +16,7 @@ from hvdlite.launch.command.elastic_flags import add_elastic_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
-from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.launch.remote.ssh import Ssh
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
@@ -175,7 +175,7 @@ def _add_host_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--remote-python",
-        default=SshOptions.python,
+        default=Ssh.python,
         metavar="PATH",
         help="Python with hvdlite on the other hosts, if not where it is here",
     )

@@ -97,6 +97,18 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class Went:
+    """A worker is not a member any more, and not because it was to leave.
+
+    Attributes:
+        at: when the first sign of it came; monotonic.
+    """
+
+    worker: int
+    at: float
+
+
+@dataclass(frozen=True)
 class Refused:
     """A joiner does not fit the job."""
 
@@ -123,5 +135,7 @@ class Failed:
     reason: str
 
 
-Event: TypeAlias = EpochBegun | EpochFormed | Evict | Leaving | Refused | Entered | Warn | Failed
+Event: TypeAlias = (
+    EpochBegun | EpochFormed | Evict | Leaving | Went | Refused | Entered | Warn | Failed
+)
 Action: TypeAlias = Send | Close | Event

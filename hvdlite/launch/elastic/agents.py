@@ -1,15 +1,14 @@
 """The launcher's side of the agents of an elastic job, which start and end workers on other hosts.
 
-`AgentHost` is one connection: ssh, a thread that reads, and a thread that writes, so that a write
-to a stuck ssh stops nobody else's recovery. `Agents` has all of them: it connects to hosts that are
-listed anew, and gives up those that are silent.
+`AgentHost` is one connection: a line, a thread that reads, and a thread that writes, so that a
+write to a stuck line stops nobody else's recovery. `Agents` has all of them: it connects to hosts
+that are listed anew, and gives up those that are silent.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
@@ -19,7 +18,6 @@ from typing import Any, Protocol
 
 from hvdlite.launch.elastic.fleet import FIRST_WAIT, LONGEST_WAIT, Start
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.guardian import signal_group
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.remote.meeting import placement_numbers
 from hvdlite.launch.remote.messages import Frame, Kind, data_frame, frame
@@ -31,7 +29,7 @@ from hvdlite.launch.remote.remote import (
     connect_deadline,
     wait_for_hosts,
 )
-from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.launch.remote.ways import Way
 
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 
@@ -87,8 +85,8 @@ class AgentWorker(RemoteWorker):
 class AgentHost(RemoteHost):
     """The connection to the agent on one other host.
 
-    The loop's thread makes it, because ssh dies with the thread that started it, and calls all
-    methods; the host's thread reads what the agent sends once `serve` was called.
+    The loop's thread makes it, because the process of a line dies with the thread that started it,
+    and calls all methods; the host's thread reads what the agent sends once `serve` was called.
 
     Attributes:
         ready: whether the agent can start workers.
@@ -101,13 +99,13 @@ class AgentHost(RemoteHost):
         fd: readable when `take` has events.
     """
 
-    def __init__(self, name: str, options: SshOptions, command: Sequence[str]) -> None:
-        """Start the command that connects to the agent."""
-        super().__init__(name, options, command)
+    def __init__(self, name: str, way: Way) -> None:
+        """Begin to connect to the agent."""
+        super().__init__(name, way)
         self.ready = False
         self.serves = False
         self.heard_at = time.monotonic()
-        self.deadline = connect_deadline(options)
+        self.deadline = connect_deadline(way)
         self.busy = False
         self.finishing = False
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -201,7 +199,7 @@ class AgentHost(RemoteHost):
     def cut(self, why: str) -> None:
         """Give the connection up; its workers then count as lost."""
         self._cut_because = why
-        signal_group(self.pid, signal.SIGKILL)
+        self._line.cut()
 
     def _why_lost(self) -> str:
         cut = self._cut_because
@@ -210,13 +208,13 @@ class AgentHost(RemoteHost):
         return self.lost_because
 
     def close(self) -> bool:
-        """Wait until the agent has ended what is left there, at most for seconds; end ssh."""
+        """Wait until the agent has ended what is left there, at most for seconds; end the line."""
         if self._closed is not None:
             return self._closed
         if self.serves:
             self._thread.join(_LONGEST_GOODBYE)
         if not self._closed_well:
-            signal_group(self.pid, signal.SIGKILL)
+            self._line.cut()
         self._outbox.put(None)
         self._writer.join(_LONGEST_GOODBYE)
         closed = super().close()
@@ -249,24 +247,16 @@ class Owner(Protocol):
 class Agents:
     """All other hosts of an elastic job; a context manager. Used by the loop's thread."""
 
-    def __init__(
-        self,
-        agent_command: Callable[[str], list[str]],
-        options: SshOptions,
-        heartbeat: float,
-        interrupted_fd: int,
-    ) -> None:
+    def __init__(self, way: Way, heartbeat: float, interrupted_fd: int) -> None:
         """Make it without hosts.
 
         Args:
-            agent_command: returns the command that connects to the agent on a host.
-            options: the user's choices for ssh.
+            way: how the agents are reached.
             heartbeat: how long an agent may be silent, in seconds.
             interrupted_fd: readable when the user wants to stop.
         """
         self.hosts: dict[str, AgentHost] = {}
-        self._agent_command = agent_command
-        self._options = options
+        self._way = way
         self._heartbeat = heartbeat
         self._interrupted_fd = interrupted_fd
         self._owner: Owner | None = None
@@ -305,7 +295,7 @@ class Agents:
 
     def _wait_for(self, there: Callable[[AgentHost], bool], what: str) -> None:
         hosts = list(self.hosts.values())
-        wait_for_hosts(hosts, there, what, self._options, self._interrupted_fd)
+        wait_for_hosts(hosts, there, what, self._way, self._interrupted_fd)
 
     def attach(self, owner: Owner) -> None:
         """Pass, from now on, what the agents say to the loop."""
@@ -318,7 +308,7 @@ class Agents:
         return name in self.hosts and self.hosts[name].serves
 
     def _connect(self, name: str) -> AgentHost:
-        host = AgentHost(name, self._options, self._agent_command(name))
+        host = AgentHost(name, self._way)
         self.hosts[name] = host
         return host
 

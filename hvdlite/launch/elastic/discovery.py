@@ -10,18 +10,20 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hvdlite.launch.hosts import Host, HostsError, is_here, read_host
 from hvdlite.launch.output.report import last_lines
-from hvdlite.launch.remote.ssh import SshOptions, ssh_command
 
 PERIOD = 1.0  # seconds between two questions to the provider
 _LONGEST_ANSWER = 60.0  # seconds that the script may take
@@ -43,44 +45,43 @@ class HostProvider(Protocol):
         """
         ...
 
-    def agent_command(self, host: str) -> list[str]:
-        """Return the command that starts hvdlite's agent on a host."""
+    def close(self) -> None:
+        """Give up a question that is under way on another thread; none follows."""
         ...
 
 
 class StaticHosts:
     """The provider for hosts that do not change: those of -H, or this machine alone."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: SshOptions) -> None:
-        """Keep the hosts; `ssh` says how to reach them."""
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        """Keep the hosts."""
         self._hosts = {host.name: host.slots for host in hosts}
-        self._ssh = ssh
 
     def hosts(self) -> Mapping[str, int]:
         """Return the hosts."""
         return self._hosts
 
-    def agent_command(self, host: str) -> list[str]:
-        """Return the ssh command of a host."""
-        return ssh_command(host, self._ssh)
+    def close(self) -> None:
+        """Do nothing: the hosts are known at once."""
 
 
 class ScriptHosts:
     """The provider for --host-discovery-script: a command that prints a line for each host."""
 
-    def __init__(self, script: str, slots: int, ssh: SshOptions) -> None:
+    def __init__(self, script: str, slots: int) -> None:
         """Keep the command.
 
         Args:
             script: the path of an executable file, or a command for the shell.
             slots: the slots of a host for which the script prints no number.
-            ssh: how to reach the hosts.
         """
         self._script = script
         is_file = Path(script).is_file()
         self._command = [str(Path(script).absolute())] if is_file else ["/bin/sh", "-c", script]
         self._slots = slots
-        self._ssh = ssh
+        self._lock = threading.Lock()
+        self._closed = False  # guarded by the lock
+        self._running: subprocess.Popen[bytes] | None = None  # guarded by the lock, until reaped
 
     def hosts(self) -> Mapping[str, int]:
         """Run the script, and read its lines."""
@@ -91,9 +92,13 @@ class ScriptHosts:
             raise DiscoveryError(f"{self._name} failed with exit status {status}{why}")
         return parse_hosts(stdout.decode(errors="replace"), self._slots, self._name)
 
-    def agent_command(self, host: str) -> list[str]:
-        """Return the ssh command of a host."""
-        return ssh_command(host, self._ssh)
+    def close(self) -> None:
+        """Kill the script if it runs, and all that it has started in its session."""
+        with self._lock:
+            self._closed = True
+            if self._running is not None:
+                with contextlib.suppress(ProcessLookupError):  # It has ended in this moment.
+                    os.killpg(self._running.pid, signal.SIGKILL)
 
     @property
     def _name(self) -> str:
@@ -101,16 +106,7 @@ class ScriptHosts:
 
     def _run(self) -> tuple[int, bytes, bytes]:
         """Run the script in a session of its own, so that Ctrl-C does not make it fail."""
-        try:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise DiscoveryError(f"{self._name} cannot be run: {error.strerror}") from None
+        process = self._start()
         try:
             stdout, stderr = process.communicate(timeout=_LONGEST_ANSWER)
         except subprocess.TimeoutExpired:
@@ -119,7 +115,26 @@ class ScriptHosts:
             raise DiscoveryError(
                 f"{self._name} has not ended within {_LONGEST_ANSWER:g} s"
             ) from None
+        finally:
+            with self._lock:
+                self._running = None
         return process.returncode, stdout, stderr
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._closed:
+                raise DiscoveryError(f"{self._name} is not run any more")
+            try:
+                self._running = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise DiscoveryError(f"{self._name} cannot be run: {error.strerror}") from None
+            return self._running
 
 
 def parse_hosts(text: str, slots: int, source: str) -> dict[str, int]:
@@ -174,15 +189,23 @@ class Discovery:
         last: those of the last answer.
     """
 
-    def __init__(self, provider: HostProvider, period: float = PERIOD) -> None:
-        """Ask for the first time, on this thread.
+    def __init__(
+        self, provider: HostProvider, period: float = PERIOD, interrupt_fd: int | None = None
+    ) -> None:
+        """Ask for the first time, and wait for the answer.
+
+        Args:
+            provider: whom to ask; owned, and closed at the end.
+            period: seconds between two questions.
+            interrupt_fd: readable when the wait for the first answer is to be given up; borrowed.
 
         Raises:
             DiscoveryError: the provider fails.
+            KeyboardInterrupt: the wait was given up.
         """
         self._here: dict[str, bool] = {}
         self._provider = provider
-        self.first = self.last = self._hosts()
+        self.first = self.last = self._first_answer(interrupt_fd)
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._period = period
         self._lock = threading.Lock()
@@ -200,6 +223,28 @@ class Discovery:
         with self._lock:
             self._ending.set()
             os.close(self.fd)
+        self._provider.close()
+
+    def _first_answer(self, interrupt_fd: int | None) -> dict[str, int]:
+        answer: Future[dict[str, int]] = Future()
+        ended, told = os.pipe2(os.O_CLOEXEC)
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._hosts())
+            except BaseException as error:
+                answer.set_exception(error)
+            finally:
+                os.close(told)
+
+        threading.Thread(target=ask, name="hvdlite-first-hosts", daemon=True).start()
+        watched = [ended] if interrupt_fd is None else [ended, interrupt_fd]
+        select.select(watched, [], [])
+        os.close(ended)
+        if not answer.done():
+            self._provider.close()
+            raise KeyboardInterrupt
+        return answer.result()
 
     def take(self) -> list[News]:
         """Return what has changed since the last call, in order."""

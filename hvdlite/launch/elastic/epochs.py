@@ -24,6 +24,7 @@ from hvdlite.launch.elastic.actions import (
     Message,
     Send,
     Warn,
+    Went,
 )
 from hvdlite.launch.elastic.growth import Notices, fitting, plan
 from hvdlite.launch.elastic.patience import Patience
@@ -71,6 +72,7 @@ class Epochs:
         self._start_by: float | None = None
         self._entered = False
         self._growing = True
+        self._stops = False  # whether all workers are asked to stop
         self._notices = Notices()
         self._patience = Patience(limits.reset_limit)
         self._watch = Watch()
@@ -100,6 +102,8 @@ class Epochs:
         elif one.joiner:
             return
         self._record.went(change, now)
+        if change.trouble:
+            self._out.append(Went(one.number, now))
         self._accusations.dismiss()
         self._notices.deal_anew = self._entered
         self._gather_by(now if change.counts else now + _FAREWELL_SECONDS)
@@ -133,7 +137,8 @@ class Epochs:
         for number, parted in list(self._parted.items()):
             if now >= parted.due:
                 del self._parted[number]
-                self._out.append(Evict(number, LOST_CONNECTION))
+                why = parted.worker.raised or LOST_CONNECTION
+                self._out.append(Evict(number, why))
         self._show_if_explained(now)
         while self._step(now):
             pass

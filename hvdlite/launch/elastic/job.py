@@ -72,7 +72,7 @@ class ElasticRun:
     def _choose_provider(self) -> HostProvider:
         what, elastic = self._what, self._elastic
         if elastic.script is not None:
-            return ScriptHosts(elastic.script, elastic.slots_per_host or 1, what.ssh)
+            return ScriptHosts(elastic.script, elastic.slots_per_host or 1)
         most = max(what.ranks, elastic.max_np or 0)
         hosts: Sequence[Host] = what.hosts or (Host("localhost", most),)
         spread(hosts, what.ranks)
@@ -82,7 +82,7 @@ class ElasticRun:
                 f"--max-np {elastic.max_np} is more than the {slots} slots of the hosts, which "
                 "limit the job"
             )
-        return StaticHosts(hosts, what.ssh)
+        return StaticHosts(hosts)
 
     def run(self) -> Outcome:
         """Run the job to its end.
@@ -100,8 +100,8 @@ class ElasticRun:
             elastic.timeout,
             elastic.cooldown,
         )
-        agents = Agents(self._provider.agent_command, what.ssh, elastic.heartbeat, self._inbox.fd)
-        with Discovery(self._provider) as discovery, agents:
+        agents = Agents(what.way, elastic.heartbeat, self._inbox.fd)
+        with Discovery(self._provider, interrupt_fd=self._inbox.fd) as discovery, agents:
             first = self._first_workers(fleet, discovery, agents)
             address = self._address(agents)
             registrar = Registrar.start(self._job, self._limits(len(first)), address)

@@ -58,6 +58,10 @@ class Membership(Epochs):
                     one.connected, one.clock = True, message["clock"]
             elif kind == "unreachable":
                 self._unreachable(one, message, now)
+            elif kind == "raised":
+                one.raised = message["what"]
+            elif kind == "drain":
+                self._asks_to_leave(one, message["why"])
             elif kind == "bye":
                 self._record.report(message)
                 self._part(one, math.inf)
@@ -66,9 +70,11 @@ class Membership(Epochs):
 
     def ended(self, worker: int, why: str, clean: bool, now: float) -> list[Action]:
         """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
-        why = f"ended with {why}" if why.startswith("exit status") else why
         parted = self._parted.pop(worker, None)
         one = self._workers.get(worker)
+        if why.startswith("exit status"):
+            known = parted.worker if parted is not None else one
+            why = known.raised if known is not None and known.raised else f"ended with {why}"
         if parted is not None:
             self._learn(parted, why, clean, now)
         elif one is not None and clean:
@@ -83,7 +89,7 @@ class Membership(Epochs):
         one = self._workers.get(worker)
         if one is not None:
             self._part(one, now + self._limits.heartbeat)
-            self._remove(one, Change(one.name, LOST_CONNECTION, worker), now)
+            self._remove(one, Change(one.name, one.raised or LOST_CONNECTION, worker), now)
         return self._settle(now)
 
     def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
@@ -93,10 +99,16 @@ class Membership(Epochs):
     def drain(self, worker: int, why: str, now: float) -> list[Action]:
         """A worker shall leave at the next boundary."""
         one = self._workers.get(worker)
-        if one is not None and one.draining is None:
-            one.draining = why
-            if one in self._waiting():
-                self._leave(one)
+        if one is not None:
+            self._drain(one, why)
+        return self._settle(now)
+
+    def stops(self, now: float) -> list[Action]:
+        """All workers are asked to stop: none joins, and none leaves by its own wish before."""
+        self._stops, self._growing = True, False
+        for one in self._workers.values():
+            if one.wishes:
+                one.draining, one.wishes = None, False
         return self._settle(now)
 
     def evict(self, worker: int, why: str, now: float) -> list[Action]:
@@ -191,6 +203,17 @@ class Membership(Epochs):
             self._break(now)
 
     # Who goes.
+
+    def _asks_to_leave(self, one: Worker, why: str) -> None:
+        if one.draining is None and not self._stops:
+            one.wishes = True
+            self._drain(one, why)
+
+    def _drain(self, one: Worker, why: str) -> None:
+        if one.draining is None:
+            one.draining = why
+            if one in self._waiting():
+                self._leave(one)
 
     def _part(self, one: Worker, due: float) -> None:
         """Only the process of a worker is left; its end will tell more."""

@@ -64,6 +64,8 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
         "reason": (_is(str), ""),
     },
     "bye": {"commits": (_or_none(_is_commits), None)},
+    "raised": {"what": (_is(str), _ABSENT)},
+    "drain": {"why": (_is(str), _ABSENT)},
     "alive": {},
 }
 # Fields that change what the membership does, and so stay absent where they are absent.

@@ -41,6 +41,7 @@ from hvdlite.launch.elastic.actions import (
     Refused,
     Send,
     Warn,
+    Went,
 )
 from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.messages import MalformedError, parse
@@ -57,6 +58,7 @@ __all__ = [
     "Refused",
     "Registrar",
     "Warn",
+    "Went",
 ]
 
 _TICK_SECONDS = 0.25  # the longest sleep, as the acceptor drops slow strangers in between
@@ -128,6 +130,10 @@ class Registrar:
     def drain(self, worker: int, why: str) -> None:
         """Ask a worker to leave at the next boundary."""
         self._post(lambda now: self._membership.drain(worker, why, now))
+
+    def stops(self) -> None:
+        """Say that all workers are asked to stop, before they are."""
+        self._post(self._membership.stops)
 
     def evict(self, worker: int, why: str) -> None:
         """Take a worker out of the job now."""

@@ -54,7 +54,9 @@ class Worker:
         asked: the epoch of the newest GATHER that was sent to it.
         tells_heard: whether its READY says which GATHER it answers.
         tells_synced: whether its READY says whether it has synced.
+        raised: what its script raised, for sentences; "" if it has not told.
         draining: why it shall leave at the next boundary; None if it shall not.
+        wishes: whether it shall leave because it has asked to.
         connected: whether it has said CONNECTED to the epoch that is being formed.
         clock: what it sent with CONNECTED.
     """
@@ -71,7 +73,9 @@ class Worker:
     asked: int = -1
     tells_heard: bool = False
     tells_synced: bool = False
+    raised: str = ""
     draining: str | None = None
+    wishes: bool = False
     connected: bool = False
     clock: Any = None
 

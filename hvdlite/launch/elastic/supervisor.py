@@ -24,6 +24,7 @@ from hvdlite.launch.elastic.actions import (
     Leaving,
     Refused,
     Warn,
+    Went,
 )
 from hvdlite.launch.elastic.agents import Agents
 from hvdlite.launch.elastic.discovery import Discovery
@@ -32,7 +33,7 @@ from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.elastic.stopped import StoppedWatch
 from hvdlite.launch.loop import GRACE, Stop
 from hvdlite.launch.output.console import Console
-from hvdlite.launch.output.report import Failure
+from hvdlite.launch.output.report import Failure, root_failure
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import Worker
@@ -99,7 +100,8 @@ class ElasticSupervisor(Supervisor):
         self._min_np = min_np
         self._starter: Callable[[Start], None] = lambda start: None
         self._members: tuple[int, ...] = ()  # the workers of the last epoch, in rank order
-        self._trained: set[int] = set()  # workers that were members of any epoch
+        self._trained: set[int] = set()  # workers that run and were members of an epoch
+        self._went_at: dict[int, float] = {}  # by worker that has gone lately: the first sign of it
         self._formed = False  # whether the first epoch was formed
         self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
         self._drains: set[int] = set()  # workers that shall leave at the next boundary
@@ -216,6 +218,7 @@ class ElasticSupervisor(Supervisor):
         self.retire(worker, ending.well)
         self._kill_at.pop(number, None)
         self._ended_well[number] = well
+        self._trained.discard(number)
         if finished:
             self._fleet.stop_growing()
         self._judge(failure)
@@ -226,6 +229,7 @@ class ElasticSupervisor(Supervisor):
             return None
         failure = self._note_failure(worker, ending)
         self._failures = [one for one in self._failures if one.at > failure.at - _RECENT]
+        self._went_at = {n: at for n, at in self._went_at.items() if at > failure.at - _RECENT}
         return failure
 
     def _judge(self, failure: Failure | None) -> None:
@@ -236,6 +240,10 @@ class ElasticSupervisor(Supervisor):
             self._end_after(failure)
         elif not running and self._stop is None:
             self._conclude_epoch()
+
+    def _stop_politely(self, number: int) -> None:
+        self._registrar.stops()
+        super()._stop_politely(number)
 
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed; a death that it survived is not a failure."""
@@ -255,7 +263,8 @@ class ElasticSupervisor(Supervisor):
             self._stop = Stop(now, now + GRACE)
 
     def _fail(self, reason: str) -> None:
-        self._console.say(reason)
+        if not self._signalled:  # Otherwise the user has ended the job.
+            self._console.say(reason)
         self._lost = self._over = True
         if self._stop is None:
             now = time.monotonic()
@@ -272,8 +281,9 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(event, EpochBegun):
             self._formed = True
             self._members = event.workers
-            self._trained.update(event.workers)
-            kept = {one.number for one in self._workers}.union(event.workers)
+            running = {one.number for one in self._workers}
+            self._trained.update(running.intersection(event.workers))
+            kept = running.union(event.workers)
             self._ended_well = {n: well for n, well in self._ended_well.items() if n in kept}
             self._leaves &= kept
             self._drains &= kept
@@ -284,6 +294,8 @@ class ElasticSupervisor(Supervisor):
             self._leaves.add(event.worker)
             self._fleet.leaving(event.worker)
             self._expect_end(event.worker)
+        elif isinstance(event, Went):
+            self._went_at[event.worker] = event.at
         elif isinstance(event, Refused):
             self._console.say(f"worker {event.worker} cannot join: {event.reason}")
             self._expect_end(event.worker)
@@ -361,11 +373,18 @@ class ElasticSupervisor(Supervisor):
 
     @property
     def root(self) -> Failure | None:
-        """The failure that the others followed from, if the job failed."""
-        return super().root if self._lost else None
+        """The failure that the others followed from, if the job failed.
+
+        The registrar says who went first, as in the lines about epochs.
+        """
+        if not (self._lost and self._failures):
+            return None
+        went_at = self._went_at
+        return root_failure([replace(f, at=went_at.get(f.rank, f.at)) for f in self._failures])
 
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""
+        self._take_events()
         return super().conclude() or int(self._lost)
 
 

@@ -36,7 +36,7 @@ def meeting_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> s
         return None
     if interfaces:
         return f"{interface_address(interfaces)}:0"
-    routes = {host.name: route_to(_ssh_end(host.hello["ssh"])) for host in hosts}
+    routes = {host.name: route_to(host.address()) for host in hosts}
     addresses = set(routes.values())
     if len(addresses) > 1:
         names = {address: name for name, address in interface_addresses().items()}
@@ -48,12 +48,6 @@ def meeting_address(hosts: Sequence[RemoteHost], interfaces: Sequence[str]) -> s
             "hosts share with --network-interfaces"
         )
     return f"{addresses.pop()}:0"
-
-
-def _ssh_end(connection: str) -> str:
-    """Return the other host's address from its SSH_CONNECTION: our address, port, its, port."""
-    fields = connection.split()
-    return fields[2] if len(fields) == 4 else "127.0.0.1"
 
 
 def route_to(address: str) -> str:

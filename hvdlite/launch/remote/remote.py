@@ -1,9 +1,9 @@
-"""The launcher's side of other hosts: for each, an ssh process that is connected to an agent.
+"""The launcher's side of other hosts: for each, a line to its agent (see `ways`).
 
 To the supervisor, a rank of another host looks like a local one: it has pipes with its output, and
 a descriptor that becomes readable when the rank has ended. A thread for each host writes to them
-what the agent sends. The thread stops reading from ssh while a pipe is full, so that a slow console
-also slows down the ranks of other hosts.
+what the agent sends. The thread stops reading from the line while a pipe is full, so that a slow
+console also slows down the ranks of other hosts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 import os
 import selectors
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +18,11 @@ from typing import Any, TypeVar
 
 import hvdlite
 from hvdlite.bootstrap.deadline import is_never
-from hvdlite.launch.process import shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
-from hvdlite.launch.remote.ssh import SshOptions, explain, last_line, ssh_command
+from hvdlite.launch.remote.ways import Way, last_line
 
 _ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
@@ -74,8 +71,8 @@ class RemoteWorker:
 
     @property
     def group(self) -> int:
-        """The process group that has to die with the launcher: ssh's."""
-        return self._remote.pid
+        """The process group that has to die with the launcher: that of the line; 0 without one."""
+        return self._remote.group
 
     @property
     def lingers(self) -> bool:
@@ -131,7 +128,7 @@ class RemoteWorker:
 
 
 class RemoteHost:
-    """One other host: its ssh process, and its ranks.
+    """One other host: the line to its agent, and its ranks.
 
     Until `serve` starts the host's thread, only the launcher's thread uses this object. Afterwards
     the launcher's threads use only `send`, `over` and `close`.
@@ -142,29 +139,16 @@ class RemoteHost:
         over: whether nothing more comes from the agent.
     """
 
-    def __init__(
-        self, name: str, options: SshOptions, command: Sequence[str] | None = None
-    ) -> None:
-        """Start ssh, or another command that connects to an agent; it dies with this process."""
+    def __init__(self, name: str, way: Way) -> None:
+        """Begin to connect to the host's agent."""
         self.name = name
         self.hello: dict[str, Any] = {}
         self.workers: dict[int, RemoteWorker] = {}
         self.over = False
-        self._options = options
+        self._way = way
         self._reader = FrameReader(after_greeting=True, longest=_LONGEST_FRAME)
         self._frames: list[Frame] = []
-        self._complaints = os.memfd_create("hvdlite-ssh-stderr", os.MFD_CLOEXEC)
-        own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
-        self._ssh = subprocess.Popen(
-            [*own, *(command or ssh_command(name, options))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            start_new_session=True,
-            bufsize=0,
-        )
-        assert self._ssh.stdin is not None and self._ssh.stdout is not None
-        self._stdin, self._stdout = self._ssh.stdin.fileno(), self._ssh.stdout.fileno()
+        self._line = way.open(name)
         self._sending = threading.Lock()
         self._thread = threading.Thread(
             target=self._serve, name=f"hvdlite-host-{name}", daemon=True
@@ -173,28 +157,41 @@ class RemoteHost:
         self._closed: bool | None = None
 
     @property
-    def pid(self) -> int:
-        """The process id, and group, of ssh."""
-        return self._ssh.pid
+    def group(self) -> int:
+        """The process group here that has to die with the launcher; 0 if there is none."""
+        return self._line.pid or 0
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the agent has sent something."""
-        return self._stdout
+        return self._line.read_fd
+
+    def address(self) -> str:
+        """Return the host's IP address, once its agent has said hello."""
+        return self._way.address(self.name, self.hello)
 
     def receive(self) -> None:
         """Read and handle messages of the agent; they change `hello` and `started`.
 
         Raises:
-            LaunchError: ssh failed, the agent refuses, or it has another version of hvdlite.
+            LaunchError: the host cannot be reached, the agent refuses, or it has another version of
+                hvdlite.
         """
-        data = os.read(self._stdout, 1 << 18)
+        data = self._read()
         if not data:
-            raise LaunchError(explain(self.name, self._stderr(), self._reap(), self._options))
+            status = self._line.end()
+            raise LaunchError(self._way.explain(self.name, self._line.said(), status))
         try:
             for message in self._reader.feed(data):
                 self._take_before_start(message)
         except NoFrameError as error:
             raise LaunchError(f"cannot start on host {self.name}: {_disturbed(error)}") from None
+
+    def _read(self) -> bytes:
+        """Read what the agent has sent; nothing if the line is broken."""
+        try:
+            return os.read(self._line.read_fd, 1 << 18)
+        except OSError:
+            return b""
 
     def _take_before_start(self, message: Frame) -> None:
         if message.kind == Kind.HELLO:
@@ -243,9 +240,9 @@ class RemoteHost:
             try:
                 view = memoryview(data)
                 while view and self._closed is None:
-                    view = view[os.write(self._stdin, view) :]
+                    view = view[os.write(self._line.write_fd, view) :]
             except OSError:
-                pass  # ssh has ended, which the host's thread notices at the end of its stdout.
+                pass  # The line is broken, which the host's thread notices when it reads.
 
     def _serve(self) -> None:
         """Pass the agent's messages on until the connection ends; then all ranks have ended.
@@ -268,10 +265,7 @@ class RemoteHost:
         for message in self._frames:
             self._take(message)
         while not self.over:
-            try:
-                data = os.read(self._stdout, 1 << 18)
-            except OSError:
-                data = b""
+            data = self._read()
             if not data:
                 break
             for message in self._reader.feed(data):
@@ -293,11 +287,8 @@ class RemoteHost:
             worker.write(_SINKS[message.kind], message.body)
 
     def _why_lost(self) -> str:
-        said = last_line(self._stderr())
+        said = last_line(self._line.said())
         return f"lost the connection to its host{': ' if said else ''}{said}"
-
-    def _stderr(self) -> str:
-        return os.pread(self._complaints, 1 << 16, 0).decode(errors="replace")
 
     def close(self) -> bool:
         """Close the connection; return whether the agent confirmed that nothing is left there."""
@@ -307,36 +298,26 @@ class RemoteHost:
             self._thread.join(_LONGEST_GOODBYE)
         with self._sending:  # After this no thread writes to the descriptor, which is closed next.
             self._closed = self._closed_well
-        for pipe in (self._ssh.stdin, self._ssh.stdout):
-            if pipe is not None and not self._thread.is_alive():
-                pipe.close()
+        if not self._thread.is_alive():
+            self._line.hang_up()
         if not self._closed_well:
-            self._ssh.kill()
-        self._reap()
-        os.close(self._complaints)
+            self._line.cut()
+        self._line.end()
         return self._closed
-
-    def _reap(self) -> int:
-        """Wait until ssh has ended, and return its status."""
-        try:
-            return self._ssh.wait(_LONGEST_GOODBYE)
-        except subprocess.TimeoutExpired:
-            self._ssh.kill()
-            return self._ssh.wait()
 
 
 class RemoteHosts:
     """All other hosts of a job, as a context manager."""
 
-    def __init__(self, names: Sequence[str], options: SshOptions, interrupted_fd: int) -> None:
-        """Start ssh to all hosts; a byte at `interrupted_fd` ends the waits below."""
+    def __init__(self, names: Sequence[str], way: Way, interrupted_fd: int) -> None:
+        """Begin to connect to all hosts; a byte at `interrupted_fd` ends the waits below."""
         self.hosts: list[RemoteHost] = []
-        self._options = options
+        self._way = way
         self._interrupted_fd = interrupted_fd
         self._stopping = threading.Event()
         self._alive = threading.Thread(target=self._stay_alive, name="hvdlite-alive", daemon=True)
         for name in names:
-            self.hosts.append(RemoteHost(name, options))
+            self.hosts.append(RemoteHost(name, way))
 
     def greet(self) -> None:
         """Wait until the agent of every host has sent its hello.
@@ -356,7 +337,7 @@ class RemoteHosts:
             self._alive.start()
 
     def _wait_for(self, there: Callable[[RemoteHost], bool], what: str) -> None:
-        wait_for_hosts(self.hosts, there, what, self._options, self._interrupted_fd)
+        wait_for_hosts(self.hosts, there, what, self._way, self._interrupted_fd)
 
     def _stay_alive(self) -> None:
         while not self._stopping.wait(_ALIVE_SECONDS):
@@ -371,15 +352,15 @@ class RemoteHosts:
         for host in self.hosts:
             host.close()
         if self._alive.ident is not None:
-            self._alive.join()  # It ends soon: with ssh gone, its writes cannot block.
+            self._alive.join()  # It ends soon: with the lines gone, its writes cannot block.
 
 
 AnyHost = TypeVar("AnyHost", bound=RemoteHost)
 
 
-def connect_deadline(options: SshOptions) -> float:
+def connect_deadline(way: Way) -> float:
     """Return until when a host that is connected to now has to answer; monotonic, in seconds."""
-    seconds = options.connect_seconds
+    seconds = way.connect_seconds
     return math.inf if is_never(seconds) else time.monotonic() + seconds + 5
 
 
@@ -387,7 +368,7 @@ def wait_for_hosts(
     hosts: Sequence[AnyHost],
     there: Callable[[AnyHost], bool],
     what: str,
-    options: SshOptions,
+    way: Way,
     interrupted_fd: int,
 ) -> None:
     """Receive from the agents until `there(host)` is true for all hosts.
@@ -396,14 +377,14 @@ def wait_for_hosts(
         hosts: the hosts, whose threads do not run yet.
         there: whether a host has come as far as it should.
         what: what the host then has done, for the message.
-        options: they say how long a host may take.
+        way: it says how long a host may take.
         interrupted_fd: a byte there ends the wait.
 
     Raises:
         LaunchError: a host cannot take part, or takes too long.
         KeyboardInterrupt: there was such a byte.
     """
-    deadline = connect_deadline(options)
+    deadline = connect_deadline(way)
     with selectors.DefaultSelector() as selector:
         selector.register(interrupted_fd, selectors.EVENT_READ, None)
         for host in hosts:

@@ -1,4 +1,4 @@
-"""Build the ssh command that starts an agent, and explain why ssh failed.
+"""The way by ssh: the command that starts an agent, and why it failed.
 
 The remote command is one fixed program with fixed arguments, so that no shell has to interpret
 anything of the user. The environment, the command and the secret of the job go through ssh's stdin.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hvdlite.bootstrap.deadline import is_never
+from hvdlite.launch.remote.ways import ProcessLine, last_line
 
 SAFE_PATH = "PYTHONSAFEPATH"
 _ALIVE_SECONDS, _ALIVE_COUNT = 3, 3  # ssh gives a silent host up after about ten seconds
@@ -32,8 +35,8 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
-class SshOptions:
-    """The user's choices for ssh.
+class Ssh:
+    """The way by ssh, with the user's choices; see `ways.Way`.
 
     Attributes:
         port: the port of sshd on the other hosts; None leaves it to ssh.
@@ -49,8 +52,26 @@ class SshOptions:
     python: str = sys.executable
     connect_seconds: float = 60.0
 
+    def open(self, host: str) -> ProcessLine:
+        """Start ssh."""
+        return ProcessLine(ssh_command(host, self))
 
-def ssh_command(host: str, options: SshOptions) -> list[str]:
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        """Describe why ssh ended, and what to do."""
+        last = last_line(said) or f"ssh ended with status {status} and said nothing"
+        for words, remedy in _REMEDIES:
+            if words in said.lower():
+                hint = remedy.format(host=host, python=self.python)
+                return f"cannot start on host {host}: {last}; {hint}"
+        return f"cannot start on host {host}: {last}"
+
+    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+        """Return the host's address in its SSH_CONNECTION: our address, port, its, port."""
+        fields = str(hello["ssh"]).split()
+        return fields[2] if len(fields) == 4 else "127.0.0.1"
+
+
+def ssh_command(host: str, options: Ssh) -> list[str]:
     """Build the command that starts the agent on a host; `hosts` has checked the name."""
     settings = {
         "BatchMode": "yes",
@@ -79,19 +100,3 @@ def ssh_command(host: str, options: SshOptions) -> list[str]:
 
 def _connect_timeout(seconds: float) -> str:
     return "none" if is_never(seconds) else str(max(1, round(seconds)))
-
-
-def last_line(stderr: str) -> str:
-    """Return the last line that a failing ssh printed; "" if it printed nothing."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-def explain(host: str, stderr: str, status: int | None, options: SshOptions) -> str:
-    """Describe why a host could not be reached, and what to do."""
-    said = last_line(stderr) or f"ssh ended with status {status} and said nothing"
-    for words, remedy in _REMEDIES:
-        if words in stderr.lower():
-            hint = remedy.format(host=host, python=options.python)
-            return f"cannot start on host {host}: {said}; {hint}"
-    return f"cannot start on host {host}: {said}"

@@ -1,9 +1,9 @@
 """Sends of torch tensors from one rank to another, and their gradients.
 
-Both ranks of a transfer call it with the same tag, in the same order for each tag. Unnamed transfers
-are counted by source, destination and tag, so that several may be under way at once. The backward of
-a send receives, and that of a receive sends. It does not wait there: two ranks whose backwards go
-through the same transfers in different orders would wait for each other.
+Both ranks of a transfer call it with the same tag, in the same order for each tag. Transfers
+without a name are counted by source, destination and tag, so that several may be under way at once.
+The backward of a send receives, and that of a receive sends. The latter does not wait there: two
+ranks whose backwards go through the same transfers in different orders would wait for each other.
 """
 
 from __future__ import annotations

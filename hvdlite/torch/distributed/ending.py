@@ -50,4 +50,4 @@ def _tell_peers(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     for engine, rank in list(_engines.items()):
-        engine.abort(describe_error(rank, kind, error, trace))
+        engine.abort(f"rank {rank} {describe_error(kind, error, trace)}")

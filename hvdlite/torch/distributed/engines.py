@@ -151,9 +151,11 @@ def _token_of(
 def _own_address(member: Membership, around: WorkerEnvironment) -> str:
     """Return an address, with port 0, at which members on other hosts reach this one.
 
-    It is that of the interface that HVDLITE_NETWORK_INTERFACES names, or of the one from which this
-    host reaches torch.distributed's store.
+    It is HVDLITE_BIND_ADDRESS, that of the interface that HVDLITE_NETWORK_INTERFACES names, or of
+    the one from which this host reaches torch.distributed's store.
     """
+    if around.bind_address is not None:
+        return f"{around.bind_address}:0"
     if around.interfaces:
         return f"{interface_address(around.interfaces)}:0"
     store = member.store

@@ -7,16 +7,17 @@ at a free port, and its address goes through hvdlite's store, as the addresses i
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed
 
 from hvdlite.bootstrap.address import UNIX, address_of, interface_address, listen, split_host
-from hvdlite.bootstrap.connect import serve_store
 from hvdlite.bootstrap.deadline import Deadline, is_never
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect
 from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.serving import serve_store
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.errors import BootstrapError
 
@@ -60,7 +61,8 @@ def _store_of(worker: WorkerEnvironment, timeout: timedelta) -> Any:
         address += _SUFFIX
     with contextlib.ExitStack() as stack:
         if worker.serves_store:
-            stack.enter_context(serve_store(worker, job, address))
+            at_address = replace(worker, rendezvous=address)
+            address = stack.enter_context(serve_store(at_address, job, deadline)).address
         client = StoreClient(address, job, worker.rank, deadline)
         stack.enter_context(client)
         store = _serve(worker, client.local_host, timeout) if worker.rank == 0 else None

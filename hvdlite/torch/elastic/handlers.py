@@ -13,6 +13,8 @@ import torch
 from hvdlite.objects import broadcast_object
 from hvdlite.torch.elastic.snapshot import Snapshot
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters, load_exactly
+from hvdlite.torch.optimizers.adasum import DistributedAdasum
+from hvdlite.torch.optimizers.reducer import drop_accumulated
 
 
 @runtime_checkable
@@ -130,6 +132,14 @@ class OptimizerStateHandler(StateDictHandler):
         for group in self.value.param_groups:
             for param in group["params"]:
                 param.grad = None
+
+    def reset(self) -> None:
+        """Drop the gradients of batches that no step has used; their samples are dealt again."""
+        if isinstance(self.value, DistributedAdasum):
+            self.value.drop_accumulated()
+        else:
+            groups = self.value.param_groups
+            drop_accumulated(param for group in groups for param in group["params"])
 
     def layout(self) -> dict[str, str]:
         """Describe the parameters that it updates."""

@@ -8,15 +8,15 @@ from collections.abc import Collection, Iterator, Mapping, Sized
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from hvdlite import basics
 from hvdlite.elastic import epochs, steps
+from hvdlite.elastic.dealing import checked, refuse_other_keys, refuse_other_order
 from hvdlite.elastic.sampling import Done, Segment, close, left_over, remaining, take
-from hvdlite.errors import ArgumentError, ElasticSamplerWarning
+from hvdlite.errors import ElasticSamplerWarning
+from hvdlite.torch.sampler import DistributedSampler
 
 
-class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
+class ElasticSampler(DistributedSampler):
     """Deals the indices of a data set to the ranks, and what remains of them after each change.
 
     Give it to a `DataLoader` and to `hvd.elastic.TorchState`, so that what remains is dealt anew
@@ -34,7 +34,8 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
     steps: a batch then counts when it is recorded, for the ranks of that moment.
 
     The order is the one of Horovod's ElasticSampler, for every seed and epoch, so its checkpoints
-    can be loaded. In a world that cannot change it works like torch's DistributedSampler.
+    can be loaded. Unlike `hvd.DistributedSampler`, `set_epoch` begins the epoch anew even if the
+    sampler is in it already.
 
     Attributes:
         dataset: the data set, whose length stays the same.
@@ -70,22 +71,17 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         Raises:
             NotInitializedError: `init` was not called.
         """
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
         self._excluded: frozenset[int] = frozenset()  # as an older Horovod has recorded them
-        self._closed: tuple[Done, ...] = ()
         self._order: list[int] | None = None  # of this epoch; made when it is needed
         self._dealt: list[int] | None = None  # what this segment deals; made when it is needed
-        self._loop_began = False
-        self._deal()
+        super().__init__(dataset, shuffle=shuffle, seed=seed)
 
-    def _deal(self) -> None:
+    def _begin_epoch(self, closed: tuple[Done, ...]) -> None:
         now = epochs.current()
         self._seat = basics.rank() if now is None else now.rank
         workers = tuple(range(basics.size())) if now is None else now.workers
-        samples = left_over(len(self.dataset) - len(self._excluded), self._closed)
+        self._closed = closed
+        samples = left_over(len(self.dataset) - len(self._excluded), closed)
         self._segment = Segment(samples, workers, steps.progress().ended)
         self._dealt = None
         self._loop_began = False
@@ -105,29 +101,34 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         self._warn_of_missed(epoch)
         self._warn_of_repeated(epoch)
         self.epoch = epoch
-        self._begin_epoch((), frozenset())
+        self._excluded, self._order = frozenset(), None
+        self._begin_epoch(())
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that this rank has done, or is about to do, the next `batch_size` of its samples.
+        """Do what `record` does, with Horovod's arguments.
 
         Args:
             batch_idx: not used; batches are recorded in order.
-            batch_size: how many samples, the same on all ranks; for the last batch it may be the
-                size of a full one.
+            batch_size: how many samples; see `record`.
+        """
+        self.record(batch_size)
+
+    def record(self, samples: int) -> None:
+        """Record that this rank has done, or is about to do, the next of its samples.
+
+        Args:
+            samples: how many, the same on all ranks; for the last batch it may be the size of a
+                full one.
 
         Raises:
-            ArgumentError: the size is negative.
+            ArgumentError: the number is negative.
         """
-        if batch_size < 0:
-            raise ArgumentError(
-                f"record_batch({batch_idx}, {batch_size}): the second argument is the number of "
-                "samples in the batch, which cannot be negative"
-            )
+        samples = checked(samples)
         now = epochs.current()
         if now is None:
-            self._segment.count(int(batch_size))
+            self._segment.count(samples)
         else:
-            self._segment.record(int(batch_size), steps.progress(), now.number)
+            self._segment.record(samples, steps.progress(), now.number)
             self._settle()
             self._warn_of_joiners(now)
 
@@ -137,17 +138,13 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         `hvd.elastic.TorchState` calls it. All ranks call it at the same place.
         """
         self._settle()
-        self._closed = close(self._closed, self._segment)
-        self._deal()
+        self._begin_epoch(close(self._closed, self._segment))
 
     def __iter__(self) -> Iterator[int]:
         """Return the indices of this rank; the sampler deals the same ones until `reset`."""
         self._segment.begin(steps.progress().ended)
         self._loop_began = True
         return iter(take(self._indices(), self.num_replicas, self.rank))
-
-    def __len__(self) -> int:
-        return self._segment.share
 
     # The state.
 
@@ -192,63 +189,25 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
         """
         closed = self._closed_in(state_dict)
         if closed and "segments" in state_dict:
-            self._refuse_other_order(state_dict)
+            own = {"samples": len(self.dataset), "shuffle": self.shuffle, "seed": self.seed}
+            refuse_other_order("ElasticSampler", state_dict, own)
         excluded = state_dict.get("processed_indices", ())
         if "segments" not in state_dict and "processed_num" in state_dict:
             excluded = ()  # Both keys say the same.
         self.epoch = state_dict["epoch"]
-        self._begin_epoch(closed, frozenset(map(int, excluded)))
+        self._excluded, self._order = frozenset(map(int, excluded)), None
+        self._begin_epoch(closed)
 
     def _closed_in(self, state: Mapping[str, Any]) -> tuple[Done, ...]:
         keys = state.keys()
-        if "epoch" not in keys or not keys & {"segments", "processed_num", "processed_indices"}:
-            raise ArgumentError(
-                f"ElasticSampler.load_state_dict: the keys {sorted(keys)} are not those of a "
-                "sampler's state; give what ElasticSampler.state_dict() returned"
-            )
+        done_keys = {"segments", "processed_num", "processed_indices"}
+        refuse_other_keys("ElasticSampler", state, "epoch" in keys and bool(keys & done_keys))
         if "segments" in keys:
             return tuple(tuple(map(int, done)) for done in state["segments"])
         done = int(state.get("processed_num", 0))
         return ((done,),) if done > 0 else ()
 
-    def _refuse_other_order(self, state: Mapping[str, Any]) -> None:
-        own = {"samples": len(self.dataset), "shuffle": self.shuffle}
-        if self.shuffle:
-            own["seed"] = self.seed
-        for key, value in own.items():
-            if state.get(key, value) != value:
-                raise ArgumentError(
-                    f"ElasticSampler.load_state_dict: the state was made with {key}="
-                    f"{state[key]!r}, and this sampler has {key}={value!r}; which samples are done "
-                    "is known for one order only. Make both samplers alike, on all ranks"
-                )
-
     # What a script may read.
-
-    @property
-    def num_replicas(self) -> int:
-        """Among how many ranks the samples were dealt."""
-        return len(self._segment.workers)
-
-    @property
-    def rank(self) -> int:
-        """This rank's number when the samples were dealt."""
-        return self._seat
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples each rank gets; `len` of the sampler."""
-        return self._segment.share
-
-    @property
-    def total_size(self) -> int:
-        """How many samples all ranks together get, with the repeated ones."""
-        return self._segment.share * self.num_replicas
-
-    @property
-    def padded(self) -> int:
-        """How many samples this deal repeats so that all ranks get equally many."""
-        return self._segment.padded
 
     @property
     def processed_num(self) -> int:
@@ -270,16 +229,16 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc]
 
     # Inside.
 
-    def _begin_epoch(self, closed: tuple[Done, ...], excluded: frozenset[int]) -> None:
-        self._closed, self._excluded = closed, excluded
-        self._order = None
-        self._deal()
+    def _make_order(self) -> list[int]:
+        """Return the order of the epoch's samples: Horovod's."""
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        return order
 
     def _full_order(self) -> list[int]:
         if self._order is None:
-            order = list(range(len(self.dataset)))
-            if self.shuffle:
-                random.Random(self.seed + self.epoch).shuffle(order)
+            order = self._make_order()
             if self._excluded:
                 order = [one for one in order if one not in self._excluded]
             self._order = order

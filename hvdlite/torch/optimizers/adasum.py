@@ -14,15 +14,18 @@ from typing import Any
 
 import torch
 
-from hvdlite import ops
+from hvdlite import basics, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
 from hvdlite.subclass import subclass_in_place
-from hvdlite.torch.collectives.allreduce import grouped_allreduce_async
+from hvdlite.torch.collectives.allreduce import start_reducing
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.optimizers.bucket import plan_buckets
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
@@ -35,6 +38,7 @@ class DistributedAdasum(Wrapping):
     _adasum_cap: int
     _adasum_set: ProcessSet
     _adasum_replicas: ReplicaCheck
+    _adasum_transaction: StepTransaction
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -69,6 +73,14 @@ class DistributedAdasum(Wrapping):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients accumulate on this rank until `step`."""
 
+    def drop_accumulated(self) -> None:
+        """Drop gradients that no step has used, at a boundary of an elastic job."""
+        if self._adasum_transaction.begun:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.grad = None
+            self._adasum_transaction.drop()
+
     @own_step
     def step(self, closure: Any = None) -> Any:
         """Step with this rank's gradients, and replace the deltas by the combined ones.
@@ -78,8 +90,11 @@ class DistributedAdasum(Wrapping):
         """
         self._opt_called = True  # LR schedulers check this
         registered_id(self._adasum_set)
-        if self._adasum_set.size() == 1 or not self._adasum_set.included():
+        if not self._adasum_set.included():
             return super().step(closure)
+        self._adasum_transaction.begin()
+        if self._adasum_set.size() == 1:
+            return self._step_alone(closure)
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if params:
             self._adasum_replicas.start(params, self._parameter_names)
@@ -88,6 +103,15 @@ class DistributedAdasum(Wrapping):
         result = super().step(closure)
         with torch.no_grad():
             self._combine(params, before)
+        return result
+
+    def _step_alone(self, closure: Any) -> Any:
+        """Step, and have the step counted in an elastic job."""
+        result = super().step(closure)
+        self._adasum_transaction.end()
+        failure = self._adasum_transaction.finish(dropped=False)
+        if failure is not None:
+            raise failure
         return result
 
     def _combine(
@@ -101,18 +125,19 @@ class DistributedAdasum(Wrapping):
         names = self._parameter_names
         named = [[(names[param], param) for param in bucket] for bucket in buckets]
         layout = digest([[name for name, _ in bucket] for bucket in named])
+        reduction = Reduction(
+            ops.Adasum, process_set=self._adasum_set, transaction=self._adasum_transaction.name
+        )
         for number, bucket in enumerate(buckets):
             packed = [self._adasum_compression.compress(p - before[p]) for p in bucket]
             wires = [wire for wire, _ in packed]
             if number == 0:
                 wires.append(wires[0].new_empty(0, layout))
-            handle = grouped_allreduce_async(
-                wires,
-                name=f"{self._adasum_name}.{number}",
-                op=ops.Adasum,
-                process_set=self._adasum_set,
-            )
+            sent = grouped("allreduce", wires, f"{self._adasum_name}.{number}", self._adasum_set)
+            handle = start_reducing(sent, reduction, in_place=False)
             started.append((bucket, handle, [context for _, context in packed]))
+        if started:
+            self._adasum_transaction.end()
         failure: HvdliteError | None = None
         results: list[list[torch.Tensor]] = []
         for number, (_, handle, _) in enumerate(started):
@@ -120,16 +145,18 @@ class DistributedAdasum(Wrapping):
                 results.append(handle.wait())
             except MismatchError as error:
                 if number == 0:
-                    sent = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
-                    sent += self._adasum_replicas.operations
+                    in_flight = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
+                    in_flight += self._adasum_replicas.operations
                     self._adasum_replicas.begin_anew()
-                    error = explain(self._adasum_name, named, sent, self._adasum_set, error)
+                    error = explain(self._adasum_name, named, in_flight, self._adasum_set, error)
                 failure = failure or error
         differing = None
         try:
             differing = self._adasum_replicas.finish()
         except HvdliteError as error:
             failure = failure or error
+        ended = self._adasum_transaction.finish(dropped=failure is not None)
+        failure = failure or ended
         if failure is not None:
             raise failure
         for (bucket, _, contexts), deltas in zip(started, results, strict=True):
@@ -146,6 +173,18 @@ class DistributedAdasum(Wrapping):
             plain, names, self._adasum_compression, cap_mb, self._adasum_set
         )
         return copied
+
+
+def _note_gradients(optimizer: DistributedAdasum) -> None:
+    """Begin each step of an elastic job with its first gradient, for the samples' sake.
+
+    A parameter that the optimizer gets later begins the step in `step`.
+    """
+    transaction = optimizer._adasum_transaction
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(lambda _: transaction.begin())
 
 
 def distribute_adasum(
@@ -172,5 +211,8 @@ def distribute_adasum(
     optimizer._adasum_compression = compression
     optimizer._adasum_set = process_set
     optimizer._adasum_replicas = ReplicaCheck(optimizer._adasum_name, process_set)
+    optimizer._adasum_transaction = StepTransaction(optimizer._adasum_name, process_set)
+    if basics.in_elastic_job() and process_set.included():
+        _note_gradients(optimizer)
     optimizer._adasum_cap = int(cap_mb * (1 << 20))
     return optimizer

@@ -69,6 +69,17 @@ def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
     return found
 
 
+def drop_accumulated(params: Iterable[torch.Tensor]) -> None:
+    """Drop gradients of these parameters that were accumulated and not sent, at a boundary.
+
+    The samples of an elastic job that are in no finished step are dealt again.
+    """
+    wanted = set(params)
+    for reducer in list(_reducers):
+        if reducer.watches(wanted):
+            reducer.drop_accumulated()
+
+
 @dataclass
 class _Cycle:
     """What is known of the cycle under way; between two cycles of the next one: nothing."""
@@ -104,7 +115,7 @@ class GradientReducer:
             settings: how gradients are reduced.
         """
         self.settings = settings
-        self.takes_part = bool(settings.reduction.process_set.included())
+        self._takes_part = False
         self._name = name
         self._read_groups = read_groups
         self._names = dict(names)
@@ -127,6 +138,18 @@ class GradientReducer:
         self._thread = threading.get_ident()
         self._update_layout()
         _reducers.add(self)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank is a member of the process set.
+
+        In an elastic job that may change at a boundary. Of a process set that has ended it is the
+        last answer: members then get the error of its operations rather than their own gradients.
+        """
+        included = self.settings.reduction.process_set.included()
+        if included is not None:
+            self._takes_part = included
+        return self._takes_part
 
     def watches(self, params: set[torch.Tensor]) -> bool:
         """Return whether it reduces the gradient of one of these parameters."""
@@ -339,7 +362,7 @@ class GradientReducer:
         self._end_cycle()
         if failure is not None:
             raise failure
-        self._reduced = True
+        self._reduced = self.takes_part  # a later member looks again in its next step
         if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
             grads = ((param, param.grad) for param in self._layout)
             self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
@@ -362,6 +385,13 @@ class GradientReducer:
         self._end.forget()
         self._transaction.drop()
         self._cycle = _Cycle()
+
+    def drop_accumulated(self) -> None:
+        """Drop gradients that were accumulated on this rank, unless some of them were sent."""
+        if self._cycle.open and not self.in_flight:
+            for param in self._layout:
+                param.grad = None
+            self._end_cycle()
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""

@@ -26,6 +26,7 @@ class StepTransaction:
         self._name = name
         self._process_set = process_set
         self._commit: _core.Handle | None = None
+        self.begun = False  # whether a step has gradients that are not used yet
         if basics.in_elastic_job():
             steps.announced()
 
@@ -36,6 +37,7 @@ class StepTransaction:
 
     def begin(self) -> None:
         """Note the first gradient of a step."""
+        self.begun = True
         if basics.in_elastic_job():
             steps.begun()
 
@@ -57,7 +59,7 @@ class StepTransaction:
         Args:
             dropped: whether the gradients are not used.
         """
-        commit, self._commit = self._commit, None
+        commit, self._commit, self.begun = self._commit, None, False
         if commit is None:
             return None
         try:
@@ -74,6 +76,6 @@ class StepTransaction:
 
     def drop(self) -> None:
         """Forget a step that was not finished."""
-        self._commit = None
+        self._commit, self.begun = None, False
         if basics.in_elastic_job():
             steps.dropped()

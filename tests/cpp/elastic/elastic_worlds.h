@@ -22,7 +22,7 @@ namespace hvdlite::testing {
 // Where the victim dies. The batch or commit is counted per epoch from 0.
 enum class Point {
   kBeforeBatch,   // the others lose it in the batch
-  kInBatch,       // likewise, and half of their outputs is overwritten
+  kInBatch,       // it has sent some chunks, so the others' outputs are torn
   kBeforeCommit,  // it has executed all that is due, and the others lose it in the commit
   kCommitByOne,   // one other rank completes the commit, the rest loses it there
   kAfterCommit,   // every rank has completed the commit
@@ -61,6 +61,7 @@ class FaultyBackend : public HostBackend {
                 std::shared_ptr<Meeting> meeting, std::function<void()> die)
       : HostBackend(fabric, config),
         fabric_(fabric),
+        config_(config),
         worker_(worker),
         victim_rank_(victim_rank),
         fault_(fault),
@@ -69,15 +70,9 @@ class FaultyBackend : public HostBackend {
 
   Status allreduce(const Allreduce& call, Patience patience) override {
     const bool now = dies_now();
-    if (now && worker_ == fault_.victim) return die();
-    const Status status = HostBackend::allreduce(call, patience);
-    const bool floats = call.types.memory == DataType::kFloat32;
-    if (now && !status.ok() && fault_.point == Point::kInBatch && floats) {
-      for (const Piece& piece : call.pieces) {
-        std::fill_n(static_cast<float*>(piece.output), (piece.count + 1) / 2, -1e9F);
-      }
-    }
-    return status;
+    if (!now || worker_ != fault_.victim) return HostBackend::allreduce(call, patience);
+    if (fault_.point == Point::kInBatch) (void)reduce_head(call, patience);
+    return die();
   }
   Status allgather(const Allgather& call, Patience patience) override {
     return dies_now() && worker_ == fault_.victim ? die() : HostBackend::allgather(call, patience);
@@ -111,6 +106,21 @@ class FaultyBackend : public HostBackend {
   }
 
  private:
+  // Takes part in the first chunks of the call, as if it were to go on.
+  Status reduce_head(const Allreduce& call, Patience patience) {
+    constexpr std::size_t kChunks = 2;
+    const bool spans = fabric_.topology.host_count() > 1;
+    const std::int64_t chunk = spans ? config_.tcp_chunk : config_.shm_chunk;
+    std::size_t left = kChunks * static_cast<std::size_t>(chunk) / size_of(call.types.wire);
+    std::vector<Piece> head;
+    for (Piece piece : call.pieces) {
+      piece.count = std::min(piece.count, left);
+      left -= piece.count;
+      head.push_back(piece);
+    }
+    if (left > 0) return Status();  // the call has fewer chunks
+    return HostBackend::allreduce({call.group, call.types, call.op, head}, patience);
+  }
   bool acts() const { return fault_.victim >= 0; }
   // Counts a batch, and says whether it is that of the fault.
   bool dies_now() { return acts() && batches_++ == fault_.at && fault_.point <= Point::kInBatch; }
@@ -121,6 +131,7 @@ class FaultyBackend : public HostBackend {
   }
 
   Fabric& fabric_;
+  const Config config_;
   const int worker_;
   const int victim_rank_;
   const Fault fault_;
@@ -241,10 +252,14 @@ class ElasticJob {
       const Engine::Elastic elastic{{epoch, worker.lobby->process_sets(rank_of)}, worker.lobby};
       auto engine = std::make_unique<Engine>(std::move(fabrics[rank]), std::move(backend), config_,
                                              libraries_, std::make_unique<Trace>(), elastic);
+      {
+        // Before resume(): what it resumes may end before anything else is done here.
+        const MutexLock lock(worker.mutex);
+        worker.members.push_back(members_);
+      }
       worker.lobby->resume(*engine, rank_of);
       const MutexLock lock(worker.mutex);
       worker.engines.push_back(std::move(engine));
-      worker.members.push_back(members_);
     }
   }
 

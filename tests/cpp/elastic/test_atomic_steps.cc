@@ -97,8 +97,10 @@ TEST(elastic_step_is_redone_by_the_survivors_of_a_death_in_a_batch) {
 }
 
 TEST(elastic_step_is_redone_from_kept_inputs_when_outputs_are_torn) {
+  Config config = quick_config();
+  config.shm_chunk = config.tcp_chunk = 16 << 10;
   for (const Hosts& hosts : kElasticWorlds) {
-    train(hosts, {{1, Point::kInBatch, 2}}, 100000);
+    train(hosts, {{1, Point::kInBatch, 2}}, 100000, config);
   }
 }
 

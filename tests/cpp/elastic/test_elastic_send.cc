@@ -10,9 +10,9 @@ using namespace hvdlite::testing;
 
 namespace {
 
-const std::vector<Hosts> kThree = {{0, 0, 0}, {0, 1, 1}, {0, 1, 0}};
+const std::vector<Hosts> kThreeWorkers = {{0, 0, 0}, {0, 1, 1}, {0, 1, 0}};
 
-int rank_of(const std::vector<int>& members, int worker) {
+int rank_in(const std::vector<int>& members, int worker) {
   return static_cast<int>(std::find(members.begin(), members.end(), worker) - members.begin());
 }
 
@@ -22,14 +22,14 @@ EntryPtr submit_step(ElasticJob::Worker& worker, int step, int from, int to,
   EntryPtr entry;
   CHECK_OK(worker.submit(
       [&](const std::vector<int>& members) {
-        return send_entry("step" + std::to_string(step), rank_of(members, from),
-                          rank_of(members, to), data);
+        return send_entry("step" + std::to_string(step), rank_in(members, from),
+                          rank_in(members, to), data);
       },
       entry));
   return entry;
 }
 
-// Two workers pass numbers to and fro while a third one dies at a moment of its own.
+// Two workers pass numbers to each other while a third one dies at a moment of its own.
 void pass_numbers(const Hosts& hosts, int victim, int after) {
   constexpr int kSteps = 40;
   std::vector<int> pair;
@@ -62,7 +62,7 @@ void pass_numbers(const Hosts& hosts, int victim, int after) {
   CHECK_EQ(passed.load(), 2 * kSteps);
 }
 
-EntryPtr held(int source, int destination) {
+EntryPtr held_send(int source, int destination) {
   static float value;
   return send_entry("x", source, destination, &value, 1);
 }
@@ -70,7 +70,7 @@ EntryPtr held(int source, int destination) {
 }  // namespace
 
 TEST(elastic_sends_between_survivors_are_handed_out_by_both_or_redone_by_both) {
-  for (const Hosts& hosts : kThree) {
+  for (const Hosts& hosts : kThreeWorkers) {
     for (int victim = 0; victim < 3; ++victim) {
       for (const int after : {0, 1, 7, 20}) pass_numbers(hosts, victim, after);
     }
@@ -104,18 +104,18 @@ TEST(elastic_send_to_a_worker_that_died_is_an_error_that_names_it) {
 TEST(commit_book_counts_the_commits_of_each_pair_of_ranks) {
   CommitBook book;
   const Group pair{0, {1, 2}, 0, 0};
-  book.hold(held(1, 2), pair);
-  book.hold(held(2, 1), pair);
-  const CommitKey key = commit_key(held(1, 2)->request);
+  book.hold(held_send(1, 2), pair);
+  book.hold(held_send(2, 1), pair);
+  const CommitKey key = commit_key(held_send(1, 2)->request);
   CHECK(is_pair(key) && !is_pair(commit_key(*std::make_unique<Request>())));
-  CHECK(key != commit_key(held(1, 3)->request) && key != commit_key(held(0, 2)->request));
+  CHECK(key != commit_key(held_send(1, 3)->request) && key != commit_key(held_send(0, 2)->request));
   CHECK_EQ(book.due_sets(), std::vector<CommitKey>{key});
   CHECK_EQ(book.group(key).ranks, (std::vector<int>{1, 2}));
   CHECK_EQ(book.complete(key).size(), std::size_t{2});
   CHECK_EQ(book.counts(), (CommitCounts{{key, 1}}));
   // The other rank has completed the next commit, this one not: the cut hands it out.
-  book.hold(held(1, 2), pair);
-  book.hold(held(1, 3), {0, {1, 3}, 0, 0});
+  book.hold(held_send(1, 2), pair);
+  book.hold(held_send(1, 3), {0, {1, 3}, 0, 0});
   CHECK_EQ(book.complete_up_to({{key, 2}}).size(), std::size_t{1});
   CHECK_EQ(book.rest().size(), std::size_t{1});
   CHECK_EQ(book.counts(), (CommitCounts{{key, 2}}));

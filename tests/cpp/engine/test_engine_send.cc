@@ -1,5 +1,5 @@
 // Whole engines whose ranks send to each other, on one host and on several.
-#include <numeric>
+#include <atomic>
 
 #include "backend/self_backend.h"
 #include "check.h"
@@ -10,37 +10,37 @@ using namespace hvdlite::testing;
 
 namespace {
 
-using Bytes = std::vector<std::byte>;
+using Buffer = std::vector<std::byte>;
 
-const std::vector<Hosts> kWorlds = {{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 0, 0, 0}, {0, 1, 2, 3}};
-constexpr std::size_t kLarge = (std::size_t{64} << 20) + 1;
+const std::vector<Hosts> kSendWorlds = {{0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 0, 0, 0}, {0, 1, 2, 3}};
+constexpr std::size_t kSixtyFourMiB = (std::size_t{64} << 20) + 1;
 
-std::byte pattern(std::size_t i, int seed) {
+std::byte byte_of(std::size_t i, int seed) {
   return static_cast<std::byte>((i * 2654435761U >> 7) + static_cast<std::size_t>(seed));
 }
 
-Bytes made(std::size_t count, int seed) {
-  Bytes bytes(count);
-  for (std::size_t i = 0; i < count; ++i) bytes[i] = pattern(i, seed);
+Buffer filled(std::size_t count, int seed) {
+  Buffer bytes(count);
+  for (std::size_t i = 0; i < count; ++i) bytes[i] = byte_of(i, seed);
   return bytes;
 }
 
 // Rank `source` sends to rank `destination`; the others do nothing.
-Status pass(int rank, Engine& engine, const std::string& name, int source, int destination,
-            Bytes& data) {
+Status pass_bytes(int rank, Engine& engine, const std::string& name, int source, int destination,
+                  Buffer& data) {
   if (rank != source && rank != destination) return Status();
   return run(engine, send_entry(name, source, destination, data.data(),
                                 static_cast<std::int64_t>(data.size()), DataType::kUint8));
 }
 
-void check_message(const Status& status, StatusCode code, int rank, const std::string& text) {
+void check_refusal(const Status& status, StatusCode code, int rank, const std::string& text) {
   CHECK_STATUS(status, code);
   CHECK_EQ(status.failed_rank(), rank);
   CHECK_EQ(status.message().substr(0, text.size()), text);
 }
 
 // The mean of ones.
-void check_mean(Engine& engine) {
+void check_mean_of_ones(Engine& engine) {
   std::vector<float> values(3, 1.0F);
   CHECK_OK(run(engine, allreduce_entry("mean", values, ReduceOp::kAverage)));
   CHECK_EQ(values, std::vector<float>(3, 1.0F));
@@ -49,20 +49,20 @@ void check_mean(Engine& engine) {
 }  // namespace
 
 TEST(engine_sends_between_every_two_ranks_whatever_the_size) {
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kSendWorlds) {
     run_world(hosts, [](int rank, Engine& engine) {
       for (const std::size_t count : {0, 1, 4096, 65536, 262144, 262145, 3000001}) {
         for (int source = 0; source < engine.size(); ++source) {
           for (int destination = 0; destination < engine.size(); ++destination) {
             if (source == destination) continue;
             const int seed = 7 * source + destination;
-            Bytes data = rank == source ? made(count, seed) : Bytes(count);
-            CHECK_OK(pass(rank, engine, "x", source, destination, data));
-            if (rank == destination) CHECK(data == made(count, seed));
+            Buffer data = rank == source ? filled(count, seed) : Buffer(count);
+            CHECK_OK(pass_bytes(rank, engine, "x", source, destination, data));
+            if (rank == destination) CHECK(data == filled(count, seed));
           }
         }
       }
-      check_mean(engine);
+      check_mean_of_ones(engine);
     });
   }
 }
@@ -70,16 +70,16 @@ TEST(engine_sends_between_every_two_ranks_whatever_the_size) {
 TEST(engine_sends_more_than_any_buffer_holds_both_ways_at_once) {
   for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 1}}) {
     run_world(hosts, [](int rank, Engine& engine) {
-      Bytes out = made(kLarge, rank);
-      Bytes in(kLarge);
-      const auto bytes = static_cast<std::int64_t>(kLarge);
+      Buffer out = filled(kSixtyFourMiB, rank);
+      Buffer in(kSixtyFourMiB);
+      const auto bytes = static_cast<std::int64_t>(kSixtyFourMiB);
       const EntryPtr sent = send_entry("x", rank, 1 - rank, out.data(), bytes, DataType::kUint8);
       const EntryPtr got = send_entry("x", 1 - rank, rank, in.data(), bytes, DataType::kUint8);
       CHECK_OK(engine.enqueue(sent, false));
       CHECK_OK(engine.enqueue(got, false));
       CHECK_OK(finish(engine, sent));
       CHECK_OK(finish(engine, got));
-      CHECK(in == made(kLarge, 1 - rank));
+      CHECK(in == filled(kSixtyFourMiB, 1 - rank));
     });
   }
 }
@@ -88,16 +88,16 @@ TEST(engine_sends_every_dtype) {
   run_world({0, 0}, [](int rank, Engine& engine) {
     for (int number = 0; is_valid_dtype(number); ++number) {
       const auto dtype = static_cast<DataType>(number);
-      Bytes data = rank == 0 ? made(5 * size_of(dtype), number) : Bytes(5 * size_of(dtype));
+      Buffer data = rank == 0 ? filled(5 * size_of(dtype), number) : Buffer(5 * size_of(dtype));
       CHECK_OK(run(engine, send_entry("x", 0, 1, data.data(), 5, dtype)));
-      CHECK(data == made(data.size(), number));
+      CHECK(data == filled(data.size(), number));
     }
   });
 }
 
 TEST(engine_moves_many_sends_at_once_in_any_order_of_submission) {
   constexpr int kEach = 20;
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kSendWorlds) {
     run_world(hosts, [](int rank, Engine& engine) {
       std::vector<std::vector<float>> data;
       data.reserve(static_cast<std::size_t>(2 * kEach * engine.size()));
@@ -119,7 +119,7 @@ TEST(engine_moves_many_sends_at_once_in_any_order_of_submission) {
         }
       }
       for (const auto& [entry, value] : entries) CHECK_OK(engine.enqueue(entry, false));
-      check_mean(engine);  // an allreduce among them
+      check_mean_of_ones(engine);  // an allreduce among them
       for (const auto& [entry, value] : entries) {
         CHECK_OK(finish(engine, entry));
         const auto* values = static_cast<const float*>(entry->outputs[0]);
@@ -131,7 +131,7 @@ TEST(engine_moves_many_sends_at_once_in_any_order_of_submission) {
 }
 
 TEST(engine_sends_in_a_ring_while_the_world_reduces) {
-  for (const Hosts& hosts : kWorlds) {
+  for (const Hosts& hosts : kSendWorlds) {
     run_world(hosts, [](int rank, Engine& engine) {
       const int next = (rank + 1) % engine.size();
       const int previous = (rank + engine.size() - 1) % engine.size();
@@ -154,12 +154,12 @@ TEST(engine_sends_in_a_ring_while_the_world_reduces) {
 TEST(engine_remembers_a_send_and_asks_nobody_else) {
   run_world({0, 0, 1}, [](int rank, Engine& engine) {
     for (int step = 0; step < 5; ++step) {
-      Bytes data(100);
-      CHECK_OK(pass(rank, engine, "x", 1, 2, data));
+      Buffer data(100);
+      CHECK_OK(pass_bytes(rank, engine, "x", 1, 2, data));
     }
     CHECK_EQ(engine.counters().cache_hits.get(), std::uint64_t{rank == 0 ? 0U : 4U});
     CHECK_EQ(engine.counters().batches.get(), std::uint64_t{rank == 0 ? 0U : 5U});
-    check_mean(engine);
+    check_mean_of_ones(engine);
   });
 }
 
@@ -169,9 +169,9 @@ TEST(engine_keeps_sends_and_collectives_of_one_name_apart) {
       std::vector<float> sum(3, 1.0F);
       CHECK_OK(run(engine, allreduce_entry("x", sum)));
       CHECK_EQ(sum, std::vector<float>(3, 3.0F));
-      Bytes data = made(9, rank);
-      CHECK_OK(pass(rank, engine, "x", step % 2, 2, data));
-      if (rank == 2) CHECK(data == made(9, step % 2));
+      Buffer data = filled(9, rank);
+      CHECK_OK(pass_bytes(rank, engine, "x", step % 2, 2, data));
+      if (rank == 2) CHECK(data == filled(9, step % 2));
       std::vector<float> shared(3, static_cast<float>(rank));
       EntryPtr entry = allreduce_entry("y", shared);
       entry->request.kind = Kind::kBroadcast;
@@ -192,15 +192,15 @@ TEST(engine_sends_in_a_process_set) {
       CHECK_OK(run(engine, entry));
       CHECK_EQ(data, std::vector<float>(4, 3.0F));
     }
-    check_mean(engine);
+    check_mean_of_ones(engine);
     CHECK_OK(run(engine, removal(set)));
   });
 }
 
 TEST(engine_of_rank_0_answers_sends_of_others_while_it_waits_in_one) {
   run_world({0, 0, 0}, [](int rank, Engine& engine) {
-    Bytes first(8);
-    CHECK_OK(pass(rank, engine, "first", 1, 2, first));  // from here on rank 0 serves
+    Buffer first(8);
+    CHECK_OK(pass_bytes(rank, engine, "first", 1, 2, first));  // from here on rank 0 serves
     std::vector<float> sum(3, 1.0F);
     const EntryPtr reduced = allreduce_entry("sum", sum);
     if (rank == 0) {
@@ -208,8 +208,8 @@ TEST(engine_of_rank_0_answers_sends_of_others_while_it_waits_in_one) {
       return;
     }
     for (int step = 0; step < 50; ++step) {
-      Bytes data = made(100000, step);
-      CHECK_OK(pass(rank, engine, "x", 1 + step % 2, 2 - step % 2, data));
+      Buffer data = filled(100000, step);
+      CHECK_OK(pass_bytes(rank, engine, "x", 1 + step % 2, 2 - step % 2, data));
     }
     CHECK_OK(run(engine, reduced));
   });
@@ -218,7 +218,7 @@ TEST(engine_of_rank_0_answers_sends_of_others_while_it_waits_in_one) {
 TEST(engine_names_both_ranks_of_a_send_that_does_not_fit) {
   run_world({0, 0, 1}, [](int rank, Engine& engine) {
     const auto both = [&](std::int64_t count, DataType dtype) {
-      Bytes data(80);
+      Buffer data(80);
       if (rank == 0) return run(engine, send_entry("x", 0, 2, data.data(), 5));
       return run(engine, send_entry("x", 0, 2, data.data(), count, dtype));
     };
@@ -234,7 +234,7 @@ TEST(engine_names_both_ranks_of_a_send_that_does_not_fit) {
       CHECK(has(status.message(), "rank 2 has int32"));
       CHECK_OK(both(5, DataType::kFloat32));
     }
-    check_mean(engine);
+    check_mean_of_ones(engine);
   });
 }
 
@@ -254,7 +254,7 @@ TEST(engine_refuses_sends_to_itself_and_to_strangers) {
     if (rank < 2) {
       refused(send_entry("x", rank, 2, data), set, "rank 2 is not a member of process set [0, 1]");
     }
-    check_mean(engine);
+    check_mean_of_ones(engine);
   });
   Engine alone(nullptr, std::make_unique<SelfBackend>(), Config());
   std::vector<float> data(3);
@@ -274,16 +274,16 @@ TEST(engine_sends_are_errors_where_the_other_rank_has_joined) {
       } else {
         if (joins_first) std::this_thread::sleep_for(std::chrono::milliseconds(50));
         if (rank == 1) {
-          check_message(run(engine, send_entry("x", 1, 2, data)), StatusCode::kInvalidArgument, 2,
+          check_refusal(run(engine, send_entry("x", 1, 2, data)), StatusCode::kInvalidArgument, 2,
                         "send 'x' from rank 1 to rank 2: rank 2, which has joined, neither sends");
         }
         CHECK_OK(run(engine, send_entry("y", 0, 1, data)));
-        check_mean(engine);
+        check_mean_of_ones(engine);
         CHECK_OK(run(engine, send_entry("y", 0, 1, data)));
         CHECK_OK(run(engine, join));
       }
       if (rank != 1) CHECK_OK(run(engine, send_entry("z", 2, 0, data)));
-      check_mean(engine);
+      check_mean_of_ones(engine);
     });
   }
 }
@@ -291,6 +291,7 @@ TEST(engine_sends_are_errors_where_the_other_rank_has_joined) {
 TEST(engine_sends_name_a_rank_that_left_or_died) {
   for (const bool dies : {false, true}) {
     auto engines = make_engines({0, 0, 1}, quick_config());
+    std::atomic<bool> told{false};
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&, rank] {
@@ -301,6 +302,7 @@ TEST(engine_sends_name_a_rank_that_left_or_died) {
           dies ? engine.abort("rank 1 gives up") : engine.shutdown();
           return;
         }
+        if (rank == 0) CHECK(soon([&] { return told.load(); }));
         if (rank == 2) {
           const Status status = run(engine, send_entry("x", 1, 2, data));
           CHECK_STATUS(status, StatusCode::kRankFailed);
@@ -309,6 +311,7 @@ TEST(engine_sends_name_a_rank_that_left_or_died) {
                     dies ? "rank 1 gives up"
                          : "rank 1 left after 0 collectives, but send 'x' from rank 1 to "
                            "rank 2 waits for it"));
+          told = true;
         }
         engine.shutdown();
       });
@@ -321,16 +324,20 @@ TEST(engine_warns_who_is_waited_for_in_a_send_and_gives_up) {
   Config config = quick_config();
   config.stall_warning = 0.05;
   config.stall_shutdown = 0.3;
+  std::atomic<bool> told{false};
   run_world(
       {0, 0, 0},
-      [](int rank, Engine& engine) {
+      [&](int rank, Engine& engine) {
         std::vector<float> data(3);
-        if (rank == 1) {
+        if (rank != 1) {
+          CHECK(soon([&] { return told.load(); }));
+        } else {
           const Status status = run(engine, send_entry("x", 1, 2, data));
           CHECK_STATUS(status, StatusCode::kStalled);
           CHECK_EQ(status.failed_rank(), 2);
           CHECK(has(status.message(), "send 'x' from rank 1 to rank 2 has waited"));
           CHECK(has(status.message(), "for rank 2 (has submitted nothing yet)"));
+          told = true;
         }
       },
       config);

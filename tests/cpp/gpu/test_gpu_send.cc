@@ -15,7 +15,7 @@ EntryPtr gpu_send(Framework& gpu, const OnDevice& tensor, int source, int destin
   return entry;
 }
 
-void check_every_pair(const GpuWorld& world) {
+void check_gpu_pairs(const GpuWorld& world) {
   world.run([](int rank, Engine& engine, Framework& gpu) {
     for (const std::size_t count : {1, 1000, 300001}) {
       for (int source = 0; source < engine.size(); ++source) {
@@ -36,13 +36,13 @@ void check_every_pair(const GpuWorld& world) {
 }  // namespace
 
 TEST(engine_gpu_sends_between_every_two_ranks) {
-  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 0, 1}}) check_every_pair({hosts});
+  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 0, 1}}) check_gpu_pairs({hosts});
 }
 
 TEST(engine_gpu_sends_through_the_host_without_nccl) {
   GpuWorld world{{0, 0, 1}};
   world.libraries = {gpu_libraries("nowhere")};
-  check_every_pair(world);
+  check_gpu_pairs(world);
 }
 
 TEST(engine_gpu_refuses_a_send_from_a_gpu_to_the_host) {

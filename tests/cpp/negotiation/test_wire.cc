@@ -49,6 +49,7 @@ TEST(wire_respond_survives_a_round_trip) {
   responses[2].error = Status(StatusCode::kMismatch, "they differ", 2);
   responses[3].form = Response::Form::kTune;
   responses[3].tunables = {1, 2, 3, 4};
+  responses[3].settled = true;
   responses[4].form = Response::Form::kCut;
   std::vector<Response> read;
   const Bytes frame = encode_respond(responses);
@@ -56,6 +57,7 @@ TEST(wire_respond_survives_a_round_trip) {
   CHECK_EQ(read.size(), std::size_t{5});
   CHECK(read[4].form == Response::Form::kCut);
   CHECK(read[3].tunables == responses[3].tunables);
+  CHECK(read[3].settled);
   CHECK_EQ(read[0].cache_id, 17u);
   CHECK(read[1].request == responses[1].request);
   CHECK(read[1].first_dimensions == responses[1].first_dimensions);

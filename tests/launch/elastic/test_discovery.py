@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 import time
@@ -18,10 +19,9 @@ from hvdlite.launch.elastic.discovery import (
     StaticHosts,
     parse_hosts,
 )
+from hvdlite.launch.elastic.stopped import process_state
 from hvdlite.launch.hosts import read_hosts
-from hvdlite.launch.remote.ssh import SshOptions
-
-SSH = SshOptions()
+from launch.elastic.jobs import until
 
 
 class Scripted:
@@ -36,8 +36,8 @@ class Scripted:
             raise answer
         return answer
 
-    def agent_command(self, host: str) -> list[str]:
-        return ["agent", host]
+    def close(self) -> None:
+        pass
 
 
 def news_of(provider: Scripted, count: int) -> list[News]:
@@ -67,17 +67,15 @@ def test_script_may_be_a_file_or_a_command(tmp_path: Path) -> None:
     script = tmp_path / "my hosts.sh"
     script.write_text("#!/bin/sh\necho node1\necho node2:3\n")
     script.chmod(0o755)
-    assert ScriptHosts(str(script), 2, SSH).hosts() == {"node1": 2, "node2": 3}
-    assert ScriptHosts("echo node1 | tr 1 2", 1, SSH).hosts() == {"node2": 1}
+    assert ScriptHosts(str(script), 2).hosts() == {"node1": 2, "node2": 3}
+    assert ScriptHosts("echo node1 | tr 1 2", 1).hosts() == {"node2": 1}
     script.chmod(0o644)
     with pytest.raises(DiscoveryError, match="cannot be run: Permission denied"):
-        ScriptHosts(str(script), 2, SSH).hosts()
+        ScriptHosts(str(script), 2).hosts()
 
 
 def test_fixed_hosts() -> None:
-    provider = StaticHosts(read_hosts("a:2,b"), SSH)
-    assert provider.hosts() == {"a": 2, "b": 1}
-    assert provider.agent_command("a")[0] == "ssh"
+    assert StaticHosts(read_hosts("a:2,b")).hosts() == {"a": 2, "b": 1}
 
 
 def test_changes_arrive_in_order_and_nothing_else() -> None:
@@ -107,10 +105,36 @@ def test_slow_provider_does_not_hold_the_end_up() -> None:
 
     class Slow(Scripted):
         def hosts(self) -> Mapping[str, int]:
-            if threading.current_thread() is not threading.main_thread():
+            if threading.current_thread().name == "hvdlite-hosts":
                 release.wait(20)
             return super().hosts()
 
     with Discovery(Slow({"a": 1}), period=0.01):
         time.sleep(0.1)
     release.set()
+
+
+def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; sleep 50"
+    signalled = os.eventfd(0)
+
+    def interrupt() -> None:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        os.eventfd_write(signalled, 1)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Discovery(ScriptHosts(script, 1), interrupt_fd=signalled)
+    thread.join()
+    os.close(signalled)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: process_state(pid) in ("", "Z"))
+
+
+def test_script_that_runs_at_the_end_is_killed(tmp_path: Path) -> None:
+    script = f"echo $$ >> {tmp_path}/pids; [ $(wc -l < {tmp_path}/pids) = 1 ] || sleep 50; echo a"
+    pids = tmp_path / "pids"
+    with Discovery(ScriptHosts(script, 1), period=0.01):
+        until(lambda: len(pids.read_text().split()) == 2)
+    until(lambda: process_state(int(pids.read_text().split()[1])) in ("", "Z"))

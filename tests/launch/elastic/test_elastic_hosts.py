@@ -11,7 +11,8 @@ import pytest
 
 from fakes.ssh import agent_of, fake_ssh
 from hvdlite.launch.elastic.agents import AgentHost
-from hvdlite.launch.remote.ssh import SshOptions
+from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch.remote.ways import ProcessLine
 from launch.elastic.jobs import ElasticJob, until
 
 WAIT = "wait_for('end')"
@@ -173,8 +174,15 @@ def test_host_that_cannot_be_reached_later_is_named_and_tried_again(
         assert job.finish()[0] == 0
 
 
+class StuckSsh(Ssh):
+    """An ssh that never reads what is sent to its host."""
+
+    def open(self, host: str) -> ProcessLine:
+        return ProcessLine(["sleep", "60"])
+
+
 def test_message_to_a_stuck_ssh_holds_nobody_up() -> None:
-    host = AgentHost("far", SshOptions(), ["sleep", "60"])
+    host = AgentHost("far", StuckSsh())
     before = time.monotonic()
     for _ in range(8):
         host.send(b"x" * (1 << 20))

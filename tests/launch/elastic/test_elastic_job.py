@@ -137,6 +137,17 @@ def test_all_died_and_the_first_failure_is_reported(tmp_path: Path, formed: bool
     assert stderr.endswith("last lines of worker 1's stderr:\n    boom 1\n")
 
 
+def test_report_names_who_went_first_as_the_registrar_saw_it(tmp_path: Path) -> None:
+    code = "if worker == 1: wait_for('end')\nsys.exit(f'boom {worker}')"
+    events = "[Went(1, __import__('time').monotonic())]"
+    with ElasticJob(tmp_path, 2, code, "--min-np", "1", TEST_EVENTS=events) as job:
+        job.noted("ended 0")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+    assert status == 1
+    assert stderr.endswith("last lines of worker 1's stderr:\n    boom 1\n")
+
+
 def test_too_few_before_the_first_epoch_end_the_job_as_one(tmp_path: Path) -> None:
     code = "sys.exit(4) if worker == 1 else time.sleep(60)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "2", TEST_NEVER_FORMED="1") as job:

@@ -47,6 +47,13 @@ def test_allreduce_prints_a_row_per_size(allreduce_rows: list[dict[str, Any]]) -
         assert row["times_memcpy"] > 0 and row["faster_than_gloo"] > 0
 
 
+def test_transfers_print_a_row_per_size() -> None:
+    rows = rows_of("transfers.py")
+    assert [row["bytes"] for row in rows] == [1024, 65536]
+    for row in rows:
+        assert row["one_way_us"] > 0 and row["gloo_us"] > 0 and row["faster_than_gloo"] > 0
+
+
 def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
     assert [(row["model"], row["tensors"]) for row in step_rows] == [
         ("mlp", 10),

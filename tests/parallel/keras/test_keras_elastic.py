@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+import hvdlite.errors
 from hvdlite.elastic.membership import Decision, install_membership
 from hvdlite.elastic.run import notify
 from parallel.keras.keras_worlds import (
@@ -28,14 +31,16 @@ from parallel.keras.tf_keras_worlds import k2
 from parallel.scenarios import make_tests
 
 PRELOAD = ("keras",)
+LOST = hvdlite.errors.HorovodInternalError("a rank died")
 STEPS = 5
 EPOCHS = 3
 
 
-def compiled(package: Any) -> Any:
+def compiled(package: Any, passes: int = 1) -> Any:
     model = keras_2_model() if package is k2 else dense_model()
     optimizer = package.optimizers.SGD(0.01, momentum=0.9)
-    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse")
+    optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes)
+    model.compile(optimizer=optimizer, loss="mse")
     return model
 
 
@@ -126,8 +131,10 @@ class Disturbs:
             notify(self.batches, removed=False)
 
 
-def train(package: Any, commits_first: bool, disturbs: Disturbs) -> tuple[Any, list[Any]]:
-    model = compiled(package)
+def train(
+    package: Any, commits_first: bool, disturbs: Disturbs, passes: int = 1
+) -> tuple[Any, list[Any]]:
+    model = compiled(package, passes)
     state = hvd.elastic.KerasState(model, epoch=0, batch=0)
     calls: list[Any] = []
 
@@ -151,20 +158,76 @@ def train(package: Any, commits_first: bool, disturbs: Disturbs) -> tuple[Any, l
 
 
 def scenario_interrupted_fits_do_every_step_once() -> None:
-    for package in packages():
-        undisturbed, calls = train(package, True, Disturbs({}, 0))
+    for package, passes in itertools.product(packages(), (1, 3)):
+        undisturbed, calls = train(package, True, Disturbs({}, 0), passes)
         assert calls == [(0, 0)]
         install_membership(Boundary())
         for commits_first in (True, False):
             # Updates in the middle of an epoch, and in its last batch; then a failure one batch
             # after a commit, so that this batch is done again.
             disturbs = Disturbs({3: 0, 5: hvd.size() - 1}, failure=13)
-            model, calls = train(package, commits_first, disturbs)
+            model, calls = train(package, commits_first, disturbs, passes)
             assert calls == [(0, 0), (0, 4), (1, 0), (2, 2)]
             assert disturbs.batches == EPOCHS * STEPS + 1
-            assert int(model.optimizer.iterations) == EPOCHS * STEPS
+            assert int(model.optimizer.iterations) == EPOCHS * STEPS // passes
             assert all(map(np.array_equal, weights_of(model), weights_of(undisturbed)))
         install_membership(None)
+
+
+def accumulating(package: Any, passes: int = 3) -> Any:
+    """Make a model of one weight, and a state with its optimizer, whose steps are gradients."""
+    model = package.Sequential(
+        [package.layers.Input((1,)), package.layers.Dense(1, use_bias=False)]
+    )
+    model.layers[-1].kernel.assign([[0.0]])
+    optimizer = hvd.DistributedOptimizer(
+        package.optimizers.SGD(1.0), backward_passes_per_step=passes
+    )
+    return hvd.elastic.KerasState(model, optimizer)
+
+
+def apply_ones(state: Any, times: int) -> None:
+    for _ in range(times):
+        variables = state.model.trainable_variables
+        ones = [keras.ops.ones(variable.shape) for variable in variables]
+        state.optimizer.apply_gradients(zip(ones, variables, strict=True))
+
+
+def weight_of(state: Any) -> float:
+    return float(values(state.model.trainable_variables)[0].item())
+
+
+def scenario_ranks_that_join_update_together_with_the_others() -> None:
+    for package in packages():
+        state = accumulating(package)
+        if hvd.rank() == 0:
+            apply_ones(state, 2)
+        state.sync()
+        apply_ones(state, 1)  # of three ones on rank 0, and of a single one on rank 1
+        assert weight_of(state) == -2
+        apply_ones(state, 3)
+        assert weight_of(state) == -5
+
+
+def scenario_a_failed_update_leaves_no_sums() -> None:
+    for package in packages():
+        for saved in (0, 2):
+            state = accumulating(package)
+            apply_ones(state, saved)
+            state.save()
+            apply_ones(state, 2 - saved)
+            distribution = vars(state.optimizer)["_distribution"]
+            with (
+                mock.patch.object(distribution, "allreduce", side_effect=LOST),
+                pytest.raises(hvd.HorovodInternalError),
+            ):
+                apply_ones(state, 1)
+            state.restore()
+            state.sync()
+            apply_ones(state, 2 - saved)
+            assert weight_of(state) == 0
+            apply_ones(state, 1)
+            assert weight_of(state) == -3
 
 
 def scenario_mistakes_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from typing import Any
@@ -142,6 +143,33 @@ def scenario_generators_of_ranks_that_join() -> None:
         assert hvd.rank() == hvd.size() - 1 or drawn[hvd.rank()] == expected
         assert (len({one[0] for one in drawn}) == 1) is equal
         assert (len({one[2] for one in drawn}) == 1) is equal
+
+
+def accumulate(optimizer: Any, weight: nn.Parameter, in_no_sync: bool) -> None:
+    with optimizer.no_sync() if in_no_sync else contextlib.nullcontext():
+        weight.sum().backward()
+
+
+def scenario_accumulated_gradients_end_at_a_boundary() -> None:
+    for in_no_sync in (False, True):
+        weight = nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=1 if in_no_sync else 2
+        )
+        state = hvd.elastic.TorchState(optimizer=optimizer)
+        for cross_boundary in (state.on_reset, state.reset, state.restore):
+            accumulate(optimizer, weight, in_no_sync)
+            cross_boundary()
+            if cross_boundary == state.restore:
+                state.on_reset()
+            accumulate(optimizer, weight, in_no_sync)
+            weight.sum().backward()
+            optimizer.step()
+            assert weight.tolist() == [-2.0, -2.0]
+            state.reset()  # leaves gradients alone that a step has used
+            assert weight.grad is not None
+            optimizer.zero_grad()
+            nn.init.zeros_(weight)
 
 
 def body() -> dict[str, str]:

@@ -151,6 +151,42 @@ def test_drained_worker_leaves_at_the_boundary() -> None:
     assert story.last(1, "notice"), "a drain does not end growth"
 
 
+def test_worker_that_asks_to_leave_leaves_at_the_boundary() -> None:
+    story = formed(3)
+    story.says(2, "drain", why="it got SIGTERM")
+    assert story.last(1, "notice")["removed"]
+    at_boundary(story, 0, 1, 2)
+    assert story.event(Leaving) == Leaving(2)
+    story.says(2, "bye", commits={})
+    story.ends(2)
+    story.connected(0, 1)
+    assert "worker 2 (host a) left: it got SIGTERM; 2" in story.event(EpochFormed).line
+
+
+def test_worker_that_asks_to_leave_stays_if_all_are_to_stop() -> None:
+    story = formed(3, min_np=3)
+    story.says(2, "drain", why="it got SIGTERM")
+    at_boundary(story, 0)
+    story.take(story.membership.stops(story.now))
+    story.says(1, "drain", why="it got SIGTERM")
+    at_boundary(story, 1, 2)
+    assert Leaving(1) not in story.events and Leaving(2) not in story.events
+    assert [story.kinds(worker)[-1] for worker in range(3)] == ["continue"] * 3
+
+
+def test_workers_that_are_to_stop_do_not_wait_for_min_np() -> None:
+    story = formed(3, min_np=3)
+    story.says(2, "drain", why="it got SIGTERM")
+    at_boundary(story, 0, 1, 2)
+    assert story.event(Leaving) == Leaving(2)
+    assert story.kinds(0) == ["notice"], "it waits for another worker"
+    story.take(story.membership.stops(story.now))
+    story.says(2, "bye", commits={})
+    story.ends(2)
+    story.connected(0, 1)
+    assert story.numbers == [0, 1]
+
+
 def test_workers_that_all_have_to_leave_hand_over_first() -> None:
     story = formed(1)
     story.take(story.membership.drain(0, "its host is not listed", story.now))
@@ -331,7 +367,7 @@ def test_clean_end_without_goodbye() -> None:
     story.take(story.membership.connection_lost(0, story.now))
     story.ends(0)
     assert story.phase is Phase.DONE
-    assert not story.events
+    assert story.none_of(Failed)
 
 
 # Accusations.

@@ -151,6 +151,16 @@ def test_an_unknown_epoch_is_an_error() -> None:
     assert epochs.history() == [epochs.current()]
 
 
+def test_a_process_keeps_its_newest_epochs() -> None:
+    epochs.forget()
+    for number in range(1500):
+        epochs.record(Epoch(number, (0, number + 1), 0, "a joiner died"))
+    assert [one.number for one in epochs.history()] == list(range(500, 1500))
+    with pytest.raises(ArgumentError, match="epoch 499; it was last .* 1498, 1499"):
+        epochs.find(499)
+    epochs.forget()
+
+
 # Random histories.
 
 

@@ -153,6 +153,7 @@ FAKE_API CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
     insert(block);
     used += static_cast<std::int64_t>(bytes);
     FAKE_COUNT(device, live_allocations, 1);
+    FAKE_COUNT(device, allocations, 1);
     *out = block.address;
     return CUDA_SUCCESS;
   });

@@ -139,7 +139,7 @@ def test_ranks_started_by_hand_meet_where_they_are_told() -> None:
 @pytest.mark.parametrize("missing", ["SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"])
 def test_batch_script_is_not_a_task_of_slurm(missing: str) -> None:
     variables = {name: value for name, value in SLURM.items() if name != missing}
-    assert detect(variables).launcher == "none"
+    assert detect({**variables, "SLURM_PROCID": "0"}).launcher == "none"
 
 
 def test_ranks_on_several_hosts_meet_at_the_first_with_the_users_secret() -> None:
@@ -167,6 +167,42 @@ def test_what_is_missing_between_hosts_is_said(
     said = str(raised.value)
     assert [word for word in ("HVDLITE_TOKEN (", "HVDLITE_RENDEZVOUS (") if word in said] == wanted
     assert SECRET["HVDLITE_TOKEN"] not in said
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        OWN,
+        TORCHRUN,
+        HYDRA,
+        {**SLURM, **SECRET},
+        {**OPEN_MPI, **SECRET, "HVDLITE_RENDEZVOUS": "node1:5"},
+        {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "node1:5", **SECRET},
+    ],
+)
+def test_epoch_is_read_under_every_launcher(variables: dict[str, str]) -> None:
+    first, second = (detect({**variables, "HVDLITE_EPOCH": str(epoch)}) for epoch in (0, 7))
+    assert (first.epoch, second.epoch) == (0, 7)
+    assert (first.rendezvous, first.job_id) == (second.rendezvous, second.job_id)
+    for wrong in ("-1", "x", str(1 << 32)):
+        with pytest.raises(BootstrapError, match=f"HVDLITE_EPOCH={wrong}"):
+            detect({**variables, "HVDLITE_EPOCH": wrong})
+
+
+def test_job_that_slurm_has_requeued_has_another_epoch() -> None:
+    requeued = {**SLURM, **SECRET, "SLURM_RESTART_COUNT": "2"}
+    assert detect(requeued).epoch == 2
+    assert detect({**requeued, "HVDLITE_EPOCH": "5"}).epoch == 5
+
+
+def test_address_to_listen_at_is_one_of_this_host() -> None:
+    by_hand = {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_RENDEZVOUS": "node1:5", **SECRET}
+    assert detect(by_hand).bind_address is None
+    for address in ("10.0.0.7", "fd00::7"):
+        assert detect({**by_hand, "HVDLITE_BIND_ADDRESS": address}).bind_address == address
+    for address, why in (("0.0.0.0", "all addresses"), ("::", "all addresses"), ("node1", "an IP")):
+        with pytest.raises(BootstrapError, match=f"HVDLITE_BIND_ADDRESS={address} .*{why}"):
+            detect({**by_hand, "HVDLITE_BIND_ADDRESS": address})
 
 
 def test_local_ranks_of_the_launcher_win() -> None:

@@ -20,7 +20,7 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command.flags import build_parser, variables
-from hvdlite.launch.remote.ssh import SshOptions, ssh_command
+from hvdlite.launch.remote.ssh import Ssh, ssh_command
 
 JOB = Job(bytes(32), bytes(16), 0)
 NEVER = ["0", "0.0", "inf", "1e10", "1e300"]
@@ -77,7 +77,7 @@ def test_flags_say_never(text: str) -> None:
 
 @pytest.mark.parametrize("text", NEVER)
 def test_ssh_waits_without_end(text: str) -> None:
-    command = ssh_command("node1", SshOptions(connect_seconds=float(text)))
+    command = ssh_command("node1", Ssh(connect_seconds=float(text)))
     assert "ConnectTimeout=none" in command
 
 

@@ -1,0 +1,164 @@
+"""Ways to reach the agents on other hosts, of which ssh is one.
+
+A *way* opens a *line* to the agent on a host. The launcher reads and writes the line's two
+descriptors, and does not know what is between them and the agent. `ProcessLine` is the line of a
+way that runs a command here, such as ssh, whose stdin and stdout are those of the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from hvdlite.launch.process import shim
+from hvdlite.launch.process.guardian import signal_group
+
+_LONGEST_END = 5.0  # seconds that a command may take to end when its line has been closed
+_MOST_SAID = 1 << 16  # bytes of its stderr that are read
+
+
+class Line(Protocol):
+    """The connection to the agent on one host; it may still be in the making.
+
+    The launcher's threads call the methods; none is called after `hang_up` but `cut`, `end` and
+    `said`.
+    """
+
+    @property
+    def read_fd(self) -> int:
+        """The descriptor of what the agent sends; at its end when the line is broken."""
+
+    @property
+    def write_fd(self) -> int:
+        """The descriptor of what is sent to the agent; it may be the same one, or blocking."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process here, and its group, that has to die with the launcher; None without one."""
+
+    def said(self) -> str:
+        """Return what the line has told about itself, as a failing ssh does on its stderr."""
+
+    def cut(self) -> None:
+        """Break the line at once; a thread that reads then finds the end."""
+
+    def hang_up(self) -> None:
+        """Close the two descriptors."""
+
+    def end(self) -> int | None:
+        """Wait until the line's process has ended; return its status, None without a process."""
+
+
+class Way(Protocol):
+    """How the agents of a job are reached."""
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long a host may take to answer; see `deadline.is_never`."""
+
+    def open(self, host: str) -> Line:
+        """Begin to connect to the agent on a host; this does not wait for the host.
+
+        Args:
+            host: its name, which `hosts` has checked.
+
+        Raises:
+            OSError: nothing can be started here.
+        """
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        """Describe why a line ended before its agent answered, and what to do.
+
+        Args:
+            host: the name of the host.
+            said: what the line has told about itself.
+            status: how its process ended.
+        """
+
+    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+        """Return the IP address by which this host reaches another one whose agent has answered.
+
+        Args:
+            host: the name of the host.
+            hello: its agent's description of itself.
+
+        Raises:
+            OSError: the address is not known.
+        """
+
+
+def last_line(said: str) -> str:
+    """Return the last line that a line has told about itself; "" if it has told nothing.
+
+    Example:
+        >>> last_line("Warning: x\\nConnection refused\\n")
+        'Connection refused'
+    """
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+class ProcessLine:
+    """The line of a command that runs here; the command dies with the thread that made this."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start the command in a session of its own.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._stderr = os.memfd_create("hvdlite-line-stderr", os.MFD_CLOEXEC)
+        self._said: str | None = None
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(self._stderr)
+            raise
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.read_fd = self._process.stdout.fileno()
+        self.write_fd = self._process.stdin.fileno()
+        self.pid = self._process.pid
+
+    def said(self) -> str:
+        """Return what the command has printed to its stderr."""
+        try:
+            return self._read_stderr() if self._said is None else self._said
+        except OSError:
+            return self._said or ""  # Another thread has called `end` meanwhile.
+
+    def _read_stderr(self) -> str:
+        return os.pread(self._stderr, _MOST_SAID, 0).decode(errors="replace")
+
+    def cut(self) -> None:
+        """Kill the command and its children."""
+        if self._process.returncode is None:  # Nobody else has its number then.
+            signal_group(self.pid, signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Close the pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def end(self) -> int:
+        """Wait until the command has ended, kill it if that takes too long; return its status."""
+        try:
+            status = self._process.wait(_LONGEST_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if self._said is None:
+            self._said = self._read_stderr()
+            os.close(self._stderr)
+        return status

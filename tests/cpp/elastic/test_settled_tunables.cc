@@ -1,0 +1,52 @@
+// What a search for faster settings has found goes on into the next epochs.
+#include "elastic_worlds.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+
+namespace {
+
+bool step_once(ElasticJob::Worker& worker, int step) {
+  std::vector<float> values(300000, 1.0F);
+  const EntryPtr entry = allreduce_entry("x", values);
+  entry->request.transaction = "step";
+  const EntryPtr commit = commit_entry("step");
+  CHECK_OK(worker.engine().enqueue(entry, false));
+  CHECK_OK(worker.engine().enqueue(commit, false));
+  if (!await(worker, entry) || !await(worker, commit)) return false;
+  CHECK_OK(entry->completion->status());
+  const auto epoch = static_cast<std::size_t>(entry->completion->epoch);
+  const MutexLock lock(worker.mutex);
+  CHECK_EQ(values[299999], static_cast<float>(worker.members[epoch].size()));
+  return step >= 0;
+}
+
+}  // namespace
+
+// Rank 0 dies, who has searched; then all but one.
+TEST(elastic_settings_that_were_found_hold_in_later_epochs_without_a_search) {
+  constexpr int kDeath = 150;  // each step is a batch
+  Config config = quick_config();
+  config.autotune = 1;
+  config.autotune_steps_per_sample = 1;
+  config.autotune_warmup_samples = 0;
+  config.autotune_trials = 2;
+  ElasticJob job({0, 0, 0},
+                 {{0, Point::kBeforeBatch, kDeath, 0, 0}, {1, Point::kBeforeCommit, 10, 0, 1}},
+                 config);
+  job.run([&](ElasticJob::Worker& worker) {
+    for (int step = 0; step < kDeath + 50; ++step) {
+      if (!step_once(worker, step)) return;
+    }
+  });
+  CHECK_EQ(job.history().size(), std::size_t{3});
+  const ElasticJob::Worker& last = *job.workers()[2];
+  const std::optional<Tunables> found = last.engines[0]->settled();
+  CHECK(found.has_value());
+  CHECK(last.engines[0]->tunables() == *found);
+  CHECK(last.engines[1]->tunables() == *found);
+  CHECK(last.engines[1]->settled() == found);
+  CHECK(last.engines[2]->settled() == found);
+  CHECK(job.workers()[1]->engines[1]->tunables() == *found);
+  CHECK(last.lobby->settled() == found);
+}

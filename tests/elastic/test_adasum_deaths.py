@@ -1,0 +1,23 @@
+"""Ranks die in the middle of a step by Adasum, and no step has mixed ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher import run_launcher
+
+WORKER = Path(__file__).with_name("adasum_worker.py")
+
+
+def test_step_by_adasum_is_of_the_same_ranks_for_all_parameters() -> None:
+    result = run_launcher(
+        *("-np", "3", "--min-np", "1", "--max-np", "3"),
+        *(sys.executable, str(WORKER)),
+        timeout=100.0,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    lines = [line for line in result.stdout.splitlines() if "steps" in line]
+    # Worker 2 has died in its fourth step, and worker 0 in its seventh, which did not come to them.
+    assert lines == ["[1] steps [6.0, 10.0, 3.0], committed 10"]

@@ -1,0 +1,124 @@
+"""Links of an elastic job on three hosts break; the side of hvdlite-run goes on, and it says why.
+
+The launcher and worker 0 are on the first host, worker 1 on the second, workers 2 and 3 on the
+third, whose links break. The oracle replays the job.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from elastic.journals import Journey, check_core_job, read_journals
+from elastic.plans import Plan
+from multihost.bed import Bed, end, finish
+
+WORKER = Path(__file__).parents[1] / "elastic" / "core_worker.py"
+HOSTS = ("-H", "node1:1,node2:1,node3:2", "--min-np", "1")
+STEPS = 60
+FIRST = 10  # steps before something happens
+THIRD = 2
+
+
+@dataclass
+class Training:
+    """A job that trains on all hosts."""
+
+    launcher: subprocess.Popen[bytes]
+    folder: Path
+
+    def come_to(self, step: int) -> None:
+        """Wait until all four workers have made so many steps."""
+        deadline = time.monotonic() + 60
+        while [step <= done for done in self.steps()] != [True] * 4:
+            assert self.launcher.poll() is None, "the job has ended"
+            assert time.monotonic() < deadline, f"steps made: {self.steps()}"
+            time.sleep(0.05)
+
+    def steps(self) -> list[int]:
+        """Return how many steps each worker has made so far."""
+        return [path.read_text().count('"kind": "done"') for path in self.folder.glob("worker.*")]
+
+    def end(self) -> tuple[list[str], dict[int, Journey]]:
+        """Wait for the end; return the launcher's lines about epochs, and what workers wrote."""
+        status, stdout, stderr, _ = finish(self.launcher, 90)
+        assert status == 0, f"{stdout}\n{stderr}"
+        journeys = read_journals(self.folder)
+        check_core_job(journeys, STEPS)
+        lines = [line.partition(": ")[2] for line in stderr.splitlines()]
+        return [line for line in lines if line.startswith("epoch ")], journeys
+
+
+@pytest.fixture
+def start(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Start a job with this heartbeat, and wait until its workers have made a few steps."""
+    trainings: list[Training] = []
+
+    def start_job(heartbeat: str, **env: str) -> Training:
+        plan = Plan(str(tmp_path), STEPS, hosts=0, pause=0.01)
+        command = (sys.executable, str(WORKER), plan.as_json())
+        flags = (*HOSTS, "--elastic-heartbeat", heartbeat)
+        trainings.append(Training(bed.start_launcher(*flags, *command, env=env), tmp_path))
+        trainings[-1].come_to(FIRST)
+        return trainings[-1]
+
+    yield start_job
+    for training in trainings:
+        end(training.launcher)
+
+
+Start = Callable[..., Training]
+
+
+def test_link_that_is_down_for_less_than_the_heartbeat_changes_nothing(
+    bed: Bed, start: Start
+) -> None:
+    training = start("10")
+    bed.set_link(THIRD, up=False)
+    time.sleep(1.0)
+    bed.set_link(THIRD, up=True)
+    lines, journeys = training.end()
+    assert lines == ["epoch 0: 4 ranks start"]
+    assert [len(one.steps) for one in journeys.values()] == [STEPS] * 4
+
+
+@pytest.mark.parametrize("how", ["down", "both ways", "input", "output"])
+def test_host_that_is_cut_off_is_given_up_after_the_heartbeat(
+    bed: Bed, start: Start, how: str
+) -> None:
+    training = start("1.5")
+    if how == "down":
+        bed.set_link(THIRD, up=False)
+    else:
+        bed.drop(THIRD, *(("input", "output") if how == "both ways" else (how,)))
+    lines, journeys = training.end()
+    check_third_host_is_lost(lines, journeys)
+    # The launcher cannot reach that host, so the agent there has to end its workers.
+    assert bed.seconds_until_gone(30.0, [THIRD]) < 30.0
+
+
+def check_third_host_is_lost(lines: list[str], journeys: dict[int, Journey]) -> None:
+    """Check that the workers of the other two hosts, and only they, went on to the end."""
+    assert [number for number, one in journeys.items() if one.end is not None] == [0, 1]
+    assert all(len(journeys[number].steps) == STEPS for number in (0, 1)), lines
+    assert all(journeys[number].restored == 0 for number in (0, 1)), lines
+    assert journeys[0].end is not None
+    epochs = journeys[0].end["history"]
+    assert [tuple(workers) for _, workers in epochs][-1] == (0, 1), lines
+
+
+def test_link_between_two_hosts_costs_one_of_them_its_workers(bed: Bed, start: Start) -> None:
+    """Both hosts hear hvdlite-run, so their workers have to say that the link is broken."""
+    training = start("1.5", HVDLITE_PEER_TIMEOUT="2", HVDLITE_START_TIMEOUT="8")
+    bed.drop(THIRD, "input", "output", peer=1)
+    lines, journeys = training.end()
+    evicted = next(line for line in lines if "was evicted" in line)
+    assert "has not answered for 2 s" in evicted or "cannot reach worker" in evicted
+    assert len(journeys[0].steps) == STEPS
+    assert journeys[0].restored == 0

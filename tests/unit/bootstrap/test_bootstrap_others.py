@@ -1,0 +1,90 @@
+"""N worlds of one in silence: a process that has others beside it refuses to train alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from hvdlite.bootstrap.environment import detect
+from hvdlite.errors import BootstrapError
+
+
+def tf_config(kind: str = "worker", index: int = 0, **cluster: Sequence[str]) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+
+
+TWO_WORKERS = tf_config(worker=["a:1", "b:1"])
+SEVERAL = [
+    ({"TF_CONFIG": TWO_WORKERS}, "TF_CONFIG=.* says that this is one of at least 2 processes"),
+    ({"TF_CONFIG": tf_config("chief", chief=["a:1"], worker=["b:1", "c:1"])}, "at least 3"),
+    ({"PET_NNODES": "2"}, "PET_NNODES=2 .* at least 2 .* start the script with torchrun"),
+    ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 .* at least 4"),
+    ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1 .* HVDLITE_RENDEZVOUS"),
+    ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX=3 .* at least 4"),
+    ({"SM_HOSTS": '["algo-1", "algo-2"]'}, "SM_HOSTS=.* at least 2"),
+    ({"PMIX_RANK": "2"}, "PMIX_RANK=2 .* at least 3"),
+    ({"SLURM_PROCID": "1", "SLURM_JOB_ID": "9"}, "SLURM_PROCID=1"),
+    ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE=4"),
+    ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2 .* with hvdlite-run instead"),
+    ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2 .* MASTER_ADDR and MASTER_PORT"),
+    ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "WORLD_SIZE=2"),
+]
+ALONE = [
+    {"TF_CONFIG": tf_config(worker=["a:1"])},
+    {"TF_CONFIG": tf_config("chief", chief=["a:1"], evaluator=["b:1"], ps=["c:1"])},
+    {"TF_CONFIG": "{}"},
+    {"TF_CONFIG": "not JSON"},
+    {"TF_CONFIG": '{"cluster": ["a"]}'},
+    {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "0"},
+    {"PET_NNODES": "1:1"},
+    {"PET_NNODES": "auto"},
+    {"JOB_COMPLETION_INDEX": "0"},
+    {"VC_TASK_INDEX": "0"},
+    {"SM_HOSTS": '["algo-1"]'},
+    {"PMIX_RANK": "0"},
+    {"SLURM_JOB_ID": "9", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
+    {"WORLD_SIZE": "4"},  # an export in a batch script, for programs that it starts later
+    {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
+    {"HOROVOD_SIZE": "1", "HOROVOD_RANK": "0"},
+]
+
+
+@pytest.mark.parametrize(("variables", "message"), SEVERAL)
+def test_n_worlds_of_one_in_silence_are_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(BootstrapError, match=message) as raised:
+        detect(variables)
+    assert "if it is to train alone, set HVDLITE_SIZE=1" in str(raised.value)
+
+
+@pytest.mark.parametrize(("variables", "message"), SEVERAL)
+def test_size_of_one_insists(variables: dict[str, str], message: str) -> None:
+    worker = detect({**variables, "HVDLITE_SIZE": "1"})
+    assert (worker.rank, worker.size, worker.rendezvous) == (0, 1, None)
+
+
+def test_size_of_one_insists_under_a_launcher() -> None:
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+    assert detect({**torchrun, "HVDLITE_SIZE": "1"}).size == 1
+    with pytest.raises(BootstrapError, match="HVDLITE_RANK=1 and HVDLITE_SIZE=1 contradict"):
+        detect({"HVDLITE_SIZE": "1", "HVDLITE_RANK": "1"})
+
+
+@pytest.mark.parametrize("variables", ALONE)
+def test_single_processes_of_clusters_are_worlds_of_one(variables: dict[str, str]) -> None:
+    worker = detect(variables)
+    assert (worker.size, worker.launcher) == (1, "none")
+
+
+def test_launcher_that_tells_the_rank_wins() -> None:
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
+    for variables, _ in SEVERAL:
+        assert detect({**variables, **torchrun}).size == 2
+
+
+def test_long_values_are_cut() -> None:
+    with pytest.raises(BootstrapError) as raised:
+        detect({"TF_CONFIG": tf_config(worker=["worker:1"] * 500)})
+    assert "at least 500 processes" in str(raised.value)
+    assert len(str(raised.value)) < 500
