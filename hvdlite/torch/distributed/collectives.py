@@ -109,8 +109,14 @@ class Collectives(Submissions):
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
-        """Do several `allgather` together: `outputs[i][r]` is `inputs[i]` of rank r."""
-        return self._gather("allgather", inputs, [list(row) for row in outputs], opts)
+        """Do several `allgather` together: `outputs[r][i]` is `inputs[i]` of rank r."""
+        if any(len(row) != len(inputs) for row in outputs):
+            raise ArgumentError(
+                f"allgather_coalesced: {len(inputs)} input tensors, and another number of output "
+                "tensors for some rank"
+            )
+        rows = [[row[index] for row in outputs] for index in range(len(inputs))]
+        return self._gather("allgather_coalesced", inputs, rows, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None

@@ -12,6 +12,7 @@ from torch.distributed import ReduceOp
 from hvdlite import _core
 from hvdlite.errors import UnsupportedError
 from hvdlite.torch.collectives.tensors import NUMBER_OF, lies_otherwise, readable
+from hvdlite.torch.distributed.other_devices import OtherDeviceError
 
 _BYTE = _core.DTYPES["uint8"]
 _OPS = {
@@ -38,15 +39,12 @@ def check(verb: str, tensors: Sequence[torch.Tensor]) -> None:
     """Refuse tensors that hvdlite does not carry for torch.distributed.
 
     Raises:
-        UnsupportedError: a tensor is not dense, or not in host memory.
+        OtherDeviceError: a tensor is not in host memory.
+        UnsupportedError: a tensor is not dense.
     """
     for tensor in tensors:
         if not tensor.is_cpu:
-            raise UnsupportedError(
-                f"{verb}: a tensor is on {tensor.device}, and the backend 'hvdlite' of "
-                'torch.distributed carries CPU tensors; use init_process_group("cuda:nccl,'
-                'cpu:hvdlite") to have both'
-            )
+            raise OtherDeviceError(verb, tensor.device)
         if tensor.layout != torch.strided:
             raise UnsupportedError(
                 f"{verb}: a tensor has the layout {tensor.layout}, and the backend 'hvdlite' "

@@ -40,7 +40,7 @@ class Numbering:
             try:
                 earlier.wait()
             except RuntimeError:
-                break  # Whoever waits for that operation gets its error.
+                break  # The thread that waits for that operation gets its error.
         return name
 
     def note(self, name: str, handle: _core.Handle) -> None:

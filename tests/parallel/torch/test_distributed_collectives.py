@@ -208,12 +208,15 @@ def scenario_all_gather_into_tensor() -> None:
 
 
 def scenario_all_gather_coalesced() -> None:
-    size = hvd.size()
-    outputs = [[torch.zeros(shape) for _ in range(size)] for shape in ((2,), (3, 1))]
-    dist.all_gather_coalesced(outputs, [values((2,), torch.float32), torch.ones(3, 1)])
-    assert torch.equal(torch.stack(outputs[1]), torch.ones(size, 3, 1))
-    for r in range(size):
-        assert torch.equal(outputs[0][r], values((2,), torch.float32, r))
+    shapes = ((2,), (3, 1), (0,))
+
+    def call(group: Any) -> list[torch.Tensor]:
+        outputs = [[torch.zeros(shape) for shape in shapes] for _ in range(hvd.size())]
+        inputs = [values(shape, torch.float32) for shape in shapes]
+        dist.all_gather_coalesced(outputs, inputs, group=group)
+        return [one for row in outputs for one in row]
+
+    compare(call)
 
 
 def scenario_reduce_scatter() -> None:
@@ -467,6 +470,17 @@ def scenario_refused_tensors() -> None:
         with pytest.raises(UnsupportedError, match=text):
             ours().allreduce([tensor], options)
         assert issubclass(UnsupportedError, NotImplementedError)
+
+
+def scenario_other_devices_have_their_own_backend() -> None:
+    group = dist.new_group(backend="meta:gloo,cpu:hvdlite")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [hvd.size()] * 2
+    assert [device.type for device in group._device_types] == ["meta", "cpu"]
+    dist.all_reduce(torch.empty(2, device="meta"), group=group)  # gloo computes nothing of it
+    assert list(group._elsewhere) == ["meta"]
+    dist.destroy_process_group(group)
 
 
 def scenario_some_ranks() -> None:
