@@ -353,12 +353,11 @@ class Job:
         self.endings.append((worker.number, f"exit status {status}", status == 0))
 
     def connect(self, worker: Model) -> None:
-        message = worker.connecting
+        message, worker.connecting = worker.connecting, None
         assert message is not None
         epoch = message["epoch"]
         dead = [m for m, _ in message["members"] if not self.workers[m].alive]
         others = [m for m, _ in message["members"] if m != worker.number]
-        worker.connecting = None
         if dead and self.random.random() < 0.7:
             if self.random.random() < 0.5:
                 self.unreachable(worker, epoch, self.random.choice(dead))
@@ -407,16 +406,14 @@ class Job:
 
     def end(self, ending: tuple[int, str, bool]) -> None:
         self.endings.remove(ending)
-        number, why, clean = ending
-        self.obey(self.membership.ended(number, why, clean, self.now))
+        self.obey(self.membership.ended(*ending, self.now))
 
     def hang_up(self, worker: Model) -> None:
         worker.hung_up = True
         self.obey(self.membership.connection_lost(worker.number, self.now))
 
     def hear(self, worker: Model) -> None:
-        message = worker.outbox.popleft()
-        self.obey(self.membership.received(worker.number, message, self.now))
+        self.obey(self.membership.received(worker.number, worker.outbox.popleft(), self.now))
 
     def lose(self, worker: Model) -> None:
         """The engine has ended by itself."""

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from launch.fake_ssh import fake_ssh
 
 import hvdlite
 from hvdlite.errors import RankFailedError
-from launch.fake_ssh import fake_ssh
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
