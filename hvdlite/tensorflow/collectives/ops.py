@@ -206,8 +206,9 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     reduction = Reduction(neutral.Sum)
     met = requests.allreduce([token], wire, [wire.text], reduction)
     requests.take_turns(wire, met)
-    with tf.control_dependencies(met):
-        tf.raw_ops.Timestamp()  # stateful: keeps what it waits for from being pruned
+    # It is stateful, so a function runs it, and takes a value, for which the ranks must have met: an
+    # operation that is only waited for may be pruned.
+    tf.raw_ops.Assert(condition=met[0] > 0, data=met)
 
 
 def join(device: int = -1) -> int:

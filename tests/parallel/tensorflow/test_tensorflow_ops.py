@@ -283,6 +283,14 @@ def scenario_barrier_in_a_function() -> None:
     assert tensors_sent_by(step) == 1
     assert counted.numpy() == 2
 
+    @tf.function  # type: ignore[untyped-decorator]
+    def nothing_needs_it(x: Any) -> Any:
+        hvd.barrier()
+        return x + 1
+
+    nothing_needs_it(tf.constant(1.0))
+    assert tensors_sent_by(lambda: nothing_needs_it(tf.constant(1.0))) == 1
+
 
 def scenario_loop_in_a_function() -> None:
     """Iterations that do not wait for each other use one name in turn."""
