@@ -206,8 +206,8 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     reduction = Reduction(neutral.Sum)
     met = requests.allreduce([token], wire, [wire.text], reduction)
     requests.take_turns(wire, met)
-    # It is stateful, so a function runs it, and takes a value, for which the ranks must have met: an
-    # operation that is only waited for may be pruned.
+    # It is stateful, so a function runs it, and takes a value, for which the ranks must have met:
+    # an operation that is only waited for may be pruned.
     tf.raw_ops.Assert(condition=met[0] > 0, data=met)
 
 
