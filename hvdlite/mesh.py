@@ -64,7 +64,9 @@ class _Sizes(NamedTuple):
     pp: int
 
     def coordinates(self, rank: int) -> Coordinates:
-        return Coordinates(rank // self.tp % self.dp, rank % self.tp, rank // (self.tp * self.dp))
+        return Coordinates(
+            rank // self.tp % self.dp, rank % self.tp, rank // (self.tp * self.dp)
+        )
 
     def sets(self) -> dict[str, list[list[int]]]:
         """List the ranks of all process sets, by axis."""

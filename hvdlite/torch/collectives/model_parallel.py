@@ -49,7 +49,9 @@ class _Reduced(torch.autograd.Function):  # type: ignore[misc]
         return _Copied.apply(gradient, *ctx.arguments), None, None
 
 
-def copy_to(tensor: torch.Tensor, process_set: ProcessSet, name: str | None = None) -> torch.Tensor:
+def copy_to(
+    tensor: torch.Tensor, process_set: ProcessSet, name: str | None = None
+) -> torch.Tensor:
     """Enter a tensor parallel layer: return the tensor, and sum its gradients in backward.
 
     Args:
