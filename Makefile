@@ -92,6 +92,7 @@ asan: build/asan/hvdlite_tests
 bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 	$(IN_VENV) python benchmarks/allreduce.py
 	$(IN_VENV) python benchmarks/step.py
+	$(IN_VENV) python benchmarks/c10d.py
 	$(IN_VENV) python benchmarks/elastic.py
 	$(IN_VENV) python benchmarks/timeline.py
 	$(IN_VENV) python benchmarks/autotune.py

@@ -41,6 +41,10 @@ ROUNDS = 8
 
 Call = Callable[[], object]
 
+# Their names since torch 2.13, and before.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -154,14 +158,14 @@ def all_gather(size: int, group: Any) -> Call:
     """Gather parts of that size; the output has as many as there are ranks."""
     tensor = tensor_of(size)
     output = torch.zeros(tensor.numel() * dist.get_world_size())
-    return lambda: dist.distributed_c10d._all_gather_base(output, tensor, group=group)
+    return lambda: GATHER(output, tensor, group=group)
 
 
 def reduce_scatter(size: int, group: Any) -> Call:
     """Give each rank a part of that size."""
     output = tensor_of(size)
     whole = torch.zeros(output.numel() * dist.get_world_size())
-    return lambda: dist.distributed_c10d._reduce_scatter_base(output, whole, group=group)
+    return lambda: SCATTER(output, whole, group=group)
 
 
 def stepping(model: nn.Module, before: Callable[[], object] = lambda: None) -> Call:

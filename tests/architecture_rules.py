@@ -93,7 +93,7 @@ FACES = {
 # a module counts.
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
-    "hvdlite.torch": {"torch", "numpy"},
+    "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},
     "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},
     "hvdlite.keras": {"keras", "numpy"},
     "hvdlite.keras._torch": {"torch"},

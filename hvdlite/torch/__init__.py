@@ -57,6 +57,7 @@ from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_paramet
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
+from hvdlite_autoload import register
 
 __all__ = [
     "Compression",
@@ -111,3 +112,4 @@ __all__ += api.__all__
 mpi_ops = sys.modules[__name__]
 
 take_own_gpu()
+register()  # Releases before 2.5 do not look for backends of torch.distributed.

@@ -74,6 +74,14 @@ def test_registering_never_raises(
     hvdlite_autoload.register()
 
 
+def test_without_autoload_the_adapter_registers() -> None:
+    source = (
+        "import torch.distributed as dist; print(dist.is_backend_available('hvdlite'))\n"
+        "import hvdlite.torch; print(dist.is_backend_available('hvdlite'))"
+    )
+    assert run(source, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split() == ["False", "True"]
+
+
 def test_registering_twice_changes_nothing() -> None:
     before = list(dist.Backend.backend_list)
     hvdlite_autoload.register()

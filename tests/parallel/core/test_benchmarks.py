@@ -97,3 +97,13 @@ def test_rows_are_drawn(
         [sys.executable, str(BENCHMARKS / "plot.py"), str(rows), str(picture)], check=True
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_c10d_prints_rows_for_collectives_and_models() -> None:
+    rows = rows_of("c10d.py", "--np", "2", "--only", "all_reduce,reduce_scatter,ddp")
+    assert [row.get("collective") or row["model"] for row in rows] == [
+        *("all_reduce", "all_reduce", "reduce_scatter", "reduce_scatter", "ddp")
+    ]
+    for row in rows:
+        assert row["hvdlite_us"] > 0 and row["gloo_cpu_us"] > 0 and row["faster_than_gloo"] > 0
+    assert all(row["cpu_times_plain"] > 0 for row in rows[:2])
