@@ -4,7 +4,8 @@ A worker *accuses* another one when its link to it broke, or when it could not c
 has two ends, so an accusation is evidence and not a verdict. It also often is the consequence of a
 death that is about to be reported. So the verdict waits a moment, and a death in that moment makes
 all accusations moot. If the network between two workers is silent, the one that dials says so for
-both of them, because the other one only waits: such an accusation is *mutual*.
+both of them, because the other one only waits: such an accusation is *mutual*. It also explains
+what other workers report, to whom these two hang up when they cannot connect.
 
 Example:
     >>> accusations = Accusations()
@@ -29,6 +30,7 @@ class _Accusation:
     accused: int
     reason: str
     reporter: int
+    mutual: bool
 
 
 class Accusations:
@@ -65,9 +67,11 @@ class Accusations:
             self._explained.add((accuser, accused))
         if self._moot or ((accuser, accused) in self._explained and not anew):
             return
-        self._by_accuser[accuser] = _Accusation(accused, reason, accuser)
+        before = self._by_accuser.get(accuser)
+        if mutual or before is None or not before.mutual:
+            self._by_accuser[accuser] = _Accusation(accused, reason, accuser, mutual)
         if mutual:
-            self._implied[accused] = _Accusation(accuser, reason, accuser)
+            self._implied[accused] = _Accusation(accuser, reason, accuser, mutual)
         if self.verdict_at is None:
             self.verdict_at = now + GRACE
 
@@ -101,7 +105,8 @@ class Accusations:
         votes: dict[int, list[_Accusation]] = {}
         for accuser in sorted(members):
             said = (self._by_accuser.get(accuser), self._implied.get(accuser))
-            counts = [one for one in said if one is not None and one.accused in members]
+            counts = [one for one in said if one and one.accused in members]
+            counts = [one for one in counts if one.mutual or not self._implied]
             if counts:
                 votes.setdefault(counts[0].accused, []).append(counts[0])
         if not votes:

@@ -203,10 +203,12 @@ class Membership(Epochs):
         if message["epoch"] != self.epoch or one not in self.members:
             return
         accused = next((w for w in self.members if w.number == message["worker"]), None)
-        if self.phase not in (Phase.FORMING, Phase.GATHERING) or accused is None:
+        silent = message.get("silent", False)
+        # After GATHER members hang up to each other.
+        counts = self.phase is Phase.FORMING or (silent and self.phase is Phase.GATHERING)
+        if accused is None or not counts:
             return
         why = f"cannot reach {accused.name}: {message['reason']}"
-        silent = message.get("silent", False)
         self._accusations.add(one.number, accused.number, why, now, anew=True, mutual=silent)
         self._record.symptom(one.name, why)
         self._record.sign(now)

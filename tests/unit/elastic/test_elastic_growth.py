@@ -448,6 +448,18 @@ def test_silent_way_is_held_against_both_of_its_ends() -> None:
     assert story.numbers == [0, 1]
 
 
+def test_silent_way_explains_what_others_report() -> None:
+    story = formed(4)
+    lost(story, 0, 0, 1, 2, 3)
+    story.says(0, "unreachable", epoch=1, worker=1, reason="left")
+    story.says(3, "unreachable", epoch=1, worker=1, reason="left")
+    story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
+    story.waits(0.4)
+    story.says(0, "unreachable", epoch=1, worker=3, reason="left")
+    lost(story, 0, 1, 2, 3)
+    assert story.event(Evict).worker == 2
+
+
 def test_silent_host_loses_fewer_workers_than_the_other_one() -> None:
     """While the accusations come in, nobody's attempt to connect is ended by GATHER."""
     story = formed(4)
