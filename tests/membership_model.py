@@ -5,7 +5,7 @@ operations: one is *executed* when all members of the world have entered it, and
 *completes* it when it likes, which hands out its result and counts as a commit. A result carries
 the newest notice that any member knew, so all members go to the next boundary after the same
 operation. Messages travel in order, and as late as the scheduler likes. Faults: deaths, broken
-links, silent workers, drains, wishes to leave, joiners, clean ends.
+links, silent workers, drains, wishes to leave, joiners, clean ends, exceptions.
 
     python tests/membership_model.py --schedules 1000000
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Any
 
 from hvdlite.launch.elastic.actions import (
@@ -32,57 +31,11 @@ from hvdlite.launch.elastic.actions import (
 )
 from hvdlite.launch.elastic.membership import Membership
 from hvdlite.launch.elastic.roster import Phase
+from membership_workers import Model, World
 
 LAST_STATE = 6  # operations until a script ends
 UNREDOABLE = 5  # every so many operations, one cannot be redone
 MOST_STEPS = 6000
-
-
-@dataclass
-class World:
-    """One epoch's data plane."""
-
-    epoch: int
-    members: tuple[int, ...]
-    mode: str
-    entered: dict[int, dict[int, int]] = field(default_factory=dict)  # operation, worker, notice
-    broken: bool = False
-
-    def executed(self, operation: int) -> bool:
-        return len(self.entered.get(operation, ())) == len(self.members)
-
-    def result(self, operation: int) -> int:
-        return max(self.entered[operation].values())
-
-
-@dataclass
-class Model:
-    """One worker."""
-
-    number: int
-    joiner: bool
-    alive: bool = True
-    script: str = "new"  # new, init, training, boundary, done
-    world: World | None = None  # of its engine; kept while parked, for what is held
-    parked: bool = False
-    connecting: dict[str, Any] | None = None
-    connected: int = -1  # the epoch for which it said so
-    epoch: int = -1
-    commits: int = 0
-    entered: bool = False  # the operation commits + 1
-    state: Any = None  # of the training; comparable
-    saved: Any = None
-    restored: bool = False
-    raising: bool = False
-    notice: int = 0
-    acted: int = 0  # the newest notice that was acted on, at a boundary
-    at_end: bool = False  # the script goes to a boundary next
-    in_run: bool = False
-    heard: int = -1
-    synced: bool = False
-    inbox: deque[dict[str, Any]] = field(default_factory=deque)
-    outbox: deque[dict[str, Any]] = field(default_factory=deque)
-    hung_up: bool = False  # the registrar has seen the end of its connection
 
 
 class Job:

@@ -29,7 +29,8 @@ class Elastic:
         reset_limit: how often the job may form its ranks anew; None: without a limit.
         cooldown: the shortest and the longest time for which a failing host gets no ranks.
         heartbeat: how long a rank or a host may be silent until it counts as dead.
-        drain_timeout: how long ranks may take to leave a host that is taken away.
+        drain_timeout: how long ranks may take to leave a host that is taken away, or to end after
+            an exception.
     """
 
     min_np: int | None = None

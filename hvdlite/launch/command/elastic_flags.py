@@ -84,8 +84,8 @@ def add_elastic_flags(group: argparse._ArgumentGroup) -> None:
         "--drain-timeout",
         type=amount,
         metavar="SECONDS",
-        help="how long ranks may take to leave a host that is taken away "
-        f"(default: {standard.drain_timeout:g})",
+        help="how long ranks may take to leave a host that is taken away, or to end after an "
+        f"exception (default: {standard.drain_timeout:g})",
     )
 
 
