@@ -91,9 +91,8 @@ def test_job_that_ends_early_says_what_it_found(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert result.returncode == 0, result.stderr
-    assert (
-        "hvdlite [0] autotune: the job, or an epoch of it, ended before the search" in result.stderr
-    )
+    ended = "hvdlite [0] autotune: the job, or an epoch of it, ended before the search"
+    assert ended in result.stderr
     assert "best so far, not checked yet" in result.stderr
     assert rows_of(log)[-1]["finished"] is False
 
