@@ -496,4 +496,5 @@ def describe_error(
     frames = traceback.extract_tb(trace)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = str(error).strip().splitlines()
-    return f"raised {kind.__name__}: {text[0] if text else ''}{where}"[:2000]
+    said = f": {text[0]}" if text else ""
+    return f"raised {kind.__name__}{said}{where}"[:2000]

@@ -207,14 +207,14 @@ def begin_epoch(
             process_set.ranks = list(ranks)
             if number in sets:
                 _enter(process_set, number)
-    present = {0: range(size), **sets}
+    present: dict[int, Sequence[int]] = {0: range(size), **sets}
     for number, equals in _registered.items():
         if number not in present and number not in _broken:
             _broken[number] = bool(equals[0].included())  # by the former world's numbers
     _current = _World(engine, rank, size)
-    for number, ranks in present.items():
+    for number, members in present.items():
         for process_set in _registered.get(number, []):
-            process_set.ranks = list(ranks)
+            process_set.ranks = list(members)
 
 
 def drop_broken() -> None:

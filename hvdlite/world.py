@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from hvdlite import _core, gpu
 from hvdlite.bootstrap.connect import Connection
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, timeline_parts
+from hvdlite.errors import ArgumentError
 from hvdlite.timeline.recorder import Recorder
 
 
@@ -76,7 +78,8 @@ def make_world(
         records: whether this world can have a timeline; that of a worker that will join has none.
 
     Raises:
-        ArgumentError: the file of the timeline cannot be written.
+        ArgumentError: the file of the timeline cannot be written. In later worlds of an elastic job
+            this is a warning.
     """
     recorder = Recorder(
         connection.rank,
@@ -90,6 +93,12 @@ def make_world(
         knobs = _core.knob_values()
         target = str(timeline or knobs["timeline"]) if records else ""
         trace_file = recorder.begin_by_knob(target)
+    except ArgumentError as error:
+        if epoch == 0:
+            connection.close()
+            raise
+        trace_file = -1  # The disk is full, for example, which must not end the training.
+        print(f"hvdlite [{connection.rank}] warning: no timeline: {error}", file=sys.stderr)
     except BaseException:
         connection.close()
         raise

@@ -79,6 +79,7 @@ def connect_members(
     create_segment: Callable[[int], int],
     deadline: Deadline,
     meet: Callable[[Any], list[Any]],
+    answer_seconds: float = 0.0,
 ) -> Connection:
     """Connect this rank to the ranks whose offers are given.
 
@@ -92,13 +93,16 @@ def connect_members(
             within 50 ms, unless the process does not get the CPU.
         meet: called with this rank's clock, as a JSON value, when this rank has all its
             connections; waits until all ranks have theirs, and returns the clocks by rank.
+        answer_seconds: how long the kernel of another host may take to answer, however late the
+            member there is; 0 means until the deadline.
 
     Raises:
         UnreachableError: a member cannot be reached, or did not connect in time; `rank` names it.
         BootstrapError: a member has other settings, or is not what its offer says.
         GivenUpError: the deadline was given up.
     """
-    return Mesh(offer, rank, descriptions, job, create_segment, deadline).connect(meet)
+    mesh = Mesh(offer, rank, descriptions, job, create_segment, deadline, answer_seconds)
+    return mesh.connect(meet)
 
 
 def _epoch_of(epoch: int, blobs: Sequence[bytes]) -> int:

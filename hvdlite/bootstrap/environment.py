@@ -197,10 +197,13 @@ def surroundings() -> WorkerEnvironment:
     That is the token, which is empty if there is none, and what `with_own_settings` reads. Rank and
     size are those of a world of one.
     """
-    variables = Variables(os.environ)
-    token = variables.get(_TOKEN) or _kept_token
-    secret = b"" if token is None else variables.secret(_TOKEN, token, TOKEN_BYTES)
-    return with_own_settings(WorkerEnvironment(token=secret))
+    if _given is not None and _given.token:
+        token = _given.token
+    else:
+        text = os.environ.get(_TOKEN) or _kept_token
+        token = Variables({}).secret(_TOKEN, text, TOKEN_BYTES) if text else b""
+    own = WorkerEnvironment(token=token, host_id=None if _given is None else _given.host_id)
+    return with_own_settings(own)
 
 
 def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:

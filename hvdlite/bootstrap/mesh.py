@@ -13,6 +13,7 @@ registrar then decides who goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import selectors
@@ -35,6 +36,8 @@ from hvdlite.errors import BootstrapError
 
 _GONE_SECONDS = 0.3  # how long a listener of an elastic job may refuse before its process is dead
 _AGAIN_SECONDS = 0.02  # until this rank dials a peer again that refused it
+# No process of the peer's host causes these: they come from this kernel, or from a router.
+_SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
 
 class UnreachableError(BootstrapError):
@@ -42,11 +45,13 @@ class UnreachableError(BootstrapError):
 
     Attributes:
         rank: the peer's rank in the epoch whose connections were made.
+        silent: whether the network did not answer: then either end may be the one that is cut off.
     """
 
-    def __init__(self, message: str, rank: int = -1) -> None:
+    def __init__(self, message: str, rank: int = -1, silent: bool = False) -> None:
         super().__init__(message)
         self.rank = rank
+        self.silent = silent
 
 
 def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
@@ -79,6 +84,7 @@ class Mesh:
         job: the handshakes carry its epoch.
         create_segment: see `connect.connect`.
         deadline: limits everything; another thread may give it up.
+        answer_seconds: see `connect.connect_members`.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class Mesh:
         job: Job,
         create_segment: Callable[[int], int],
         deadline: Deadline,
+        answer_seconds: float = 0.0,
     ) -> None:
         check_agreed([peer["agreed"] for peer in peers])
         self._offer = offer
@@ -97,6 +104,7 @@ class Mesh:
         self._job = job
         self._create_segment = create_segment
         self._deadline = Deadline(0, outer=deadline)
+        self._answer_seconds = answer_seconds
         self._topology = find_topology(
             [peer["host"] for peer in peers],
             rank,
@@ -197,31 +205,41 @@ class Mesh:
         """
         gone_at = math.inf
         behind: OtherEpochError | None = None
+        seconds = 0.0 if self._is_local(peer) else self._answer_seconds
+        way = (address, self._job, self._rank, role, self._deadline, seconds)
         while True:
             try:
-                connection, _ = introduce(address, self._job, self._rank, role, self._deadline)
-                return connection
+                return introduce(*way)[0]
             except GivenUpError:
                 raise
             except OtherEpochError as error:
                 if not self._offer.elastic:
                     raise self._blame(peer, error) from error
                 gone_at, behind = math.inf, error
-            except ConnectionRefusedError as error:
-                gone_at = min(gone_at, time.monotonic() + _GONE_SECONDS)
-                if not self._offer.elastic or time.monotonic() >= gone_at:
-                    raise self._blame(peer, error) from error
             except (OSError, BootstrapError) as error:
-                # At the deadline, that the peer is in another epoch says more than that it is late.
-                cause = behind if behind is not None and self._deadline.passed else error
-                raise self._blame(peer, cause) from error
+                gone_at = min(gone_at, time.monotonic() + self._patience(error))
+                if time.monotonic() >= gone_at:
+                    # At the deadline, that the peer is in another epoch says more than that it is
+                    # late.
+                    cause = behind if behind is not None and self._deadline.passed else error
+                    raise self._blame(peer, cause) from error
             with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
                 self._deadline.sleep(_AGAIN_SECONDS)
+
+    def _patience(self, error: Exception) -> float:
+        """Return how many seconds an error of the way to a peer may last, because it may pass."""
+        if not self._offer.elastic:
+            return 0.0
+        if isinstance(error, ConnectionRefusedError):
+            return _GONE_SECONDS
+        return self._answer_seconds if _is_silence(error) else 0.0
 
     def _blame(self, peer: int, error: Exception) -> BootstrapError:
         """Name the peer in an error of the way to it."""
         if isinstance(error, OSError):
-            return UnreachableError(f"rank {self._rank} cannot reach rank {peer}: {error}", peer)
+            text = f"rank {self._rank} cannot reach rank {peer}: {error}"
+            silent = isinstance(error, TimeoutError) or _is_silence(error)
+            return UnreachableError(text, peer, silent and not self._is_local(peer))
         text = f"rank {peer}: {error}"
         stranger = isinstance(error, RefusedError) and not isinstance(error, OtherEpochError)
         return BootstrapError(text) if stranger else UnreachableError(text, peer)
@@ -368,6 +386,10 @@ class Mesh:
             cross_size=topology.cross_size,
             clock=clock,
         )
+
+
+def _is_silence(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _SILENCE
 
 
 def _outlast(ended: threading.Event) -> None:

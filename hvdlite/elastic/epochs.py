@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hvdlite.errors import ArgumentError
 
 _MOST_NAMED = 10  # an error names at most so many epochs
-_MOST_KEPT = 1000  # a job that runs for months must not grow by its epochs
+MOST_KEPT = 1000  # a job that runs for months must not grow by its epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def record(epoch: Epoch) -> None:
     """Add the epoch that begins now."""
     with _lock:
         _history.append(epoch)
-        del _history[:-_MOST_KEPT]
+        del _history[:-MOST_KEPT]
 
 
 def history() -> list[Epoch]:

@@ -45,7 +45,9 @@ class Progress:
 
 
 _lock = threading.Lock()
-# Both are under _lock. A new list item begins where steps are committed in another epoch.
+# Both are under _lock. A new list item begins where steps are committed in another epoch. As many
+# items are kept as `epochs` keeps epochs, and one more, which all steps before belong to: samplers
+# ask for the newest steps, and `epochs.find` refuses the epoch of that item.
 _progress = Progress()
 _epochs: list[tuple[int, int]] = []  # (number of the first step, epoch)
 
@@ -83,6 +85,9 @@ def committed(epoch: int) -> None:
         number = _progress.committed + 1
         if not _epochs or _epochs[-1][1] != epoch:
             _epochs.append((number, epoch))
+            if len(_epochs) > epochs.MOST_KEPT + 1:
+                del _epochs[0]
+                _epochs[0] = (1, _epochs[0][1])
         _progress = Progress(
             announced=True, committed=number, ended=_progress.ended + 1, epoch=epoch
         )
@@ -119,6 +124,8 @@ def progress() -> Progress:
 
 def epoch_of(step: int) -> int | None:
     """Return the epoch whose ranks made this step; None if the step is not committed.
+
+    For a step of long ago, it is an epoch that `epochs.find` does not know any more.
 
     Args:
         step: the number of the step, from 1.

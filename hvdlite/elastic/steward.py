@@ -32,6 +32,8 @@ from hvdlite.elastic.run import notify
 from hvdlite.errors import BootstrapError
 
 _NO_EPOCH = -1
+# How long another host's kernel may take to answer, at least: it repeats what was lost after 1 s.
+_LEAST_ANSWER_SECONDS = 2.0
 _MOST_TOLD = 300  # characters of an exception that the line about an epoch shows
 _AT_BOUNDARY: Message = {"kind": "at boundary"}
 _END: Message = {"kind": "end"}
@@ -308,7 +310,7 @@ class Steward:
         except GivenUpError:
             pass  # A GATHER, or the end, is in the inbox.
         except UnreachableError as error:
-            report = {"worker": members[error.rank], "reason": str(error)}
+            report = {"worker": members[error.rank], "reason": str(error), "silent": error.silent}
             self._send({"kind": "unreachable", "epoch": message["epoch"], **report})
         except BootstrapError as error:
             self._fail(str(error))
@@ -330,8 +332,17 @@ class Steward:
                 return Connection(local_rank=self._worker.local_rank or 0)
             job = Job(self._worker.token, self._worker.job_id, epoch)
             offers = [offer for _, offer in message["members"]]
+            # A member may be late, but a kernel is not, once the processes live and listen.
+            answer_seconds = max(self._worker.heartbeat, _LEAST_ANSWER_SECONDS)
             return connect_members(
-                self._offer, message["rank"], offers, job, _core.create_segment, attempt, meet
+                self._offer,
+                message["rank"],
+                offers,
+                job,
+                _core.create_segment,
+                attempt,
+                meet,
+                answer_seconds=0.0 if message["mode"] == "start" else answer_seconds,
             )
         finally:
             self._attempt = None

@@ -162,7 +162,7 @@ def run_job(what: Description) -> Outcome:
         OSError: a rank could not be started here.
         KeyboardInterrupt: a signal came before the ranks were started.
     """
-    with Console() as console, SignalInbox() as inbox:
+    with Console() as console, SignalInbox(passes_on=True) as inbox:
         if what.elastic is not None:
             return ElasticRun(what, what.elastic, console, inbox).run()
         return _Run(what, console, inbox).run()

@@ -23,7 +23,7 @@ from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.lines import OutputPump
 from hvdlite.launch.output.report import Failure, describe, root_failure
 from hvdlite.launch.process.ending import Ending
-from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.inbox import PASSED_ON, SignalInbox
 from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
@@ -129,7 +129,9 @@ class Supervisor(JobLoop[AnyRank]):
 
     def _take_signals(self) -> None:
         for number in self._inbox.take():
-            if self._signalled and self._stop is not None:
+            if number == PASSED_ON:
+                self._signal(number)
+            elif self._signalled and self._stop is not None:
                 self._hurried = True
                 self._stop.kill_at = time.monotonic()
             else:

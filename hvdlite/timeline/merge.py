@@ -150,6 +150,8 @@ def merge(parts: Sequence[Path], target: Path) -> None:
         with open(unfinished, "w", encoding="utf-8") as file:
             _write_merged(file, sources, origin)
         unfinished.replace(target)
+    except OSError as error:  # That of a full disk does not name a file.
+        raise OSError(error.errno, error.strerror, error.filename or str(target)) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -185,14 +187,20 @@ def merge_session(folder: Path) -> None:
 
 
 def merge_leftovers(folder: Path) -> None:
-    """Merge every session below `folder`; the job that wrote them must be over.
+    """Merge every session below `folder` that can be; the job that wrote them must be over.
 
     Raises:
         ArgumentError: a part has no header.
         OSError: a file cannot be read or written.
     """
+    errors: list[OSError | ArgumentError] = []
     for session in sorted(folder.glob("*")):
-        merge_session(session)
+        try:
+            merge_session(session)
+        except (OSError, ArgumentError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -122,6 +122,8 @@ class Recorder:
         try:
             fd = _open(part)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                _remove(part, part.path(self._rank, complete=False))
             raise ArgumentError(
                 f"the timeline {target} cannot be written: {part.folder}: {error.strerror}"
             ) from error

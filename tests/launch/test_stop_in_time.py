@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from launch.fake_ssh import fake_ssh
 
+import hvdlite
+from hvdlite.errors import RankFailedError
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
 
@@ -71,9 +74,36 @@ def test_signal_to_the_launcher_stops_all_at_one_step(every: int) -> None:
         job.signal(signal.SIGTERM)
         status, stdout, stderr, _ = job.finish()
         assert job.alive() == []
-    assert status == 75
+    assert status == 75, stderr
     assert len(steps_in(stdout)) == 1 and stdout.count("stopped after") == 3, stdout
     assert stderr.endswith(STOPPED)
+
+
+def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
+    code = PRELUDE + "loop()\nsys.exit(EXIT_STOPPED)"
+    with MarkedJob(3, *python(code), env=ENV) as job:
+        job.wait_until_ready(3)
+        job.signal(signal.SIGUSR1)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75
+    [where] = steps_in(stdout)
+    assert where.endswith(": SIGUSR1")
+    assert stderr == STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -> None:
+    child = "child = subprocess.Popen(['sleep', '60'])\n"
+    code = PRELUDE + f"{child}loop()\nsay('child', child.poll())\nsys.exit(EXIT_STOPPED)"
+    env = {**ENV, "PATH": fake_ssh(tmp_path)}
+    with MarkedJob(2, "-H", "far1:2", *python(code), env=env) as job:
+        job.wait_until_ready(2)
+        job.signal(number)
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 75, stderr
+    assert len(steps_in(stdout)) == 1 and stdout.count("child None") == 2, stdout
 
 
 def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
@@ -134,6 +164,14 @@ def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
             assert job.alive() == []
         assert status == 75
         assert stdout.count("child None") == 2, stdout
+
+
+def test_function_that_stops_by_request_has_no_result() -> None:
+    def stop() -> None:
+        raise SystemExit(75)
+
+    with pytest.raises(RankFailedError, match="stopped by request .exit status 75.; run it again"):
+        hvdlite.run(stop, np=2, env={**os.environ, **ENV})
 
 
 ELASTIC = """

@@ -6,6 +6,7 @@ third, whose links break. The oracle replays the job.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ class Training:
 
     launcher: subprocess.Popen[bytes]
     folder: Path
+    planned: int
 
     def come_to(self, step: int) -> None:
         """Wait until all four workers have made so many steps."""
@@ -50,7 +52,7 @@ class Training:
         status, stdout, stderr, _ = finish(self.launcher, 90)
         assert status == 0, f"{stdout}\n{stderr}"
         journeys = read_journals(self.folder)
-        check_core_job(journeys, STEPS)
+        check_core_job(journeys, self.planned)
         lines = [line.partition(": ")[2] for line in stderr.splitlines()]
         return [line for line in lines if line.startswith("epoch ")], journeys
 
@@ -60,11 +62,14 @@ def start(bed: Bed, tmp_path: Path) -> Iterator[Callable[..., Training]]:
     """Start a job with this heartbeat, and wait until its workers have made a few steps."""
     trainings: list[Training] = []
 
-    def start_job(heartbeat: str, **env: str) -> Training:
-        plan = Plan(str(tmp_path), STEPS, hosts=0, pause=0.01)
+    def start_job(
+        heartbeat: str, *more: str, steps: int = STEPS, peer_timeout: str = "60"
+    ) -> Training:
+        plan = Plan(str(tmp_path), steps, hosts=0, pause=0.01)
         command = (sys.executable, str(WORKER), plan.as_json())
-        flags = (*HOSTS, "--elastic-heartbeat", heartbeat)
-        trainings.append(Training(bed.start_launcher(*flags, *command, env=env), tmp_path))
+        flags = (*HOSTS, "--elastic-heartbeat", heartbeat, *more)
+        env = {"HVDLITE_PEER_TIMEOUT": peer_timeout}
+        trainings.append(Training(bed.start_launcher(*flags, *command, env=env), tmp_path, steps))
         trainings[-1].come_to(FIRST)
         return trainings[-1]
 
@@ -115,10 +120,19 @@ def check_third_host_is_lost(lines: list[str], journeys: dict[int, Journey]) -> 
 
 def test_link_between_two_hosts_costs_one_of_them_its_workers(bed: Bed, start: Start) -> None:
     """Both hosts hear hvdlite-run, so their workers have to say that the link is broken."""
-    training = start("1.5", HVDLITE_PEER_TIMEOUT="2", HVDLITE_START_TIMEOUT="8")
+    steps = 400  # long enough for other workers to begin, which must not
+    flags = ("--start-timeout", "80", "--blacklist-cooldown-range", "60", "600")
+    training = start("1.5", *flags, steps=steps, peer_timeout="2")
     bed.drop(THIRD, "input", "output", peer=1)
     lines, journeys = training.end()
     evicted = next(line for line in lines if "was evicted" in line)
     assert "has not answered for 2 s" in evicted or "cannot reach worker" in evicted
-    assert len(journeys[0].steps) == STEPS
-    assert journeys[0].restored == 0
+    # The time to connect to a host that does not answer comes from the heartbeat.
+    for took in re.findall(r"after (\d+) ms", "".join(lines)):
+        assert int(took) < 40_000, lines
+    # One end of the link is lost, and not the other, and gets nothing new while it cools down.
+    assert sorted(journeys) == [0, 1, 2, 3], lines
+    ended = [number for number, one in journeys.items() if one.end is not None]
+    assert ended in ([0, 1], [0, 2, 3]), lines
+    assert [len(journeys[number].steps) for number in ended] == [steps] * len(ended)
+    assert [journeys[number].restored for number in ended] == [0] * len(ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -84,6 +85,30 @@ def test_session_is_merged_into_its_target_and_removed(tmp_path: Path) -> None:
     merge.merge_leftovers(tmp_path / "parts")
     assert len(read_merged(target).ranks) == 2
     assert not (tmp_path / "parts").exists()
+
+
+def test_sessions_beside_one_that_cannot_be_merged_are_merged(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "parts" / name).mkdir(parents=True)
+    (tmp_path / "parts" / "a" / "rank.0.part").touch()
+    target = tmp_path / "out.json"
+    write_part(tmp_path / "parts" / "b", 0, ClockOffset(0, 0), 3_000_000, target=target)
+    with pytest.raises(ArgumentError, match=r"rank\.0\.part is not a part"):
+        merge.merge_leftovers(tmp_path / "parts")
+    assert len(read_merged(target).ranks) == 1
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["a"]
+
+
+def test_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(merge, "_write_merged", fill)
+    target = tmp_path / "out.json"
+    write_part(tmp_path, 0, ClockOffset(0, 0), 3_000_000, target=target)
+    with pytest.raises(OSError, match=r"No space left on device: '.*out\.json'"):
+        merge.merge(sorted(tmp_path.glob("rank.*")), target)
+    assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
 
 
 def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,18 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class Raised:
+    """The script of this worker has failed: it is not a member any more, and ends by itself.
+
+    Attributes:
+        what: what it raised, for sentences.
+    """
+
+    worker: int
+    what: str
+
+
+@dataclass(frozen=True)
 class Went:
     """A worker is not a member any more, and not because it was to leave.
 
@@ -136,6 +148,6 @@ class Failed:
 
 
 Event: TypeAlias = (
-    EpochBegun | EpochFormed | Evict | Leaving | Went | Refused | Entered | Warn | Failed
+    EpochBegun | EpochFormed | Evict | Leaving | Raised | Went | Refused | Entered | Warn | Failed
 )
 Action: TypeAlias = Send | Close | Event

@@ -72,6 +72,7 @@ class Epochs:
         self._start_by: float | None = None
         self._entered = False
         self._growing = True
+        self._stops = False  # whether all workers are asked to stop
         self._notices = Notices()
         self._patience = Patience(limits.reset_limit)
         self._watch = Watch()
@@ -136,8 +137,7 @@ class Epochs:
         for number, parted in list(self._parted.items()):
             if now >= parted.due:
                 del self._parted[number]
-                why = parted.worker.raised or LOST_CONNECTION
-                self._out.append(Evict(number, why))
+                self._out.append(Evict(number, LOST_CONNECTION))
         self._show_if_explained(now)
         while self._step(now):
             pass
@@ -247,8 +247,8 @@ class Epochs:
         if not all(one.answered for one in self.members):
             return False
         accused = self._accusations.worst({one.number for one in self.members})
-        if accused is not None and self._accusations.verdict_at is not None:
-            if now < self._accusations.verdict_at:
+        if accused is not None:
+            if not self._accusations.ripe(now):
                 return False
             worker, why = accused
             self._evict(self._workers[worker], why, now)
@@ -362,7 +362,8 @@ class Epochs:
 
     def _connections(self, now: float) -> bool:
         """FORMING: all members are connected, or one of them has gone."""
-        if self._gather_at is not None:
+        # GATHER ends the attempts of the others, who may have something to say about it, too.
+        if self._gather_at is not None or self._accusations.ripe(now):
             if self._formed < 0:
                 self._fail(self._record.reason())
             else:
@@ -432,7 +433,8 @@ class Epochs:
     def _show_if_explained(self, now: float) -> None:
         """Show it, unless the end of a process is about to tell why the epoch was formed."""
         if self._last is not None:
-            explained = all(worker not in self._parted for worker, _ in self._last.record.gone)
+            silent = {number for number, one in self._parted.items() if not one.worker.raised}
+            explained = silent.isdisjoint(worker for worker, _ in self._last.record.gone)
             if explained or now >= self._last.at + _EXPLAINED_SECONDS:
                 self._show()
 

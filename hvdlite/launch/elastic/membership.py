@@ -30,7 +30,15 @@ from __future__ import annotations
 
 import math
 
-from hvdlite.launch.elastic.actions import Action, Close, Entered, Message, Refused
+from hvdlite.launch.elastic.actions import (
+    Action,
+    Close,
+    Entered,
+    Message,
+    Raised,
+    Refused,
+    Went,
+)
 from hvdlite.launch.elastic.epochs import LOST_CONNECTION, Epochs
 from hvdlite.launch.elastic.record import Change
 from hvdlite.launch.elastic.roster import Parted, Phase, Place, Worker, mismatch
@@ -59,12 +67,12 @@ class Membership(Epochs):
             elif kind == "unreachable":
                 self._unreachable(one, message, now)
             elif kind == "raised":
-                one.raised = message["what"]
+                self._raised(one, message["what"], now)
             elif kind == "drain":
-                self._drain(one, message["why"])
+                self._asks_to_leave(one, message["why"])
             elif kind == "bye":
                 self._record.report(message)
-                self._part(one, math.inf)
+                self._part(one, math.inf, now)
                 self._finished(one, "left", now)
         return self._settle(now)
 
@@ -72,9 +80,10 @@ class Membership(Epochs):
         """The process of a worker has ended; `clean` if it exited with 0 or was drained."""
         parted = self._parted.pop(worker, None)
         one = self._workers.get(worker)
-        if why.startswith("exit status"):
-            known = parted.worker if parted is not None else one
-            why = known.raised if known is not None and known.raised else f"ended with {why}"
+        if parted is not None and parted.worker.raised:
+            why = parted.worker.raised
+        elif why.startswith("exit status"):
+            why = f"ended with {why}"
         if parted is not None:
             self._learn(parted, why, clean, now)
         elif one is not None and clean:
@@ -88,8 +97,8 @@ class Membership(Epochs):
         """The connection of a worker ended; without BYE before it, this is its death."""
         one = self._workers.get(worker)
         if one is not None:
-            self._part(one, now + self._limits.heartbeat)
-            self._remove(one, Change(one.name, one.raised or LOST_CONNECTION, worker), now)
+            self._part(one, now + self._limits.heartbeat, now)
+            self._remove(one, Change(one.name, LOST_CONNECTION, worker), now)
         return self._settle(now)
 
     def heartbeat_lost(self, worker: int, now: float) -> list[Action]:
@@ -101,6 +110,14 @@ class Membership(Epochs):
         one = self._workers.get(worker)
         if one is not None:
             self._drain(one, why)
+        return self._settle(now)
+
+    def stops(self, now: float) -> list[Action]:
+        """All workers are asked to stop: none joins, and none leaves by its own wish before."""
+        self._stops, self._growing = True, False
+        for one in self._workers.values():
+            if one.wishes:
+                one.draining, one.wishes = None, False
         return self._settle(now)
 
     def evict(self, worker: int, why: str, now: float) -> list[Action]:
@@ -189,12 +206,19 @@ class Membership(Epochs):
         if self.phase not in (Phase.FORMING, Phase.GATHERING) or accused is None:
             return
         why = f"cannot reach {accused.name}: {message['reason']}"
-        self._accusations.add(one.number, accused.number, why, now, anew=True)
+        silent = message.get("silent", False)
+        self._accusations.add(one.number, accused.number, why, now, anew=True, mutual=silent)
         self._record.symptom(one.name, why)
-        if self.phase is Phase.FORMING:
+        self._record.sign(now)
+        if self._formed < 0:
             self._break(now)
 
     # Who goes.
+
+    def _asks_to_leave(self, one: Worker, why: str) -> None:
+        if one.draining is None and not self._stops:
+            one.wishes = True
+            self._drain(one, why)
 
     def _drain(self, one: Worker, why: str) -> None:
         if one.draining is None:
@@ -202,10 +226,20 @@ class Membership(Epochs):
             if one in self._waiting():
                 self._leave(one)
 
-    def _part(self, one: Worker, due: float) -> None:
+    def _raised(self, one: Worker, what: str, now: float) -> None:
+        """The script of a worker has failed; its process may take a while to end.
+
+        Its steward still answers, perhaps for long: Python waits for the script's other threads.
+        """
+        one.raised = what
+        self._out.append(Raised(one.number, what))
+        self._part(one, math.inf, now)
+        self._remove(one, Change(one.name, what, one.number), now)
+
+    def _part(self, one: Worker, due: float, now: float) -> None:
         """Only the process of a worker is left; its end will tell more."""
         member = one in self.members or not one.joiner
-        self._parted[one.number] = Parted(one, due, member)
+        self._parted[one.number] = Parted(one, due, member, now)
 
     def _finished(self, one: Worker, why: str, now: float) -> None:
         """A worker has left without an error, as far as is known."""
@@ -227,6 +261,8 @@ class Membership(Epochs):
             why = "finished"
         if clean:
             self._stop_growing(one, parted.member)
+        elif parted.member:
+            self._out.append(Went(one.number, parted.at))
         if self._last is not None:
             self._last.record.learn(one.number, why, not clean, counts=drained or not clean)
         known = self._record.learn(one.number, why, not clean, counts=drained or not clean)

@@ -62,6 +62,7 @@ _FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], Any]]] = {
         "epoch": (_is_number, _ABSENT),
         "worker": (_is_number, _ABSENT),
         "reason": (_is(str), ""),
+        "silent": (_is(bool), False),
     },
     "bye": {"commits": (_or_none(_is_commits), None)},
     "raised": {"what": (_is(str), _ABSENT)},

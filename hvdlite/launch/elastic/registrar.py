@@ -38,6 +38,7 @@ from hvdlite.launch.elastic.actions import (
     Failed,
     Leaving,
     Limits,
+    Raised,
     Refused,
     Send,
     Warn,
@@ -55,6 +56,7 @@ __all__ = [
     "Failed",
     "Leaving",
     "Limits",
+    "Raised",
     "Refused",
     "Registrar",
     "Warn",
@@ -130,6 +132,10 @@ class Registrar:
     def drain(self, worker: int, why: str) -> None:
         """Ask a worker to leave at the next boundary."""
         self._post(lambda now: self._membership.drain(worker, why, now))
+
+    def stops(self) -> None:
+        """Say that all workers are asked to stop, before they are."""
+        self._post(self._membership.stops)
 
     def evict(self, worker: int, why: str) -> None:
         """Take a worker out of the job now."""

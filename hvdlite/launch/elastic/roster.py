@@ -56,6 +56,7 @@ class Worker:
         tells_synced: whether its READY says whether it has synced.
         raised: what its script raised, for sentences; "" if it has not told.
         draining: why it shall leave at the next boundary; None if it shall not.
+        wishes: whether it shall leave because it has asked to.
         connected: whether it has said CONNECTED to the epoch that is being formed.
         clock: what it sent with CONNECTED.
     """
@@ -74,6 +75,7 @@ class Worker:
     tells_synced: bool = False
     raised: str = ""
     draining: str | None = None
+    wishes: bool = False
     connected: bool = False
     clock: Any = None
 
@@ -94,13 +96,15 @@ class Parted:
 
     Attributes:
         worker: who it was.
-        due: when its process must have ended; infinity if it said goodbye.
+        due: when its process must have ended; infinity if it said goodbye, or that it has failed.
         member: whether it was a member.
+        at: when it parted.
     """
 
     worker: Worker
     due: float
     member: bool
+    at: float
 
 
 def named(workers: Sequence[Worker]) -> str:

@@ -9,6 +9,7 @@ The job is over when no worker of the last epoch runs. It has succeeded if they 
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from hvdlite.launch.elastic.actions import (
     Evict,
     Failed,
     Leaving,
+    Raised,
     Refused,
     Warn,
     Went,
@@ -106,7 +108,8 @@ class ElasticSupervisor(Supervisor):
         self._ended_well: dict[int, bool] = {}  # by worker that has ended since the last epoch
         self._drains: set[int] = set()  # workers that shall leave at the next boundary
         self._leaves: set[int] = set()  # workers that the registrar has told to leave
-        self._evicted: dict[int, str] = {}  # by worker that was killed: why
+        self._killed: dict[int, str] = {}  # by worker that was killed: why, for the report
+        self._raised: dict[int, str] = {}  # by worker that is ending because of it: what it raised
         self._kill_at: dict[int, float] = {}  # by worker: when it has taken too long to end
         self._stopped = StoppedWatch(timing.heartbeat)
         self._over = False
@@ -137,8 +140,12 @@ class ElasticSupervisor(Supervisor):
         self.run([partial(self._start, start) for start in first])
 
     def _start(self, start: Start) -> None:
-        self._registrar.expect(start.worker, start.host, start.joiner)
+        self._registrar.expect(start.worker, self._name_of(start.host), start.joiner)
         self._starter(start)
+
+    def _name_of(self, host: str) -> str:
+        """Name a host as reports do: this machine by its own name, whatever the list says."""
+        return socket.gethostname() if self._discovery.here(host) else host
 
     def goes_on(self) -> bool:
         """Return whether a worker runs, or the job waits for workers that come later."""
@@ -167,16 +174,20 @@ class ElasticSupervisor(Supervisor):
             try:
                 self._start(start)
             except OSError as error:
-                self._console.say(f"cannot start worker {start.worker} on {start.host}: {error}")
+                where = self._name_of(start.host)
+                self._console.say(f"cannot start worker {start.worker} on {where}: {error}")
                 self._registrar.ended(start.worker, f"could not be started: {error}", False)
                 self._fleet.ended(start.worker, now, died=True, blames=True)
 
     def _kill_late(self, now: float) -> None:
-        late = {number for number, when in self._kill_at.items() if when <= now}
-        for worker in [one for one in self._workers if one.number in late]:
+        due = {number for number, when in self._kill_at.items() if when <= now}
+        for worker in [one for one in self._workers if one.number in due]:
             self._console.say(f"worker {worker.number} has not ended in time, and is killed")
+            if worker.number in self._raised:
+                late = f"did not end within {self._timing.drain:g} s"
+                self._killed[worker.number] = f"{self._raised[worker.number]}, and {late}"
             worker.signal_group(signal.SIGKILL)
-        for number in late:
+        for number in due:
             del self._kill_at[number]
 
     def _find_stopped(self, now: float) -> None:
@@ -197,8 +208,11 @@ class ElasticSupervisor(Supervisor):
         number, now = worker.number, time.monotonic()
         if not ending.well:
             worker.signal_group(signal.SIGKILL)
-        if number in self._evicted:
-            ending = replace(ending, why=f"evicted: {self._evicted.pop(number)}")
+        killed, raised = self._killed.pop(number, ""), self._raised.pop(number, "")
+        if raised and (killed or self._ends):  # It failed before, with the status that Python has.
+            ending = Ending(1, by_signal=False, why=killed or raised)
+        elif killed:
+            ending = replace(ending, why=killed)
         self._take_events()  # A moment ago it may have become a member, or have been told to leave.
         leaves = number in self._leaves
         if ending.stopped:
@@ -214,7 +228,8 @@ class ElasticSupervisor(Supervisor):
             died=not (finished or leaves or number in self._drains),
             blames=not (well or asked),
         )
-        failure = None if well else self._note_recent(worker, ending)
+        caused = bool(raised) and not self._signalled
+        failure = None if well or (self._ends and not caused) else self._note_recent(worker, ending)
         self.retire(worker, ending.well)
         self._kill_at.pop(number, None)
         self._ended_well[number] = well
@@ -223,10 +238,13 @@ class ElasticSupervisor(Supervisor):
             self._fleet.stop_growing()
         self._judge(failure)
 
-    def _note_recent(self, worker: AnyRank, ending: Ending) -> Failure | None:
-        """Note a failure, and forget those of another story; None while the job is being ended."""
-        if self._stop is not None and self._stop.terminated:
-            return None
+    @property
+    def _ends(self) -> bool:
+        """Whether the workers were asked to end."""
+        return self._stop is not None and self._stop.terminated
+
+    def _note_recent(self, worker: AnyRank, ending: Ending) -> Failure:
+        """Note a failure, and forget those of another story."""
         failure = self._note_failure(worker, ending)
         self._failures = [one for one in self._failures if one.at > failure.at - _RECENT]
         self._went_at = {n: at for n, at in self._went_at.items() if at > failure.at - _RECENT}
@@ -240,6 +258,10 @@ class ElasticSupervisor(Supervisor):
             self._end_after(failure)
         elif not running and self._stop is None:
             self._conclude_epoch()
+
+    def _stop_politely(self, number: int) -> None:
+        self._registrar.stops()
+        super()._stop_politely(number)
 
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed; a death that it survived is not a failure."""
@@ -290,6 +312,10 @@ class ElasticSupervisor(Supervisor):
             self._leaves.add(event.worker)
             self._fleet.leaving(event.worker)
             self._expect_end(event.worker)
+        elif isinstance(event, Raised):
+            if self._runs(event.worker):
+                self._raised[event.worker] = event.what
+            self._expect_end(event.worker)
         elif isinstance(event, Went):
             self._went_at[event.worker] = event.at
         elif isinstance(event, Refused):
@@ -309,7 +335,7 @@ class ElasticSupervisor(Supervisor):
         for worker in self._workers:
             if worker.number == number and worker.ending is None:
                 self._console.say(f"worker {number} (host {worker.host}) is killed: {why}")
-                self._evicted[number] = why
+                self._killed[number] = f"evicted: {why}"
                 worker.signal_group(signal.SIGKILL)
                 self._fleet.lost(self._fleet.host_of(number), time.monotonic())
 

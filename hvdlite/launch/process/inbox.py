@@ -7,6 +7,7 @@ import signal
 import threading
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = signal.SIGUSR1  # the launcher sends it on to the ranks, which may stop at it
 
 
 class SignalInbox:
@@ -16,8 +17,13 @@ class SignalInbox:
     notebooks), no signals arrive.
     """
 
-    def __init__(self) -> None:
-        """Make the descriptor; no signal is caught yet."""
+    def __init__(self, passes_on: bool = False) -> None:
+        """Make the descriptor; no signal is caught yet.
+
+        Args:
+            passes_on: also catch `PASSED_ON`, unless this process has a handler for it.
+        """
+        self._passes_on = passes_on
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[int, object]] = []
         self._wakeup_before = -1
@@ -30,6 +36,8 @@ class SignalInbox:
         for number in _WATCHED:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._before.append((number, signal.signal(number, lambda *_: None)))
+        if self._passes_on and signal.getsignal(PASSED_ON) == signal.SIG_DFL:
+            self._before.append((PASSED_ON, signal.signal(PASSED_ON, lambda *_: None)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,6 +52,7 @@ class SignalInbox:
     def take(self) -> list[int]:
         """Return the signals that have arrived since the last call."""
         try:
-            return [number for number in os.read(self.fd, 64) if number in _WATCHED]
+            caught = {number for number, _ in self._before}
+            return [number for number in os.read(self.fd, 64) if number in caught]
         except BlockingIOError:
             return []

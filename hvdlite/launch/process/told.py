@@ -75,6 +75,13 @@ def _parent(name: str) -> int:
 def _watches(pid: int, number: int) -> bool:
     wanted = Path(f"/memfd:{watch_name(number, pid)} (deleted)")
     try:
-        return any(fd.readlink() == wanted for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return any(_target(fd) == wanted for fd in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False  # The process has ended, or belongs to another user.
+
+
+def _target(fd: Path) -> Path | None:
+    try:
+        return fd.readlink()
+    except OSError:
+        return None  # It was closed meanwhile.

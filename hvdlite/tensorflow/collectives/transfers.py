@@ -30,23 +30,19 @@ def _wire(verb: str, peer: int, tag: int, name: str | None, process_set: Process
     return WireName(f"send.{tag}.{count_in_graph(kind, number)}", process_set=number)
 
 
-def _keep(results: list[Any], wire: WireName) -> None:
-    """Keep a function from dropping a transfer whose result it does not use."""
-    take_turns(wire, results)
-    if not tf.executing_eagerly():
-        with tf.control_dependencies(results):
-            tf.raw_ops.Timestamp()  # stateful, so a function runs it
-
-
 def _send(last: tf.Tensor, tensor: tf.Tensor, wire: WireName, to: int) -> tf.Tensor:
     token = raw_ops().hvdlite_send(tensor, last, **attributes(wire), root=to)
-    _keep([token], wire)
+    take_turns(wire, [token])
+    if not tf.executing_eagerly():
+        # It is stateful, so a function runs it, and takes a value, for which the token must be
+        # computed: so the function sends although it does not use the token.
+        tf.raw_ops.Assert(condition=tf.equal(token, 0.0), data=[token])
     return token
 
 
 def _recv(last: tf.Tensor, tensor: tf.Tensor, wire: WireName, source: int) -> tf.Tensor:
     received = raw_ops().hvdlite_recv(tensor, last, **attributes(wire), root=source)
-    _keep([received], wire)
+    take_turns(wire, [received])
     return received
 
 
@@ -125,6 +121,8 @@ def recv(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Return a tensor that one rank sends with `send`.
+
+    A function receives only what it uses, as it computes only what it uses.
 
     Args:
         tensor: says which shape and dtype the result has; its values do not matter. A tape that

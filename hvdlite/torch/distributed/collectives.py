@@ -76,13 +76,14 @@ class Collectives(Submissions):
         return self._start(signature, submit, targets, copying(memories, targets), opts)
 
     def _reduction(self, verb: str, tensors: Tensors, opts: Any) -> Reduction:
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) != 1:
-            raise ArgumentError(
-                f"{verb}: the tensors of one call have to be of one dtype; got "
-                f"{sorted(str(dtype) for dtype in dtypes)}"
-            )
-        return reduction_of(verb, opts.reduceOp, dtypes.pop())
+        dtype = tensors[0].dtype
+        for tensor in tensors:
+            if tensor.dtype != dtype:
+                raise ArgumentError(
+                    f"{verb}: the tensors of one call have to be of one dtype; got {dtype} and "
+                    f"{tensor.dtype}"
+                )
+        return reduction_of(verb, opts.reduceOp, dtype)
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> Work:
         """Copy the tensors of rank `opts.rootRank` to all ranks, in place."""
@@ -108,8 +109,14 @@ class Collectives(Submissions):
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
-        """Do several `allgather` together: `outputs[i][r]` is `inputs[i]` of rank r."""
-        return self._gather("allgather", inputs, [list(row) for row in outputs], opts)
+        """Do several `allgather` together: `outputs[r][i]` is `inputs[i]` of rank r."""
+        if any(len(row) != len(inputs) for row in outputs):
+            raise ArgumentError(
+                f"allgather_coalesced: {len(inputs)} input tensors, and another number of output "
+                "tensors for some rank"
+            )
+        rows = [[row[index] for row in outputs] for index in range(len(inputs))]
+        return self._gather("allgather_coalesced", inputs, rows, opts)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
@@ -226,4 +233,6 @@ def _flat(targets: Sequence[Target]) -> list[torch.Tensor]:
 
 
 def _counts(tensors: Tensors) -> str:
+    if len(tensors) == 1:
+        return str(tensors[0].numel())
     return "+".join(str(tensor.numel()) for tensor in tensors)

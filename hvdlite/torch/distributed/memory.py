@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -11,6 +12,7 @@ from torch.distributed import ReduceOp
 from hvdlite import _core
 from hvdlite.errors import UnsupportedError
 from hvdlite.torch.collectives.tensors import NUMBER_OF, lies_otherwise, readable
+from hvdlite.torch.distributed.other_devices import OtherDeviceError
 
 _BYTE = _core.DTYPES["uint8"]
 _OPS = {
@@ -30,7 +32,6 @@ _OPS_OF_BOOL = {
     ReduceOp.BAND: "min",
     ReduceOp.PRODUCT: "min",
 }
-_LINEAR = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 _REDUCIBLE = frozenset(number for name, number in _core.DTYPES.items() if name in _core.REDUCIBLE)
 
 
@@ -38,15 +39,12 @@ def check(verb: str, tensors: Sequence[torch.Tensor]) -> None:
     """Refuse tensors that hvdlite does not carry for torch.distributed.
 
     Raises:
-        UnsupportedError: a tensor is not dense, or not in host memory.
+        OtherDeviceError: a tensor is not in host memory.
+        UnsupportedError: a tensor is not dense.
     """
     for tensor in tensors:
         if not tensor.is_cpu:
-            raise UnsupportedError(
-                f"{verb}: a tensor is on {tensor.device}, and the backend 'hvdlite' of "
-                'torch.distributed carries CPU tensors; use init_process_group("cuda:nccl,'
-                'cpu:hvdlite") to have both'
-            )
+            raise OtherDeviceError(verb, tensor.device)
         if tensor.layout != torch.strided:
             raise UnsupportedError(
                 f"{verb}: a tensor has the layout {tensor.layout}, and the backend 'hvdlite' "
@@ -87,7 +85,6 @@ class Reduction(NamedTuple):
     op: int
     prescale: float
     number: int  # the engine's dtype
-    units: int  # as how many elements of that dtype an element travels
     word: str  # for the names of operations
 
 
@@ -98,21 +95,26 @@ def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
         UnsupportedError: it cannot.
     """
     kind = op.op if isinstance(op, ReduceOp) else op
-    names, seen, units = _OPS, dtype, 1
-    if dtype == torch.bool:
-        names, seen = _OPS_OF_BOOL, torch.uint8
-    elif dtype.is_complex and kind in _LINEAR:
-        seen, units = dtype.to_real(), 2
-    number = NUMBER_OF.get(seen)
-    if kind not in names or number not in _REDUCIBLE:
+    found = _found(kind, dtype)
+    if found is None:
         raise UnsupportedError(
             f"{verb}: the backend 'hvdlite' of torch.distributed does not compute "
             f"{str(kind).removeprefix('RedOpType.')} of {dtype}; use the backend 'gloo' for such "
             'tensors, for example in a group dist.new_group(backend="gloo")'
         )
-    prescale = _factor(verb, op) if kind == ReduceOp.PREMUL_SUM else 1.0
-    word = f"{kind}.{dtype}" if prescale == 1.0 else f"{kind}.{prescale}.{dtype}"
-    return Reduction(_core.REDUCE_OPS[names[kind]], prescale, number, units, word)
+    if kind != ReduceOp.PREMUL_SUM:
+        return found
+    factor = _factor(verb, op)
+    return found._replace(prescale=factor, word=f"{found.word}.{factor}")
+
+
+@functools.cache
+def _found(kind: Any, dtype: torch.dtype) -> Reduction | None:
+    names = _OPS_OF_BOOL if dtype == torch.bool else _OPS
+    number = _BYTE if dtype == torch.bool else NUMBER_OF.get(dtype)
+    if kind not in names or number not in _REDUCIBLE:
+        return None
+    return Reduction(_core.REDUCE_OPS[names[kind]], 1.0, number, f"{kind}.{dtype}")
 
 
 def spec_of_reduced(
@@ -123,7 +125,7 @@ def spec_of_reduced(
     parts: int | None = None,
 ) -> _core.Tensor:
     """Describe plain tensors to the engine, for a reduction; with `parts`, as so many rows."""
-    count = source.numel() * how.units
+    count = source.numel()
     shape = (count,) if parts is None else (parts, count // parts)
     output = 0 if target is None else target.data_ptr()
     return _core.Tensor(name, how.number, shape, source.data_ptr(), output)

@@ -29,18 +29,18 @@ class Numbering:
         self._counts: dict[str, int] = {}
         self._in_flight: dict[str, _core.Handle] = {}
 
-    def next(self, signature: str) -> str:
+    def next(self, signature: str, slots: int = SLOTS) -> str:
         """Return the name of the next operation; wait while the name is in flight."""
         with self._lock:
             count = self._counts.get(signature, 0)
             self._counts[signature] = count + 1
-            name = f"{signature}#{count % SLOTS}"
+            name = f"{signature}#{count % slots}"
             earlier = self._in_flight.get(name)
         while earlier is not None and not earlier.done():
             try:
                 earlier.wait()
             except RuntimeError:
-                break  # Whoever waits for that operation gets its error.
+                break  # The thread that waits for that operation gets its error.
         return name
 
     def note(self, name: str, handle: _core.Handle) -> None:

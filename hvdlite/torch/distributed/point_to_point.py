@@ -1,4 +1,4 @@
-"""Send and receive."""
+"""Send and receive between two members of a process group."""
 
 from __future__ import annotations
 
@@ -8,24 +8,59 @@ from typing import Any
 import torch
 from torch import distributed
 
-from hvdlite.torch.distributed.engines import Membership
+from hvdlite import _core
+from hvdlite.errors import UnsupportedError
+from hvdlite.torch.collectives.tensors import readable
+from hvdlite.torch.distributed.memory import as_written, check, spec
+from hvdlite.torch.distributed.received import copying
 from hvdlite.torch.distributed.submission import Submissions
+from hvdlite.torch.distributed.work import Work
+
+# A rank may start so many sends to one other rank, with one tag, before that rank receives the
+# first; the next one waits. Collectives have fewer, because all ranks take part in each.
+SLOTS = 64
 
 
 class PointToPoint(Submissions):
-    """Operations between two members, over a gloo group of the same members."""
+    """Transfers are matched by their order for each pair of ranks and tag, as in MPI.
 
-    def connect(self, member: Membership) -> None:
-        """Make the gloo group, together: later, two of four members would wait for the others."""
-        store = distributed.PrefixStore("gloo", member.store)
-        self._gloo: Any = distributed.ProcessGroupGloo(
-            store, member.rank, member.size, timeout=member.timeout
+    A send is not buffered: it completes when the other rank has received it.
+    """
+
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Work:
+        """Send a tensor to a rank of this group."""
+        check("send", tensors)
+        source = readable(tensors[0])
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            return self._engine.send(name, spec(name, source), to, keep=source, blocking=blocking)
+
+        return self._start(_way(self._own_rank, to, tag), submit, [], None, _options(), SLOTS)
+
+    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Work:
+        """Receive a tensor from a rank of this group."""
+        check("recv", tensors)
+        memory = as_written(tensors[0])
+
+        def submit(name: str, blocking: bool) -> _core.Handle:
+            place = spec(name, memory, memory)
+            return self._engine.recv(name, place, source, keep=memory, blocking=blocking)
+
+        finish = copying([memory], tensors)
+        way = _way(source, self._own_rank, tag)
+        return self._start(way, submit, tensors, finish, _options(), SLOTS)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> Work:
+        """Refuse to receive from any rank: the engine matches two ranks that name each other."""
+        raise UnsupportedError(
+            "recv: the backend 'hvdlite' of torch.distributed receives from a rank that you name; "
+            'give src=, or use a group dist.new_group(backend="gloo")'
         )
 
-    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Any:
-        """Send a tensor."""
-        return self._gloo.send([tensors[0].detach().contiguous()], to, tag)
 
-    def recv(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Any:
-        """Receive a tensor."""
-        return self._gloo.recv(tensors, source, tag)
+def _way(source: int, to: int, tag: int) -> str:
+    return f"send.{source}.{to}.{tag}"
+
+
+def _options() -> Any:
+    return distributed.AllreduceOptions()

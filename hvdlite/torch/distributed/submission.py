@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from hvdlite import _core
 from hvdlite.errors import CollectiveTimeoutError
-from hvdlite.torch.distributed.numbering import Numbering
+from hvdlite.torch.distributed.numbering import SLOTS, Numbering
 from hvdlite.torch.distributed.work import Finish, Work
 
 Submit = Callable[[str, bool], _core.Handle]
@@ -44,6 +45,7 @@ class Submissions:
         outputs: Sequence[torch.Tensor],
         finish: Finish | None,
         options: Any,
+        slots: int = SLOTS,
     ) -> Work:
         """Submit an operation; wait for it unless the caller wants to do so.
 
@@ -53,18 +55,17 @@ class Submissions:
             outputs: the tensors that it writes.
             finish: copies the results there; None if the engine writes to them.
             options: of the call, such as AllreduceOptions.
+            slots: how many operations of this signature may be in flight.
         """
         blocking = not options.asyncOp
-        name = self._numbering.next(signature)
+        name = self._numbering.next(signature, slots)
         handle = submit(name, blocking)
         self._numbering.note(name, handle)
         timeout = options.timeout
         if timeout.days < 0:  # not set
             timeout = self._timeout
 
-        def give_up(seconds: float) -> None:
-            self._give_up(signature, seconds)
-
+        give_up = functools.partial(self._give_up, signature)
         work = Work(handle, outputs, finish, timeout.total_seconds(), give_up)
         if blocking:
             work.wait()  # The engine expects this thread to do the work.

@@ -84,12 +84,10 @@ class Work(distributed.Work):  # type: ignore[misc]
             self._handle.wait(max(0.0, min(seconds, left)))
         except TimeoutError:
             if left < seconds and not self._handle.done():
-                with contextlib.suppress(
-                    HvdliteError
-                ):  # Whoever waits gets the error of the world.
+                with contextlib.suppress(HvdliteError):  # The waiting thread gets it, too.
                     self._give_up(self._seconds)
         except HvdliteError:
-            pass  # Whoever waits gets it.
+            pass  # The waiting thread gets it.
 
     def synchronize(self) -> None:
         """Wait, as `wait` does."""

@@ -80,6 +80,9 @@ class FakeRegistrar:
         (self._log.parent / f"leave.{worker}").touch()
         self._tell(Leaving(worker))
 
+    def stops(self) -> None:
+        self._note("stops")
+
     def evict(self, worker: int, why: str) -> None:
         self._note(f"evict {worker} {why}")
         self._tell(Evict(worker, why))

@@ -61,6 +61,13 @@ class ElasticJob(MarkedJob):
         return self.log.read_text().splitlines() if self.log.exists() else []
 
 
+def rewrite(path: Path, text: str) -> None:
+    """Replace a file in one go, so that no reader finds it empty."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.rename(path)
+
+
 def until(check: Callable[[], object]) -> str:
     """Wait at most 20 s until a check gives something, and return it."""
     deadline = time.monotonic() + 20

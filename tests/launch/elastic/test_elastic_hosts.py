@@ -13,7 +13,7 @@ from fakes.ssh import agent_of, fake_ssh
 from hvdlite.launch.elastic.agents import AgentHost
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import ProcessLine
-from launch.elastic.jobs import ElasticJob, until
+from launch.elastic.jobs import ElasticJob, rewrite, until
 
 WAIT = "wait_for('end')"
 LEAVE = """
@@ -125,9 +125,9 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path, path: str) -> None:
     script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
     with ElasticJob(tmp_path, 1, LEAVE, *script, PATH=path) as job:
         job.pid(0)
-        hosts.write_text("far1:1\nfar2:1\n")
+        rewrite(hosts, "far1:1\nfar2:1\n")
         job.pid(1)
-        hosts.write_text("far2:1\n")
+        rewrite(hosts, "far2:1\n")
         job.noted("drain 0 its host is not listed any more")
         job.noted("ended 0 True exit status 0")
         first = agent_of(tmp_path, "far1")
@@ -165,7 +165,7 @@ def test_host_that_cannot_be_reached_later_is_named_and_tried_again(
     flags = (*script, "--blacklist-cooldown-range", "1", "1")
     with ElasticJob(tmp_path, 1, WAIT, *flags, PATH=path) as job:
         job.pid(0)
-        hosts.write_text("far1:1\nfar2:1\n")
+        rewrite(hosts, "far1:1\nfar2:1\n")
         assert job.process.stderr is not None
         until(lambda: b"host far2 takes no part now" in job.process.stderr.readline())  # type: ignore[union-attr]
         (tmp_path / "down.far2").unlink()

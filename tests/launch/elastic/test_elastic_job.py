@@ -12,7 +12,7 @@ import pytest
 import hvdlite
 from hvdlite.launch.elastic.stopped import process_state
 from launch.elastic import driver
-from launch.elastic.jobs import ElasticJob, until
+from launch.elastic.jobs import ElasticJob, rewrite, until
 
 
 def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> None:
@@ -148,6 +148,30 @@ def test_report_names_who_went_first_as_the_registrar_saw_it(tmp_path: Path) -> 
     assert stderr.endswith("last lines of worker 1's stderr:\n    boom 1\n")
 
 
+def test_worker_that_has_raised_is_killed_only_after_the_drain_timeout(tmp_path: Path) -> None:
+    code = """
+if worker == 0:
+    wait_for("end")
+    sys.exit(3)
+try:
+    raise ValueError("a bug")
+except ValueError:
+    __import__("traceback").print_exc()
+time.sleep(60)
+"""
+    flags = ("--min-np", "1", "--drain-timeout", "0.5", "--elastic-heartbeat", "0.4")
+    events = "[Raised(1, 'raised ValueError: a bug')]"
+    with ElasticJob(tmp_path, 2, code, *flags, TEST_EVENTS=events) as job:
+        job.noted("ended 1")
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 1
+    assert "hvdlite-run: worker 1 has not ended in time, and is killed\n" in stderr
+    assert "failed first: raised ValueError: a bug, and did not end within 0.5 s\n" in stderr
+    assert stderr.endswith("ValueError: a bug\n")
+
+
 def test_too_few_before_the_first_epoch_end_the_job_as_one(tmp_path: Path) -> None:
     code = "sys.exit(4) if worker == 1 else time.sleep(60)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "2", TEST_NEVER_FORMED="1") as job:
@@ -218,12 +242,12 @@ for _ in range(1000):
     script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1")
     with ElasticJob(tmp_path, 2, code, *script) as job:
         job.pid(1)
-        hosts.write_text("localhost:1\n")
+        rewrite(hosts, "localhost:1\n")
         job.noted("drain 1 its host is not listed any more")
         job.noted("ended 1 True exit status 0")
-        hosts.write_text("localhost:2\n")
+        rewrite(hosts, "localhost:2\n")
         job.pid(2)
-        hosts.write_text("local host\n")
+        rewrite(hosts, "local host\n")
         job.make("end")
         status, _, _, _ = job.finish()
     assert status == 0
@@ -235,7 +259,7 @@ def test_worker_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
     script = ("--host-discovery-script", f"cat {hosts}", "--min-np", "1", "--drain-timeout", "0.3")
     with ElasticJob(tmp_path, 2, "wait_for('end')", *script, TEST_EVENTS="[]") as job:
         job.pid(1)
-        hosts.write_text("localhost:1\n")
+        rewrite(hosts, "localhost:1\n")
         job.noted("ended 1 True died of SIGKILL")
         job.make("end")
         status, _, stderr, _ = job.finish()

@@ -209,3 +209,12 @@ def test_shell_of_an_allocation_is_not_a_rank(cluster: slurm.Slurm) -> None:
     show = "from hvdlite import basics; basics.init(); print(basics.size())"
     done = cluster.run("salloc", "-N2", "-n4", sys.executable, "-P", "-c", show, env=environment())
     assert done.stdout == "1\n", done.stderr
+
+
+def test_independent_tasks_of_slurm_insist_on_worlds_of_one(cluster: slurm.Slurm) -> None:
+    show = "from hvdlite import basics; basics.init(); print(basics.size())"
+    own = environment(HVDLITE_SIZE="1")
+    done = cluster.run("srun", "-N1", "-n2", sys.executable, "-P", "-c", show, env=own)
+    assert done.stdout == "1\n1\n", done.stderr
+    single = cluster.run("srun", "-n1", sys.executable, "-P", "-c", show, env=environment())
+    assert single.stdout == "1\n", single.stderr

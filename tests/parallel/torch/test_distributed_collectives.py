@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 import hvdlite.torch as hvd
-from hvdlite.errors import ArgumentError, UnsupportedError
+from hvdlite.errors import ArgumentError, MismatchError, UnsupportedError
 from parallel.scenarios import make_tests, on_hosts, run_all, sizes
 from parallel.torch.distributed_worlds import gloo, ours, start
 
+PRELOAD = ("torch._dynamo",)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64, torch.int8, torch.uint8)
 COPIED = (*FLOATS, *INTEGERS, torch.int16, torch.bool, torch.complex64, torch.float8_e4m3fn)
@@ -207,12 +208,15 @@ def scenario_all_gather_into_tensor() -> None:
 
 
 def scenario_all_gather_coalesced() -> None:
-    size = hvd.size()
-    outputs = [[torch.zeros(shape) for _ in range(size)] for shape in ((2,), (3, 1))]
-    dist.all_gather_coalesced(outputs, [values((2,), torch.float32), torch.ones(3, 1)])
-    assert torch.equal(torch.stack(outputs[1]), torch.ones(size, 3, 1))
-    for r in range(size):
-        assert torch.equal(outputs[0][r], values((2,), torch.float32, r))
+    shapes = ((2,), (3, 1), (0,))
+
+    def call(group: Any) -> list[torch.Tensor]:
+        outputs = [[torch.zeros(shape) for shape in shapes] for _ in range(hvd.size())]
+        inputs = [values(shape, torch.float32) for shape in shapes]
+        dist.all_gather_coalesced(outputs, inputs, group=group)
+        return [one for row in outputs for one in row]
+
+    compare(call)
 
 
 def scenario_reduce_scatter() -> None:
@@ -364,6 +368,70 @@ def scenario_objects() -> None:
     assert received == [mine]
 
 
+def scenario_send_and_receive() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    if size == 1:
+        return
+    following, preceding = (rank + 1) % size, (rank - 1) % size
+    for dtype in COPIED:
+        for shape in ((4,), (2, 3), (0,), ()):
+            received = torch.zeros(shape).to(dtype)
+            works = [dist.isend(values(shape, dtype), following), dist.irecv(received, preceding)]
+            for work in works:
+                work.wait()
+            assert same(received, values(shape, dtype, preceding)), dtype
+
+
+def scenario_tags_and_order() -> None:
+    if hvd.rank() == 0 and hvd.size() > 1:
+        for number in range(20):
+            dist.send(torch.tensor(float(number)), 1, tag=number % 2)
+    elif hvd.rank() == 1:
+        got: list[list[float]] = [[], []]
+        received = [torch.tensor(-1.0) for _ in range(20)]
+        works = [dist.irecv(one, 0, tag=i % 2) for i, one in enumerate(received)]
+        for i, work in enumerate(works):
+            assert work.wait()
+            got[i % 2].append(float(received[i]))
+        assert got == [list(range(0, 20, 2)), list(range(1, 20, 2))]
+
+
+def scenario_batches_of_sends() -> None:
+    size, rank = hvd.size(), hvd.rank()
+    others = [r for r in range(size) if r != rank]
+    received = [torch.zeros(3) for _ in others]
+    sends = [dist.P2POp(dist.isend, torch.full((3,), float(rank)), r) for r in others]
+    receives = [dist.P2POp(dist.irecv, one, r) for one, r in zip(received, others, strict=True)]
+    if others:
+        for work in dist.batch_isend_irecv(sends + receives):
+            work.wait()
+    assert [one.tolist() for one in received] == [[float(r)] * 3 for r in others]
+
+
+def scenario_objects_between_two() -> None:
+    if hvd.rank() == 0 and hvd.size() > 1:
+        dist.send_object_list([{"a": 1}, "b"], 1)
+    elif hvd.rank() == 1:
+        objects: list[Any] = [None, None]
+        assert dist.recv_object_list(objects, 0) == 0
+        assert objects == [{"a": 1}, "b"]
+
+
+def scenario_sizes_that_differ_are_told() -> None:
+    group = dist.new_group([0, hvd.size() - 1])
+    if hvd.size() > 1 and hvd.rank() in (0, hvd.size() - 1):
+        last = hvd.rank() != 0
+        work = (
+            dist.irecv(torch.zeros(4), 0, group=group)
+            if last
+            else dist.isend(torch.zeros(3), hvd.size() - 1, group=group)
+        )
+        with pytest.raises(MismatchError):
+            work.wait()
+    with pytest.raises(UnsupportedError, match="src="):
+        dist.recv(torch.zeros(2))
+
+
 def scenario_barriers() -> None:
     dist.barrier()
     dist.barrier(async_op=True).wait()
@@ -394,7 +462,6 @@ def scenario_refused_tensors() -> None:
         (torch.eye(2).to_sparse(), ReduceOp.SUM, "layout"),
         (torch.empty(2, device="meta"), ReduceOp.SUM, "cuda:nccl,cpu:hvdlite"),
         (torch.ones(2, dtype=torch.int32), ReduceOp.BXOR, "gloo"),
-        (torch.ones(2, dtype=torch.complex64), ReduceOp.PRODUCT, "gloo"),
         (torch.ones(2, dtype=torch.float32), ReduceOp.BAND, "gloo"),
     ]
     for tensor, op, text in refused:
@@ -403,6 +470,17 @@ def scenario_refused_tensors() -> None:
         with pytest.raises(UnsupportedError, match=text):
             ours().allreduce([tensor], options)
         assert issubclass(UnsupportedError, NotImplementedError)
+
+
+def scenario_other_devices_have_their_own_backend() -> None:
+    group = dist.new_group(backend="meta:gloo,cpu:hvdlite")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [hvd.size()] * 2
+    assert [device.type for device in group._device_types] == ["meta", "cpu"]
+    dist.all_reduce(torch.empty(2, device="meta"), group=group)  # gloo computes nothing of it
+    assert list(group._elsewhere) == ["meta"]
+    dist.destroy_process_group(group)
 
 
 def scenario_some_ranks() -> None:

@@ -30,6 +30,11 @@ import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.distributed_worlds import start
 
+PRELOAD = (
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+)
 STEPS = 4
 SAMPLES = 8
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hvdlite.bootstrap.frames import FrameReader, FrameWriter
 from hvdlite.bootstrap.handshake import (
+    PROTOCOL_VERSION,
     ClientHandshake,
     Job,
     RefusedError,
@@ -74,7 +75,9 @@ def test_other_version_is_told_both_versions_and_its_rank() -> None:
         server.feed(client.hello[:4] + (77).to_bytes(2, "little") + client.hello[6:])
     refusal = bytearray(server.refusal or b"")
     refusal[2:4] = (77).to_bytes(2, "little")
-    with pytest.raises(RefusedError, match=r"rank 1 speaks version 2 .* version 77"):
+    with pytest.raises(
+        RefusedError, match=f"rank 1 speaks version {PROTOCOL_VERSION} .* version 77"
+    ):
         client.feed(bytes(refusal))
 
 

@@ -6,11 +6,13 @@ process matters, a second Python is killed.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,11 +25,13 @@ from typing import Any
 
 import pytest
 
-from hvdlite.bootstrap.address import listen
+from hvdlite.bootstrap import mesh
+from hvdlite.bootstrap.address import address_of, listen
 from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
 from hvdlite.bootstrap.deadline import Deadline, GivenUpError
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
+from hvdlite.bootstrap.introduction import introduce
 from hvdlite.errors import BootstrapError
 
 TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
@@ -76,6 +80,7 @@ class Attempt:
         epoch: int,
         meet: Callable[[Any], list[Any]] = never_meet,
         seconds: float = LIMIT,
+        answer: float = 0.0,
     ) -> None:
         self.deadline = Deadline(seconds)
         self.result: Connection | BaseException | None = None
@@ -85,7 +90,7 @@ class Attempt:
         def run() -> None:
             try:
                 self.result = connect_members(
-                    offers[rank], rank, members, job, make_segment, self.deadline, meet
+                    offers[rank], rank, members, job, make_segment, self.deadline, meet, answer
                 )
             except BaseException as error:
                 self.result = error
@@ -366,3 +371,57 @@ def test_a_forked_child_does_not_keep_the_listeners_of_a_dead_member(host: str) 
         finally:
             os.kill(child, signal.SIGKILL)
     assert caught.value.rank == 0
+
+
+def test_host_whose_kernel_does_not_answer_is_reported_before_the_deadline() -> None:
+    """The queue of the listener is full, so its kernel drops further requests to connect."""
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        offers = stack.enter_context(offers_of(["a", "b"]))
+        cut_off = {**offers[0].description, "tcp": address_of(full)}
+        members = [cut_off, offers[1].description]
+        job, deadline = Job(TOKEN, JOB_ID, 1), Deadline(1000)
+        with pytest.raises(UnreachableError, match="cannot reach rank 0: timed out") as caught:
+            connect_members(offers[1], 1, members, job, make_segment, deadline, never_meet, 0.3)
+    assert (caught.value.rank, caught.value.silent) == (0, True)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_missing_route_may_come_back(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
+    failures: list[str] = []
+
+    def fail_at_first(address: str, *arguments: Any) -> Any:
+        if passes and len(failures) == 3:
+            return introduce(address, *arguments)
+        failures.append(address)
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(mesh, "introduce", fail_at_first)
+    with offers_of(["a", "b"]) as offers:
+        meeting = Meeting(2)
+        seconds = LIMIT if passes else 0.2
+        attempts = [Attempt(offers, rank, 1, meeting.of(rank), answer=seconds) for rank in (0, 1)]
+        if passes:
+            for attempt in attempts:
+                attempt.connection().close()
+            return
+        error = attempts[1].error()
+        assert isinstance(error, UnreachableError)
+        assert (error.rank, error.silent) == (0, True)
+        attempts[0].deadline.give_up()
+        assert isinstance(attempts[0].error(), GivenUpError)
+    assert len(failures) > 1
+
+
+def test_member_that_is_late_is_not_taken_for_silent() -> None:
+    with offers_of(["a", "b"]) as offers:
+        meeting = Meeting(2)
+        eager = Attempt(offers, 1, 1, meeting.of(1), answer=0.1)
+        time.sleep(0.4)
+        late = Attempt(offers, 0, 1, meeting.of(0), answer=0.1)
+        for attempt in (eager, late):
+            attempt.connection().close()

@@ -163,6 +163,30 @@ def test_worker_that_asks_to_leave_leaves_at_the_boundary() -> None:
     assert "worker 2 (host a) left: it got SIGTERM; 2" in story.event(EpochFormed).line
 
 
+def test_worker_that_asks_to_leave_stays_if_all_are_to_stop() -> None:
+    story = formed(3, min_np=3)
+    story.says(2, "drain", why="it got SIGTERM")
+    at_boundary(story, 0)
+    story.take(story.membership.stops(story.now))
+    story.says(1, "drain", why="it got SIGTERM")
+    at_boundary(story, 1, 2)
+    assert Leaving(1) not in story.events and Leaving(2) not in story.events
+    assert [story.kinds(worker)[-1] for worker in range(3)] == ["continue"] * 3
+
+
+def test_workers_that_are_to_stop_do_not_wait_for_min_np() -> None:
+    story = formed(3, min_np=3)
+    story.says(2, "drain", why="it got SIGTERM")
+    at_boundary(story, 0, 1, 2)
+    assert story.event(Leaving) == Leaving(2)
+    assert story.kinds(0) == ["notice"], "it waits for another worker"
+    story.take(story.membership.stops(story.now))
+    story.says(2, "bye", commits={})
+    story.ends(2)
+    story.connected(0, 1)
+    assert story.numbers == [0, 1]
+
+
 def test_workers_that_all_have_to_leave_hand_over_first() -> None:
     story = formed(1)
     story.take(story.membership.drain(0, "its host is not listed", story.now))
@@ -388,9 +412,9 @@ def test_repeated_accusation_that_was_moot_stays_moot() -> None:
     lost(story, 0, 1, accused=2)
     lost(story, 2)
     story.says(0, "unreachable", epoch=1, worker=1, reason="refused")
+    story.waits(0.4)
     lost(story, 0, 1, accused=2)
     lost(story, 2)
-    story.waits(1.0)
     assert story.event(Evict).worker == 1
 
 
@@ -399,14 +423,43 @@ def test_unreachable_member_is_evicted_unless_somebody_died() -> None:
     story.dies(2)
     lost(story, 0, 1)
     story.says(0, "unreachable", epoch=1, worker=1, reason="refused")
+    story.waits(0.2)
+    assert story.last(1, "epoch")["epoch"] == 1
+    story.waits(0.2)
     assert story.last(1, "gather")["epoch"] == 2
-    lost(story, 0, 1)
-    story.waits(0.2)
     assert story.none_of(Evict)
-    story.waits(0.2)
+    lost(story, 0, 1)
     assert "cannot reach worker 1 (host a): refused" in story.event(Evict).why
     story.connected(0)
     assert story.phase is Phase.FORMED
+
+
+def test_silent_way_is_held_against_both_of_its_ends() -> None:
+    story = formed(3)
+    lost(story, 0, 0, 1, 2)
+    story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
+    story.waits(0.4)
+    # What the former engine reported does not change who is at the ends of the way.
+    story.ready(1, "lost", accused=7)
+    lost(story, 0, 2)
+    evicted = story.event(Evict)
+    assert evicted == Evict(2, "worker 2 reported: cannot reach worker 1 (host a): timed out")
+    story.connected(0, 1)
+    assert story.numbers == [0, 1]
+
+
+def test_silent_host_loses_fewer_workers_than_the_other_one() -> None:
+    """While the accusations come in, nobody's attempt to connect is ended by GATHER."""
+    story = formed(4)
+    lost(story, 0, 0, 1, 2, 3)
+    story.says(2, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
+    story.waits(0.1)
+    story.says(3, "unreachable", epoch=1, worker=1, reason="timed out", silent=True)
+    story.waits(0.3)
+    lost(story, 0, 1, 2, 3)
+    assert story.event(Evict).worker == 1
+    story.connected(0, 2, 3)
+    assert story.numbers == [0, 2, 3]
 
 
 def test_lost_world_without_a_death_or_an_accused_is_formed_again() -> None:

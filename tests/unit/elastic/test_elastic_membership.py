@@ -9,6 +9,7 @@ from hvdlite.launch.elastic.actions import (
     EpochFormed,
     Evict,
     Failed,
+    Raised,
     Warn,
     Went,
 )
@@ -285,6 +286,7 @@ def test_parked_workers_hand_out_and_come_to_those_at_the_boundary() -> None:
 def test_exception_is_told_however_late_the_process_ends() -> None:
     story = formed(3)
     story.says(2, "raised", what="raised ValueError: a bug")
+    assert Raised(2, "raised ValueError: a bug") in story.events
     story.take(story.membership.connection_lost(2, story.now))
     story.take(story.membership.connection_lost(1, story.now))
     assert [event.worker for event in story.events if isinstance(event, Went)] == [2, 1]
@@ -296,6 +298,36 @@ def test_exception_is_told_however_late_the_process_ends() -> None:
     assert story.event(EpochFormed).line.startswith(
         "epoch 1: worker 2 (host a) raised ValueError: a bug; worker 1 (host a) lost its connection"
     )
+
+
+def test_process_that_has_raised_takes_its_time_while_the_others_go_on() -> None:
+    story = formed(2)
+    story.says(1, "raised", what="raised ValueError: a bug")
+    assert story.last(0, "gather")["gone"] == [[1, "raised ValueError: a bug"]]
+    lost(story, 0, 1)  # The steward of worker 1 still answers, which does not count.
+    story.connected(0)
+    assert story.numbers == [0]
+    story.waits(20.0)
+    story.take(story.membership.connection_lost(1, story.now))
+    story.waits(20.0)
+    assert story.none_of(Evict)
+    story.ends(0, status=1)
+    story.waits(1.0)
+    assert story.none_of(Failed), "the end of worker 1 is still to come"
+    story.ends(1, status=1)
+    assert story.event(Failed).reason.startswith("no worker is left; the first that went: ")
+
+
+def test_first_of_two_failures_is_the_one_whose_goodbye_came_first() -> None:
+    story = formed(2)
+    story.says(1, "bye", commits={"0": 5})
+    story.now += 0.1
+    story.says(0, "bye", commits={"0": 5})
+    story.now += 0.1
+    story.ends(0, status=1)
+    story.ends(1, status=1)
+    went = [event for event in story.events if isinstance(event, Went)]
+    assert went == [Went(0, 0.1), Went(1, 0.0)]
 
 
 def test_stuck_worker_leads_all_parked_ones_to_restore() -> None:

@@ -294,7 +294,9 @@ def test_silent_worker_is_evicted_and_others_are_not(make: Callable[..., Launche
         first.send(kind="alive")
         select.select([launcher.registrar.fd], [], [], 0.1)
         evicted += launcher.registrar.take()
-    assert evicted == [Evict(1, "sent nothing for 1.5 s")]
+    assert [one for one in evicted if isinstance(one, Evict)] == [
+        Evict(1, "sent nothing for 1.5 s")
+    ]
     assert first.expect("gather")["gone"] == [[1, "was evicted: sent nothing for 1.5 s"]]
     assert {"kind": "alive"} in [json.loads(body) for body in raw(second)]
 

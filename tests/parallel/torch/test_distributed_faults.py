@@ -1,0 +1,235 @@
+"""Process groups end well: when a rank dies, raises, is late, or forgets to destroy them."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import RankResult, run_world
+from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+
+PRELOAD = ("torch.distributed.fsdp", "torch._dynamo")
+LIMIT = 20.0  # seconds; a rank that is told waits for fractions of one
+
+
+def train(model: nn.Module, die: Callable[[], None] | None) -> None:
+    for step in range(1000):
+        if step == 3 and die is not None:
+            die()
+        model(torch.ones(4, 6)).square().sum().backward()
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 2))
+
+
+def in_ddp(die: Callable[[], None] | None) -> None:
+    train(DistributedDataParallel(make_model(), bucket_cap_mb=0.001), die)
+
+
+def in_ddp_with_views(die: Callable[[], None] | None) -> None:
+    model = make_model()
+    train(DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True), die)
+
+
+def in_fsdp(die: Callable[[], None] | None) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    train(fully_shard(make_model(), mesh=mesh), die)
+
+
+def in_barrier(die: Callable[[], None] | None) -> None:
+    dist.barrier()
+    if die is not None:
+        time.sleep(0.2)
+        die()
+    dist.barrier()
+
+
+def in_receive(die: Callable[[], None] | None) -> None:
+    dist.barrier()
+    if die is not None:
+        die()
+    dist.recv(torch.zeros(3), dist.get_world_size() - 1)
+
+
+PLACES = {
+    place.__name__: place for place in (in_ddp, in_ddp_with_views, in_fsdp, in_barrier, in_receive)
+}
+
+
+def lose_a_rank(place: str, folder: str) -> tuple[str, float]:
+    """Kill the last rank; return the error of this one, and how long it took to come."""
+    warnings.simplefilter("ignore")
+    dist.init_process_group("hvdlite")
+    died = Path(folder) / "died"
+
+    def die() -> None:
+        died.write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    last = dist.get_rank() == dist.get_world_size() - 1
+    try:
+        PLACES[place](die if last else None)
+    except RuntimeError as error:
+        return str(error), time.time() - float(died.read_text())
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_killed_rank_is_named_by_all_others(place: str, tmp_path: Path) -> None:
+    results = run_world(3, lose_a_rank, place, str(tmp_path), expect_failure=True)
+    assert [result.returncode for result in results] == [0, 0, -signal.SIGKILL], results
+    for result in results[:2]:
+        text, seconds = result.value
+        assert "rank 2" in text, text
+        assert seconds < LIMIT, seconds
+
+
+def raise_in_one() -> str:
+    dist.init_process_group("hvdlite")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("no such file")
+    try:
+        dist.all_reduce(torch.ones(3))
+    except HvdliteError as error:
+        return str(error)
+    return ""
+
+
+def test_the_others_get_the_text_of_an_exception() -> None:
+    results = run_world(2, raise_in_one, expect_failure=True)
+    assert [result.returncode for result in results] == [0, 1]
+    assert "rank 1 raised ValueError: no such file" in results[0].value
+
+
+def wait_too_long(how: str) -> str:
+    dist.init_process_group("hvdlite", timeout=datetime.timedelta(seconds=1))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    if dist.get_rank() == 1:
+        time.sleep(3)
+    try:
+        work = dist.all_reduce(tensor, async_op=how != "at once")
+        if how == "wait":
+            work.wait()
+        elif how == "future":
+            work.get_future().wait()
+    except (CollectiveTimeoutError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("how", ["at once", "wait", "future"])
+def test_the_timeout_of_a_group_is_an_error_on_all_ranks(how: str) -> None:
+    for result in run_world(2, wait_too_long, how):
+        assert "waited 1 s" in result.value, result.value
+
+
+def differ() -> str:
+    """Different shapes at the same time: gloo computes something wrong."""
+    dist.init_process_group("hvdlite", timeout=datetime.timedelta(seconds=1))
+    try:
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+    except HvdliteError as error:
+        return str(error)
+    return ""
+
+
+def test_different_shapes_are_an_error() -> None:
+    assert all("allreduce" in result.value for result in run_world(2, differ))
+
+
+def forget(groups: int) -> int:
+    dist.init_process_group("hvdlite")
+    for _ in range(groups):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait()
+    return dist.get_rank()
+
+
+def test_groups_that_are_not_destroyed_end_at_exit() -> None:
+    results = run_world(2, forget, 3)
+    assert [result.returncode for result in results] == [0, 0]
+    assert not any(result.stderr for result in results), results
+
+
+def in_flight_at_exit() -> None:
+    dist.init_process_group("hvdlite")
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(3), async_op=True).get_future()
+
+
+def test_an_operation_in_flight_does_not_hold_the_exit() -> None:
+    results = run_world(2, in_flight_at_exit, timeout=30)
+    assert [result.returncode for result in results] == [0, 0], results
+
+
+def counts() -> dict[str, int]:
+    gc.collect()
+    memory = Path("/proc/self/smaps_rollup").read_text().split("Private_Dirty:")[1].split()[0]
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "python": threading.active_count(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "KiB": int(memory),
+    }
+
+
+def make_and_destroy(groups: int) -> tuple[dict[str, int], dict[str, int]]:
+    dist.init_process_group("hvdlite")
+
+    def use_one() -> None:
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1000), group=group)
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True).get_future().wait()
+        dist.destroy_process_group(group)
+
+    for _ in range(20):
+        use_one()
+    before = counts()
+    for _ in range(groups):
+        use_one()
+    after = counts()
+    dist.destroy_process_group()
+    return before, after
+
+
+def test_destroyed_groups_leave_nothing() -> None:
+    for result in run_world(2, make_and_destroy, 100, timeout=120):
+        before, after = result.value
+        grown = after.pop("KiB") - before.pop("KiB")
+        assert after == before
+        assert grown < 4096, grown
+
+
+def begin_again() -> list[float]:
+    results = []
+    for _ in range(3):
+        dist.init_process_group("hvdlite")
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        results.append(float(tensor))
+        dist.destroy_process_group()
+    return results
+
+
+def test_a_process_group_can_begin_again() -> None:
+    results: list[RankResult] = run_world(2, begin_again)
+    assert [result.value for result in results] == [[2.0] * 3] * 2

@@ -1,0 +1,94 @@
+"""`dist.init_process_group("hvdlite")` under each launcher, and examples/torch_ddp.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import base_environment
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "torch_ddp.py"
+HVDLITE_RUN = [sys.executable, "-m", "hvdlite.launch", "-np", "2", sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+MPICH = [str(Path(sys.executable).parent / "mpiexec.hydra"), "-n", "2", sys.executable]
+OPEN_MPI = [
+    *(str(Path(sys.executable).parent / "prterun"), "--personality", "ompi"),
+    *("--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable),
+]
+LAUNCHERS = {"hvdlite-run": HVDLITE_RUN, "torchrun": TORCHRUN, "MPICH": MPICH, "Open MPI": OPEN_MPI}
+
+# Nothing of hvdlite is imported; a hvd.init() after it has its own world.
+SUMS = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+for _ in range(2):
+    dist.init_process_group("hvdlite")
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+import hvdlite.torch as hvd
+
+hvd.init()
+again = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)
+sys.stdout.write(f"sums {total.item()} {again.item()}\\n")
+"""
+
+
+def run(command: list[str], *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *more],
+        env={**base_environment(), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_no_import_is_needed(name: str, tmp_path: Path) -> None:
+    if not Path(LAUNCHERS[name][0]).exists():
+        pytest.skip(f"{LAUNCHERS[name][0]} is not installed")
+    script = tmp_path / "sums.py"
+    script.write_text(SUMS)
+    done = run(LAUNCHERS[name], str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sums 3.0 3.0") == 2, done.stdout + done.stderr
+
+
+def test_the_example_learns_what_one_rank_learns(tmp_path: Path) -> None:
+    curves = []
+    for command in (TORCHRUN, HVDLITE_RUN):
+        done = run(command, str(EXAMPLE), "--epochs", "2", "--output", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert "on 2 rank(s)" in done.stdout
+        curves.append(json.loads((tmp_path / "ddp.json").read_text()))
+    one = run(
+        [sys.executable],
+        str(EXAMPLE.with_name("torch_digits.py")),
+        "--epochs",
+        "2",
+        "--output",
+        str(tmp_path),
+    )
+    assert one.returncode == 0, one.stderr
+    (alone,) = json.loads((tmp_path / "loss.json").read_text()).values()
+    assert curves[0] == curves[1]
+    assert max(abs(a - b) for a, b in zip(curves[0], alone, strict=True)) < 1e-3
+
+
+def test_a_rank_explains_that_an_elastic_job_has_no_process_group(tmp_path: Path) -> None:
+    script = tmp_path / "sums.py"
+    script.write_text(SUMS)
+    elastic = [*HVDLITE_RUN[:-1], "--min-np", "2", sys.executable]
+    done = run(elastic, str(script))
+    assert done.returncode != 0
+    assert "start without --min-np and --max-np" in done.stdout + done.stderr
