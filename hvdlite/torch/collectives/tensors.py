@@ -24,13 +24,18 @@ def check(tensor: torch.Tensor, name: str) -> None:
     """Check that the core can send a tensor.
 
     Raises:
-        ArgumentError: `tensor` is not a dense tensor on a CPU or CUDA device, or has an unknown
-            dtype; the message says what to do.
+        ArgumentError: `tensor` is not a dense tensor on a CPU or CUDA device, is made of other
+            tensors, or has an unknown dtype; the message says what to do.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
             f"'{name}' is a {type(tensor).__name__}, not a tensor; use torch.as_tensor(), or "
             f"broadcast_object/allgather_object for any object. It is {reprlib.repr(tensor)}"
+        )
+    if type(tensor) is not torch.Tensor and hasattr(type(tensor), "__tensor_flatten__"):
+        raise ArgumentError(
+            f"'{name}' is a {type(tensor).__name__}, which has no memory of its own: give the "
+            "tensors that it is made of (of a DTensor .to_local(), or .full_tensor())"
         )
     if tensor.layout != torch.strided:
         raise ArgumentError(

@@ -6,12 +6,13 @@ import copy
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -148,6 +149,26 @@ def scenario_device_mesh_has_the_same_ranks() -> None:
         ours = getattr(mesh, axis)
         assert dist.get_process_group_ranks(device_mesh[axis].get_group()) == ours.ranks
         assert device_mesh[axis].get_local_rank() == ours.rank()
+
+
+def scenario_plain_collectives_refuse_a_dtensor() -> None:
+    mesh = init_device_mesh("cpu", (hvd.size(),))
+    split = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
+    for call in (
+        hvd.allreduce,
+        hvd.allreduce_,
+        hvd.allgather,
+        lambda tensor: hvd.send(tensor, to=(hvd.rank() + 1) % hvd.size()),
+        lambda tensor: hvd.copy_to(tensor, hvd.global_process_set),
+        lambda tensor: hvd.broadcast_parameters({"split": tensor}, root_rank=0),
+    ):
+        with pytest.raises(hvd.ArgumentError, match="is a DTensor, which has no memory of its own"):
+            call(split)
+    model = parallelize_module(Network(), mesh, MLP)
+    optimizer = hvd.DistributedOptimizer(descent(model.parameters()), model.named_parameters())
+    with pytest.raises(hvd.ArgumentError, match="is a DTensor, which has no memory of its own"):
+        train(model, loss_of, optimizer)
+    assert hvd.allgather(split.to_local()).tolist() == list(range(8))
 
 
 def scenario_columns_and_rows() -> None:
