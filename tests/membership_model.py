@@ -147,7 +147,8 @@ class Job:
         assert {m.connected for m in members} == {world.epoch}, "GO to one that is not connected"
         if world.mode == "resume":
             assert len({member.commits for member in members}) == 1, "unequal after the cut"
-            enough = len(members) >= self.limits.min_np  # of whom some may leave at once
+            waiting = self.membership._waiting()  # and some of the members may leave at once
+            enough = len(members) + len(waiting) >= self.limits.min_np
             assert enough or not self.membership._too_few_in_place(), "a step below min-np"
         elif world.mode == "boundary":
             assert all(member.script == "boundary" for member in members)
