@@ -4,8 +4,7 @@
 //
 // One call is one struct. Every member of the group makes the same calls in the same order, which
 // negotiation has seen to; fields that may differ between members say so. Only transfer() concerns
-// fewer ranks. Spans and references are
-// read until the call returns, and not kept.
+// fewer ranks. Spans and references are read until the call returns, and not kept.
 //
 // Thread: the engine's runner. A call blocks until the result is in place (on a GPU: until the
 // device has been given the work), as long as the peers make progress: kTimeout comes when one of
