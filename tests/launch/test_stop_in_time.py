@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
-from launch.fake_ssh import fake_ssh
 
 import hvdlite
+from fakes.ssh import fake_ssh
 from hvdlite.errors import RankFailedError
 from launch.marked import MarkedJob, python
 from launcher import run_launcher
@@ -222,7 +223,7 @@ def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path:
     [where] = steps_in(stdout)
     why = r"rank [12]: SIGUSR1" if signal_to == "worker" else "all ranks: SIGTERM"
     assert re.search(f" by {why} of 3$", where)
-    assert "worker 0 (host localhost) left: it got SIGTERM" in stderr
+    assert f"worker 0 (host {socket.gethostname()}) left: it got SIGTERM" in stderr
     assert "stopped by request" in stderr
 
 
