@@ -236,7 +236,7 @@ def _check_cpp_words(source: Source) -> Iterator[Violation]:
 
 def _may_have_conditions(path: str) -> bool:
     folder = _cpp_folder(path)
-    is_kernel = folder == "kernels" and re.search(r"kernel|simd|reduce|stream", Path(path).stem)
+    is_kernel = folder == "kernels" and re.search(r"kernel|simd|reduce", Path(path).stem)
     return folder == "os" or path == "csrc/base/mutex.h" or bool(is_kernel)
 
 
