@@ -32,14 +32,12 @@ from hvdlite.bootstrap.address import fresh_unix_address, interface_address, res
 from hvdlite.bootstrap.connect import connect
 from hvdlite.bootstrap.connection import Connection
 from hvdlite.bootstrap.deadline import Deadline
-from hvdlite.bootstrap.environment import WorkerEnvironment, surroundings
+from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, surroundings
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.offer import host_identity
 from hvdlite.bootstrap.store import Store
 from hvdlite.errors import BootstrapError
 from hvdlite.world import make_world
-
-_JOB_ID_BYTES = 16
 
 
 class Membership(NamedTuple):
@@ -60,7 +58,7 @@ def make_engine(member: Membership) -> _core.Engine:
     """
     deadline = Deadline(member.timeout.total_seconds())
     if member.size == 1:
-        return make_world(Connection(), deadline, bytes(_JOB_ID_BYTES), records=False).engine
+        return make_world(Connection(), deadline, bytes(JOB_ID_BYTES), records=False).engine
     around = surroundings()
     board = _Board(member, deadline)
     with contextlib.ExitStack() as stack:
@@ -126,7 +124,7 @@ def _invite(
     """Serve the store in the first member, and publish where it is."""
     hosts = [board.read(f"host/{rank}", rank) for rank in range(member.size)]
     one_host = len(set(hosts)) == 1
-    invitation = {"job_id": secrets.token_hex(_JOB_ID_BYTES)}
+    invitation = {"job_id": secrets.token_hex(JOB_ID_BYTES)}
     if not one_host and not around.token:
         other = next(rank for rank, host in enumerate(hosts) if host != hosts[0])
         invitation["refusal"] = (

@@ -29,18 +29,29 @@ class Numbering:
         self._counts: dict[str, int] = {}
         self._in_flight: dict[str, _core.Handle] = {}
 
-    def next(self, signature: str, slots: int = SLOTS) -> str:
-        """Return the name of the next operation; wait while the name is in flight."""
+    def next(self, signature: str, slots: int = SLOTS, seconds: float | None = None) -> str:
+        """Return the name of the next operation; wait while the name is in flight.
+
+        Args:
+            signature: of the operation.
+            slots: how many operations of this signature may be in flight.
+            seconds: how long to wait; None means no limit.
+
+        Raises:
+            TimeoutError: that time passed first.
+        """
         with self._lock:
             count = self._counts.get(signature, 0)
             self._counts[signature] = count + 1
             name = f"{signature}#{count % slots}"
             earlier = self._in_flight.get(name)
-        while earlier is not None and not earlier.done():
+        if earlier is not None:
             try:
-                earlier.wait()
-            except RuntimeError:
-                break  # The thread that waits for that operation gets its error.
+                earlier.wait(seconds)
+            except (RuntimeError, TimeoutError):
+                # The thread that waits for that operation gets its error.
+                if not earlier.done():
+                    raise
         return name
 
     def note(self, name: str, handle: _core.Handle) -> None:

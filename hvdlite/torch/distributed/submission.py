@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -58,20 +58,21 @@ class Submissions:
             slots: how many operations of this signature may be in flight.
         """
         blocking = not options.asyncOp
-        name = self._numbering.next(signature, slots)
+        unset = options.timeout.days < 0
+        seconds = (self._timeout if unset else options.timeout).total_seconds()
+        give_up = functools.partial(self._give_up, signature)
+        try:
+            name = self._numbering.next(signature, slots, seconds)
+        except TimeoutError:
+            give_up(seconds)
         handle = submit(name, blocking)
         self._numbering.note(name, handle)
-        timeout = options.timeout
-        if timeout.days < 0:  # not set
-            timeout = self._timeout
-
-        give_up = functools.partial(self._give_up, signature)
-        work = Work(handle, outputs, finish, timeout.total_seconds(), give_up)
+        work = Work(handle, outputs, finish, seconds, give_up)
         if blocking:
             work.wait()  # The engine expects this thread to do the work.
         return work
 
-    def _give_up(self, signature: str, seconds: float) -> None:
+    def _give_up(self, signature: str, seconds: float) -> NoReturn:
         """End the group, because an operation takes longer than its timeout."""
         text = (
             f"rank {self._own_rank} of process group '{self._title}' waited {seconds:g} s for "
