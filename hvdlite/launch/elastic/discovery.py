@@ -237,13 +237,15 @@ class Discovery:
             finally:
                 os.close(told)
 
-        threading.Thread(target=ask, name="hvdlite-first-hosts", daemon=True).start()
+        asking = threading.Thread(target=ask, name="hvdlite-first-hosts", daemon=True)
+        asking.start()
         watched = [ended] if interrupt_fd is None else [ended, interrupt_fd]
         select.select(watched, [], [])
         os.close(ended)
         if not answer.done():
             self._provider.close()
             raise KeyboardInterrupt
+        asking.join()
         return answer.result()
 
     def take(self) -> list[News]:
