@@ -183,7 +183,7 @@ class Distributed(Wrapping):
             >>> optimizer.effective_speed_up(synchronous=0.065, seconds=0.031)
             1.6
         """
-        if self._micro_batches is None:
+        if self._micro_batches is None or not self._micro_batches.done:
             raise HvdliteError("effective_speed_up() before the first loop over micro_batches()")
         return self._micro_batches.share_done() * synchronous / seconds
 

@@ -197,7 +197,7 @@ class Bucket:
         return list(zip(self._names, self.params, strict=True))
 
     def scale(self, factor: float) -> None:
-        """Multiply this rank's gradients by a factor that other ranks may not have, unlike prescale."""
+        """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""
         if factor != 1.0:
             with torch.no_grad():
                 for param in self.params:
