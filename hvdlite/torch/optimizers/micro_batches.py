@@ -218,9 +218,7 @@ class MicroBatches:
                 "zero_grad() inside of a loop over micro_batches() would drop gradients that "
                 "count; call it before the loop"
             )
-        if self._unfinished:
-            self._unfinished = False
-            self._reducer.forget_weight()
+        self._unfinished = False
 
     def share_done(self) -> float:
         """Return the share of the micro-batches that were done, over all members."""

@@ -200,12 +200,8 @@ class GradientReducer:
         self.settings.weight = weight
 
     def weigh_cycle(self, weight: float, scale: float) -> None:
-        """Scale this rank's next gradients and weigh them, instead of by `settings.weight`."""
+        """Scale and weigh this rank's next gradients; `before_zero_grad` takes it back."""
         self._weight, self.scale, self._cycle.weighed = weight, scale, True
-
-    def forget_weight(self) -> None:
-        """Take back `weigh_cycle` if nothing was sent since."""
-        self._cycle.weighed = self._cycle.weighed and self.in_flight
 
     # The hook, in the thread of backward.
 
@@ -429,6 +425,7 @@ class GradientReducer:
             )
         if self._cycle.open:
             self._end_cycle()
+        self._cycle.weighed = False
         self.expect_gradients()
 
     # The layout.

@@ -201,6 +201,47 @@ def scenario_sparse_gradients() -> None:
     assert_close(list(table.parameters()), list(alone.parameters()), 1e-6)
 
 
+def scenario_scaler_skips_the_step_on_all_ranks() -> None:
+    model = make_model()
+    optimizer, data = make(model), micros(hvd.rank())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        count = 1 + hvd.rank()  # all but the last rank reduce when the loop ends
+        for micro in optimizer.micro_batches(itertools.islice(data, count), most=4, seconds=1000):
+            bad = float("inf") if step == 1 and hvd.rank() == 0 else 1.0
+            scaler.scale(bad * mean_loss(model, micro) / 4).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        before = [param.detach().clone() for param in model.parameters()]
+        scaler.step(optimizer)
+        scaler.update()
+        moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert moved == (step == 0)
+    assert scaler.get_scale() == 4.0
+    assert_same_everywhere(model)
+
+
+def scenario_backward_that_raises() -> None:
+    model = make_model()
+    optimizer, data = make(model, bucket_cap_mb=1e-6), micros(hvd.rank())
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ValueError("no gradient today")
+
+    with pytest.raises(ValueError, match="no gradient today"):
+        for micro in optimizer.micro_batches(data, most=1, seconds=1000):
+            hidden = model[0](micro)
+            if hvd.rank() == 0:
+                hidden.register_hook(fail)
+            model[2](model[1](hidden)).sum().backward()
+        if hvd.rank() != 0:
+            raise ValueError("no gradient today")
+    optimizer.zero_grad()
+    train(model, optimizer, mean_loss, 3, seconds=1000)
+    assert_same_everywhere(model)
+
+
 def scenario_no_rank_has_data() -> None:
     model = make_model()
     optimizer = make(model)
