@@ -20,6 +20,7 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, Weight, owner_of
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
@@ -33,6 +34,7 @@ class Distributed(Wrapping):
 
     _reducer: GradientReducer
     _skips_synchronize = False
+    _micro_batches: MicroBatches | None = None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -122,12 +124,77 @@ class Distributed(Wrapping):
         """Change the number of backward() calls that accumulate before gradients are sent."""
         self._reducer.set_passes(passes)
 
+    def micro_batches(
+        self,
+        batches: Iterator[Any],
+        most: int,
+        seconds: float | None = None,
+        weigh: Weigh = None,
+    ) -> Iterator[Any]:
+        """Yield micro-batches of one step until the time is up (DropCompute, NeurIPS 2023).
+
+        The average over the ranks counts the micro-batches that were done, so a rank that is slow
+        in a step does fewer of them and nobody waits. Gradients are reduced when the loop ends.
+        What the loop does not draw stays in the iterator; a rank whose iterator has ended takes
+        part with weight 0. Inside of the loop no rank waits for another one: `SyncBatchNorm` and
+        other collectives cannot run there. Every rank loops equally often, before each `step`.
+
+        Args:
+            batches: an iterator, made once: `iter(loader)`.
+            most: the number of micro-batches of a step on a rank that has the time.
+            seconds: after so much time, counted from the first draw, no micro-batch begins. None:
+                the ranks do all micro-batches in 30 steps, choose the time with which most of them
+                are done per second, and do so again every 1,000 steps.
+            weigh: returns the samples or tokens of a micro-batch. Without it each micro-batch
+                counts the same, and losses are divided by `most`; with it losses are sums over
+                samples or tokens.
+
+        Raises:
+            ArgumentError: an argument cannot be used, or the optimizer weighs or accumulates.
+            MismatchError: ranks give different arguments.
+            HvdliteError: gradients are not zero before the loop.
+
+        Example:
+            >>> for micro in optimizer.micro_batches(batches, most=4, seconds=0.2):
+            ...     (loss_of(model, micro) / 4).backward()
+            >>> optimizer.step()
+            >>> optimizer.zero_grad()
+        """
+        if self._micro_batches is None:
+            self._micro_batches = MicroBatches(self._reducer)
+        return self._micro_batches.loop(batches, most, seconds, weigh)
+
+    @property
+    def done_micro_batches(self) -> list[int]:
+        """The number of micro-batches that this rank has done in each loop over `micro_batches`."""
+        return [] if self._micro_batches is None else list(self._micro_batches.done)
+
+    def effective_speed_up(self, synchronous: float, seconds: float) -> float:
+        """Return how much faster samples are used with `micro_batches` than without dropping any.
+
+        It is the share of the micro-batches that were done, over all ranks, times synchronous /
+        seconds. Every rank calls it.
+
+        Args:
+            synchronous: seconds of a step in which every rank does all micro-batches.
+            seconds: seconds of a step with `micro_batches`.
+
+        Example:
+            >>> optimizer.effective_speed_up(synchronous=0.065, seconds=0.031)
+            1.6
+        """
+        if self._micro_batches is None or not self._micro_batches.done:
+            raise HvdliteError("effective_speed_up() before the first loop over micro_batches()")
+        return self._micro_batches.share_done() * synchronous / seconds
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; see `torch.optim.Optimizer.zero_grad`.
 
         Raises:
             HvdliteError: gradients are not reduced yet.
         """
+        if self._micro_batches is not None:
+            self._micro_batches.before_zero_grad()
         self._reducer.before_zero_grad()
         super().zero_grad(set_to_none)
 
@@ -140,6 +207,8 @@ class Distributed(Wrapping):
                 each evaluation, and so is the loss: every rank takes the same decisions.
         """
         self._opt_called = True  # LR schedulers check this
+        if self._micro_batches is not None:
+            self._micro_batches.before_step(closure)
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(

@@ -12,6 +12,7 @@ from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
+from hvdlite.torch.optimizers.micro_batches import refuse_in_micro_batches
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
@@ -48,6 +49,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
         if self.process_set.size() == 1 or not moments_of_batch:
             result: torch.Tensor = super().forward(inputs)
             return result
+        refuse_in_micro_batches("SyncBatchNorm")
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs

@@ -70,6 +70,17 @@ class DistributedAdasum(Wrapping):
         """Do nothing: backward() sends nothing."""
         yield
 
+    def micro_batches(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """Raise an error: deltas do not have weights.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            "micro_batches() weighs the gradients of each rank, and op=hvd.Adasum combines updates "
+            "without weights; use op=hvd.Average"
+        )
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Do nothing: gradients accumulate on this rank until `step`."""
 

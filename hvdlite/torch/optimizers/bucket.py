@@ -196,6 +196,14 @@ class Bucket:
         """The parameters and their names."""
         return list(zip(self._names, self.params, strict=True))
 
+    def scale(self, factor: float) -> None:
+        """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""
+        if factor != 1.0:
+            with torch.no_grad():
+                for param in self.params:
+                    if param.grad is not None:
+                        param.grad.mul_(factor)
+
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients, and zeros for those that this rank does not have.
 

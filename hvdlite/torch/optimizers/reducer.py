@@ -116,8 +116,8 @@ class GradientReducer:
         """
         self.settings = settings
         self._takes_part = False
-        self._name = name
-        self._read_groups = read_groups
+        self.name = name
+        self.read_groups = read_groups
         self._names = dict(names)
         self._hooks: dict[torch.Tensor, Any] = {}
         weakref.finalize(self, _remove_all, self._hooks)
@@ -135,6 +135,7 @@ class GradientReducer:
         self._reduced = False  # whether gradients are reduced, and none was computed since
         self._paused = False
         self._weight: float | None = None  # of this cycle, or of the last one
+        self.scale = 1.0  # by which this rank multiplies its gradients; likewise
         self._thread = threading.get_ident()
         self._update_layout()
         _reducers.add(self)
@@ -198,6 +199,10 @@ class GradientReducer:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
         self.settings.weight = weight
 
+    def weigh_cycle(self, weight: float, scale: float) -> None:
+        """Scale and weigh this rank's next gradients; `before_zero_grad` takes it back."""
+        self._weight, self.scale, self._cycle.weighed = weight, scale, True
+
     # The hook, in the thread of backward.
 
     def _watch(self, param: torch.Tensor) -> None:
@@ -259,9 +264,10 @@ class GradientReducer:
         if not self._cycle.weighed:
             weight = self.settings.weight
             weight = weight() if callable(weight) else weight
-            self._weight = None if weight is None else float(weight)
+            self._weight, self.scale = None if weight is None else float(weight), 1.0
             self._cycle.weighed = True
         try:
+            bucket.scale(self.scale)
             self._replicas.start(self._layout, self._names)
             bucket.submit(self._step_reduction, blocking, self._steps)
         except CollectiveError:
@@ -320,7 +326,7 @@ class GradientReducer:
         self._wait()
         if self.takes_part and not self._buckets:
             self._replicas.begin_anew()  # as the other ranks do if they train something
-            meet_without_parameters(self._name, self.settings.reduction.process_set)
+            meet_without_parameters(self.name, self.settings.reduction.process_set)
 
     def before_forward(self) -> None:
         """Finish the reductions of a backward that raised, if there was one."""
@@ -376,7 +382,7 @@ class GradientReducer:
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
         self._layout = []  # Form the buckets anew: their state is not the same on all ranks.
-        return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
+        return explain(self.name, buckets, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -419,6 +425,7 @@ class GradientReducer:
             )
         if self._cycle.open:
             self._end_cycle()
+        self._cycle.weighed = False
         self.expect_gradients()
 
     # The layout.
@@ -426,7 +433,7 @@ class GradientReducer:
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
         params = []
-        for number, group in enumerate(self._read_groups() if self.takes_part else ()):
+        for number, group in enumerate(self.read_groups() if self.takes_part else ()):
             for index, param in enumerate(group["params"]):
                 if param.requires_grad:
                     params.append(param)
@@ -446,7 +453,7 @@ class GradientReducer:
         layout = digest(names)
         self._buckets = [
             Bucket(
-                f"{self._name}.{number}",
+                f"{self.name}.{number}",
                 bucket,
                 names[number],
                 self.settings.compression,

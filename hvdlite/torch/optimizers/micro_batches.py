@@ -1,0 +1,259 @@
+"""DropCompute: a rank whose time is up stops its micro-batches, and the average counts those done.
+
+The method is from Giladi et al., "DropCompute: simple and more robust distributed synchronous
+training via compute variance reduction", NeurIPS 2023. With k_r micro-batches done by rank r, ranks
+step with g = sum_r sum_{m<k_r} g_rm / sum_r k_r: SGD with a random batch size, and no gradient is
+stale. Each rank sends the mean of its micro-batches with the weight k_r, in the weighted average
+that every reducer can make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from hvdlite import basics, operation_names, ops
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.process_sets import member_id
+from hvdlite.torch.optimizers.reducer import GradientReducer
+from hvdlite.torch.optimizers.time_budget import MEASURED, PERIOD, Measurement
+
+Weigh = Callable[[Any], float] | None
+
+_DECAY = 0.9  # of the mean latency, by micro-batch
+_UNSENT = 10  # in each of so many steps the first micro-batch is timed, and so not sent at once
+
+# Whether this thread is in a loop over micro-batches, which ranks run different numbers of times.
+_under_way: ContextVar[bool] = ContextVar("hvdlite_micro_batches", default=False)
+
+
+def refuse_in_micro_batches(what: str) -> None:
+    """Raise an error inside of a loop over `micro_batches`, where ranks cannot meet.
+
+    Raises:
+        ArgumentError: the caller is in such a loop.
+    """
+    if _under_way.get():
+        raise ArgumentError(
+            f"{what} cannot run inside of micro_batches(): it waits for every rank, and ranks do "
+            "different numbers of micro-batches; use torch's BatchNorm, or a layer that normalizes "
+            "each sample alone"
+        )
+
+
+class MicroBatches:
+    """The loops over micro-batches of one optimizer. Used by the training thread."""
+
+    def __init__(self, reducer: GradientReducer) -> None:
+        """Make it for the optimizer whose gradients `reducer` reduces."""
+        self.done: list[int] = []  # by step
+        self.possible = 0  # micro-batches of all steps, if none had been dropped
+        self._name = f"{reducer.name}.micro_batches"
+        self._reducer = reducer
+        self._process_set = reducer.settings.reduction.process_set
+        self._running = False
+        self._unfinished = False  # a loop began and did not come to its end
+        self._mean: float | None = None  # latency
+        self._agreed: object = None  # the arguments, which are the same on all ranks
+        self._steps = 0  # since the ranks agreed
+        self._budget = math.inf
+        self._measurement = Measurement(self._name, self._process_set)
+
+    def loop(
+        self, batches: Iterator[Any], most: int, seconds: float | None, weigh: Weigh
+    ) -> Iterator[Any]:
+        """Check the arguments, and return the generator; see `Distributed.micro_batches`."""
+        _check(self._reducer, batches, most, seconds)
+        return self._loop(batches, most, seconds, weigh)
+
+    def _loop(
+        self, batches: Iterator[Any], most: int, seconds: float | None, weigh: Weigh
+    ) -> Iterator[Any]:
+        self._begin(most, seconds, weigh)
+        around = _under_way.get()
+        _under_way.set(True)
+        measures = seconds is None and self._steps % PERIOD < MEASURED
+        limit = math.inf if measures else self._budget if seconds is None else seconds
+        if not self._reducer.takes_part:
+            limit = math.inf  # No other rank waits for this one.
+        begun = before = self._now()
+        latencies: list[float] = []
+        weight = 0.0
+        last = False
+        try:
+            for micro in batches:
+                count = len(latencies) + 1
+                weight += 1.0 if weigh is None else float(weigh(micro))
+                last = not measures and self._is_last(count, most, before - begun, limit)
+                if last:
+                    self._weigh(weight, most, count, weigh)
+                with contextlib.nullcontext() if last else self._reducer.paused():
+                    yield micro
+                now = self._now()
+                latencies.append(now - before)
+                if not last:
+                    self._note(now - before)
+                before = now
+                if last or count == most or now - begun > limit:
+                    break
+            self._running = False
+            if not last:
+                self._weigh(weight, most, len(latencies), weigh)
+            self._end(latencies, most, measures)
+        finally:
+            _under_way.set(around)
+            self._running = False
+
+    def _begin(self, most: int, seconds: float | None, weigh: Weigh) -> None:
+        if self._running:
+            raise HvdliteError("micro_batches() inside of a loop over micro_batches(): use one")
+        self._agree([most, seconds is None, weigh is None])
+        if any(_has_values(param.grad) for param in self._params() if param.grad is not None):
+            raise HvdliteError(
+                "micro_batches() with gradients that are not zero: they would be scaled with those "
+                "of the micro-batches; call optimizer.zero_grad() before it"
+            )
+        self._running = self._unfinished = True
+
+    def _agree(self, arguments: list[Any]) -> None:
+        """Compare the arguments of the ranks, once in a world and whenever they change."""
+        if not self._reducer.takes_part:
+            return
+        now = operation_names.restarts(), arguments
+        if now == self._agreed:
+            return
+        data = json.dumps([basics.rank(), *arguments]).encode()
+        number = member_id(self._process_set)
+        blocks = gather_bytes(basics.engine(), data, f"#{self._name}.arguments", number)
+        for rank, *others in (json.loads(bytes(block)) for block in blocks if len(block) > 0):
+            for what, own, other in zip(
+                ("most", "seconds is None", "weigh is None"), arguments, others, strict=True
+            ):
+                if own != other:
+                    raise MismatchError(
+                        f"micro_batches(): {what} is {own} on rank {basics.rank()} and {other} on "
+                        f"rank {rank}; give every rank the same arguments"
+                    )
+        self._agreed = now
+        self._steps = 0
+        self._measurement = Measurement(self._name, self._process_set)
+
+    def _is_last(self, count: int, most: int, elapsed: float, limit: float) -> bool:
+        """Return whether no micro-batch will follow this one, so that backward sends gradients."""
+        if count == most:
+            return True
+        if self._mean is None or (count == 1 and self._steps % _UNSENT == 0):
+            return False
+        return elapsed + 2 * self._mean > limit
+
+    def _note(self, latency: float) -> None:
+        old = latency if self._mean is None else self._mean
+        self._mean = _DECAY * old + (1 - _DECAY) * latency
+
+    def _weigh(self, weight: float, most: int, count: int, weigh: Weigh) -> None:
+        """Set what the reducer needs for the mean of `count` micro-batches."""
+        total = count / most if weigh is None else weight
+        self._reducer.weigh_cycle(weight, 1.0 / total if total > 0 else 1.0)
+
+    def _end(self, latencies: list[float], most: int, measures: bool) -> None:
+        """Reduce the gradients if backward has not done so, and note the step."""
+        begun = self._now()
+        self._reducer.synchronize()
+        if not self._reducer.takes_part:
+            self._scale_alone()
+        self._unfinished = False
+        self.done.append(len(latencies))
+        self.possible += most
+        self._steps += 1
+        if not measures or not self._reducer.takes_part:
+            return
+        self._measurement.add(latencies, most, self._now() - begun)
+        if self._steps % PERIOD == MEASURED:
+            self._budget = self._measurement.budget(most)
+            self._measurement = Measurement(self._name, self._process_set)
+
+    def _scale_alone(self) -> None:
+        """Scale the gradients of a rank that steps with its own, because nothing sends them."""
+        with torch.no_grad():
+            for param in self._params():
+                if param.grad is not None and self._reducer.scale != 1.0:
+                    param.grad.mul_(self._reducer.scale)
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        for group in self._reducer.read_groups():
+            yield from group["params"]
+
+    def _now(self) -> float:
+        """Return the time, after what the GPU has to do for the micro-batches so far."""
+        device = next((param.device for param in self._params()), None)
+        if device is not None and device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        return time.monotonic()
+
+    def before_step(self, closure: Any) -> None:
+        """Refuse a step with the gradients of a loop that did not come to its end."""
+        if closure is not None:
+            raise ArgumentError(
+                "step(closure) evaluates the model several times, and micro_batches() gives each "
+                "time another number of samples; call step() without a closure"
+            )
+        if self._unfinished:
+            raise HvdliteError(
+                "step() before the loop over micro_batches() has come to its end, so that its "
+                "gradients are not weighed; let the loop end by itself, and call step() after it"
+            )
+
+    def before_zero_grad(self) -> None:
+        """Refuse to drop gradients that a running loop counts; forget a loop that was left."""
+        if self._running:
+            raise HvdliteError(
+                "zero_grad() inside of a loop over micro_batches() would drop gradients that "
+                "count; call it before the loop"
+            )
+        self._unfinished = False
+
+    def share_done(self) -> float:
+        """Return the share of the micro-batches that were done, over all members."""
+        data = json.dumps([sum(self.done), self.possible]).encode()
+        number = member_id(self._process_set)
+        blocks = gather_bytes(basics.engine(), data, f"#{self._name}.done", number)
+        pairs = [json.loads(bytes(block)) for block in blocks if len(block) > 0]
+        possible = sum(pair[1] for pair in pairs)
+        return sum(pair[0] for pair in pairs) / possible if possible else 1.0
+
+
+def _has_values(gradient: torch.Tensor) -> bool:
+    return bool((gradient._values() if gradient.is_sparse else gradient).any())
+
+
+def _check(reducer: GradientReducer, batches: Any, most: int, seconds: float | None) -> None:
+    settings = reducer.settings
+    if not isinstance(batches, Iterator):
+        raise ArgumentError(
+            f"micro_batches() takes an iterator, not a {type(batches).__name__}: make it once, "
+            "before the loop over steps, with iter(loader)"
+        )
+    if most < 1:
+        raise ArgumentError(f"micro_batches(most={most}): a step has at least 1 micro-batch")
+    if seconds is not None and not seconds > 0:
+        raise ArgumentError(f"micro_batches(seconds={seconds}): give a positive time, or None")
+    if settings.passes > 1:
+        raise ArgumentError(
+            "micro_batches() counts the backward() calls of a step itself; leave "
+            "backward_passes_per_step at 1"
+        )
+    if settings.reduction.op != ops.Average:
+        raise ArgumentError("micro_batches() goes with op=hvd.Average: it counts what was done")
+    if settings.weight is not None:
+        raise ArgumentError(
+            "micro_batches() sets the weight of this rank itself; set optimizer.weight to None, "
+            "and pass weigh= to count samples or tokens"
+        )
