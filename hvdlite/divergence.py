@@ -43,7 +43,7 @@ class Divergence:
     @property
     def minority(self) -> list[int]:
         """The ranks that differ from more than half of the ranks in some tensor."""
-        found = set()
+        found: set[int] = set()
         for first, *others in self.groups.values():
             if _is_majority(first, others):
                 found.update(rank for group in others for rank in group)
@@ -79,10 +79,10 @@ class Divergence:
 
     def error(self, owner: str) -> DivergenceError:
         """Make the error that all ranks raise."""
-        error = DivergenceError(
+        error: DivergenceError = DivergenceError(
             f"{self.text(owner)}; memory or code of that rank alone has changed them: go on from "
-            "the last checkpoint, or call hvd.broadcast_parameters, and replace a host that "
-            "diverges again"
+            "the last checkpoint, or broadcast parameters and optimizer state again, and replace a "
+            "host that diverges again"
         )
         error.tensors = tuple(self.groups)
         error.ranks = tuple(self.minority)

@@ -51,5 +51,6 @@ def lateness() -> list[RankLateness]:
     if told["steps"] == 0:
         return []
     return [
-        RankLateness(rank, *row, told["step_seconds"]) for rank, row in enumerate(told["ranks"])
+        RankLateness(rank, late, before_backward, last, told["step_seconds"])
+        for rank, (late, before_backward, last) in enumerate(told["ranks"])
     ]
