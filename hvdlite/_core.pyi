@@ -395,5 +395,14 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent."""
 
+    def lateness(self) -> dict[str, Any]:
+        """Tell how late the ranks are (csrc/negotiation/lateness.h); only rank 0 sees any steps.
+
+        Returns:
+            "steps": how many; "step_seconds": their mean time; "ranks": by rank, means of the
+            seconds after the median, of those before backward, and of the share in which the rank
+            was the last.
+        """
+
     def tunables(self) -> dict[str, int]:
         """List what autotune may change, by knob, as this rank's collectives use it now."""

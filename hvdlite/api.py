@@ -32,6 +32,7 @@ from hvdlite.errors import (
     BootstrapError,
     CollectiveError,
     CollectiveTimeoutError,
+    DivergenceError,
     DuplicateNameError,
     ForkedError,
     HorovodInternalError,
@@ -46,6 +47,7 @@ from hvdlite.errors import (
     StopHandlerWarning,
     UnsupportedError,
 )
+from hvdlite.lateness import RankLateness, lateness
 from hvdlite.mesh import Mesh, mesh
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
@@ -67,6 +69,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveTimeoutError",
     "Compressor",
+    "DivergenceError",
     "DuplicateNameError",
     "EXIT_STOPPED",
     "ForkedError",
@@ -81,6 +84,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "RankFailedError",
+    "RankLateness",
     "ReplicasDifferWarning",
     "ShutdownError",
     "StalledError",
@@ -99,6 +103,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "lateness",
     "local_rank",
     "local_size",
     "mesh",

@@ -47,6 +47,18 @@ class DuplicateNameError(HvdliteError, ValueError):
     """An operation of that name is already in flight on this rank."""
 
 
+class DivergenceError(HvdliteError):
+    """Replicas of the same tensors have become different; raised on every rank that compares them.
+
+    Attributes:
+        tensors: the names of the tensors.
+        ranks: the ranks that differ from the majority; empty where there is no majority.
+    """
+
+    tensors: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
 class ReplicasDifferWarning(UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 

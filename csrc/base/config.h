@@ -70,6 +70,9 @@
   X(std::int64_t, check_finite, 0, "", "",                                                         \
     "1 makes each rank warn, naming the tensors, when it gives infinities or NaN to an "           \
     "all-reduce")                                                                                  \
+  X(double, lateness_interval, 60.0, "seconds", "",                                                \
+    "Shortest time between two lines of rank 0 about a rank that is late in most steps; 0 writes " \
+    "none")                                                                                        \
   X(std::string, log_level, "warning", "", "HOROVOD_LOG_LEVEL",                                    \
     "Least severe message that is printed: trace, debug, info, warning, error or fatal")
 

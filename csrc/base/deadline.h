@@ -54,4 +54,9 @@ class Deadline {
   Clock::time_point when_;
 };
 
+inline double seconds_between(std::chrono::steady_clock::time_point from,
+                              std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
 }  // namespace hvdlite

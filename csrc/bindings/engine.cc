@@ -195,6 +195,19 @@ py::dict counters(const HolderPtr& self) {
   return row;
 }
 
+py::dict lateness(const HolderPtr& self) {
+  const Lateness::Report report = self->engine().lateness();
+  py::list ranks;
+  for (const Lateness::Rank& one : report.ranks) {
+    ranks.append(py::make_tuple(one.late, one.before_backward, one.last));
+  }
+  py::dict row;
+  row["steps"] = report.steps;
+  row["step_seconds"] = report.step_seconds;
+  row["ranks"] = ranks;
+  return row;
+}
+
 py::dict tunables(const HolderPtr& self) {
   const Tunables current = self->engine().tunables();
   py::dict row;
@@ -300,6 +313,7 @@ void register_engine(py::module_& module) {
       .def("stop_trace", &stop_trace)
       .def("core_table", &EngineHolder::core_table)
       .def("counters", &counters)
+      .def("lateness", &lateness)
       .def("tunables", &tunables);
 }
 

@@ -85,6 +85,8 @@ class Engine {
   // The sticky error, or OK.
   Status status() const { return world_->status(); }
   Counters counters() const { return parts_.counters; }
+  // How late each rank is; only rank 0 sees it.
+  Lateness::Report lateness() const { return parts_.lateness.report(); }
   // The settings that this rank's collectives use now.
   Tunables tunables() const { return world_->tunables(); }
   // Those that a search for better ones has ended with, in this world or one before it.

@@ -79,21 +79,23 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 }  // namespace
 
 Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
-                       TensorQueue& queue, Counters& counters, const Timeline& timeline,
-                       bool elastic)
+                       TensorQueue& queue, Counters& counters, Lateness& lateness,
+                       const Timeline& timeline, bool elastic)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
       elastic_(elastic),
       sets_(sets),
       queue_(queue),
       counters_(counters),
+      lateness_(lateness),
       waiter_(*fabric.waiter),
       patience_(config.collective_timeout),
       control_(fabric),
       cache_(cache_capacity(config)),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
-  coordinator_ = std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic);
+  coordinator_ =
+      std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic, &lateness);
   coordinator_->add_set(*sets.get(0));
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
@@ -285,6 +287,7 @@ void Negotiator::hear_cause(Status cause) {
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
   const std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {
+    if (const auto late = lateness_.take_line()) log(LogLevel::kWarning, rank_, *late);
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
   if (rounds.empty()) return Status();

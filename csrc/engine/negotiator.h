@@ -28,7 +28,7 @@ class Negotiator {
  public:
   // All borrowed; the engine owns them and outlives this.
   Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config, TensorQueue& queue,
-             Counters& counters, const Timeline& timeline, bool elastic);
+             Counters& counters, Lateness& lateness, const Timeline& timeline, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
@@ -87,6 +87,7 @@ class Negotiator {
   const ProcessSets& sets_;
   TensorQueue& queue_;
   Counters& counters_;
+  Lateness& lateness_;
   Waiter& waiter_;
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;

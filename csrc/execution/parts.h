@@ -14,6 +14,7 @@
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
 #include "gpu/gpu_plane.h"
+#include "negotiation/lateness.h"
 #include "negotiation/process_set.h"
 #include "transport/fabric.h"
 
@@ -57,7 +58,8 @@ struct EngineParts {
   TensorQueue queue{timeline};
   // Elastic jobs with several ranks; shared with the lobby.
   std::shared_ptr<CommitBook> commits;
-  Counters counters;  // the runner counts up, any thread reads
+  Counters counters;                                  // the runner counts up, any thread reads
+  Lateness lateness{size, config.lateness_interval};  // of all ranks, on rank 0
 };
 
 }  // namespace hvdlite

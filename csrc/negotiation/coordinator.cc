@@ -109,6 +109,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   if (observer_ != nullptr) observer_->arrived(tally.number, request, rank, tallied_ > tallied);
   tally.submitted[index] = true;
+  if (!tally.arrivals.empty()) tally.arrivals[index] = now;
   --tally.missing;
   if (tally.refusal.ok()) {
     auto text = describe_mismatch(tally.first_rank, tally.request, rank, request);
@@ -136,6 +137,8 @@ Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& reque
   tally.missing = static_cast<std::size_t>(std::count_if(
       members.begin(), members.end(), [&](int member) { return awaits(tally, member); }));
   if (request.rows_differ()) tally.differing.resize(members.size());
+  const bool of_a_step = request.kind == Kind::kAllreduce && book.group.id == 0;
+  if (lateness_ != nullptr && of_a_step && request.cacheable()) tally.arrivals.resize(size_);
   tally.since = tally.warned = now;
   ++waiting_;
   return tally;
@@ -312,6 +315,7 @@ void Coordinator::respond(Book& book, Tally tally) {
   if (!noted.ok()) return respond_error(tally, std::move(noted));
   if (observer_ != nullptr) observer_->answered(tally.number, Status());
   const std::string key = tally.request.key();
+  if (!tally.arrivals.empty() && response.absent.empty()) lateness_->answered(key, tally.arrivals);
   if (const auto id = cache_.find(key, tally.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;

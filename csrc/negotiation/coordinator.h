@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "negotiation/lateness.h"
 #include "negotiation/observer.h"
 #include "negotiation/response_cache.h"
 #include "transport/topology.h"
@@ -43,9 +44,10 @@ class Coordinator {
     Request request;           // as the first rank submitted it
     int first_rank = -1;
     Presence submitted;
-    std::size_t missing = 0;         // members concerned that have neither submitted nor joined
-    std::vector<Request> differing;  // where rows_differ(): by position in the set
-    Status refusal;                  // the first disagreement
+    std::size_t missing = 0;          // members concerned that have neither submitted nor joined
+    std::vector<Request> differing;   // where rows_differ(): by position in the set
+    Status refusal;                   // the first disagreement
+    std::vector<TimePoint> arrivals;  // by rank, where `lateness` is told
     TimePoint since;
     TimePoint warned;  // of the last stall warning
   };
@@ -61,14 +63,15 @@ class Coordinator {
     std::vector<bool> removing;  // members that remove the set, by position; empty: none does
   };
 
-  // `observer` is borrowed and may be null. With `cuts_at_changes` no round has entries from before
-  // and after ranks join, or from before and after a process set goes: an elastic job commits in
-  // between, while the members are still those who made the results.
+  // `observer` and `lateness` are borrowed and may be null. With `cuts_at_changes` no round has
+  // entries from before and after ranks join, or from before and after a process set goes: an
+  // elastic job commits in between, while the members are still those who made the results.
   Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
-              bool cuts_at_changes = false)
+              bool cuts_at_changes = false, Lateness* lateness = nullptr)
       : size_(size),
         observer_(observer),
         cuts_at_changes_(cuts_at_changes),
+        lateness_(lateness),
         cache_(cache_capacity),
         activity_(size),
         left_(size),
@@ -147,6 +150,7 @@ class Coordinator {
   const int size_;
   const NegotiationObserver* const observer_;
   const bool cuts_at_changes_;
+  Lateness* const lateness_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank

@@ -12,10 +12,6 @@ namespace {
 
 constexpr std::size_t kNamesShown = 8;
 
-double seconds_between(Coordinator::TimePoint from, Coordinator::TimePoint to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 std::string text_of_seconds(double seconds) { return text_of_fixed(seconds, 1) + " s"; }
 
 int common(const std::vector<int>& a, const std::vector<int>& b) {

@@ -40,6 +40,19 @@ def seam() -> Any:
     return importlib.import_module(f"hvdlite.keras._{backend}")
 
 
+def optimizer_variables(model: Any) -> list[Any]:
+    """List the variables of a model's optimizer, which it makes if it has none yet."""
+    optimizer = model.optimizer
+    older = keras_2(optimizer)
+    if older is not None:
+        return list(older.optimizer_variables(optimizer, model.trainable_variables))
+    if optimizer is None:
+        return []
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return list(optimizer.variables)
+
+
 def keras_2(thing: Any) -> Any:
     """Return the module for `tf_keras` if the class of an object comes from there, else None.
 

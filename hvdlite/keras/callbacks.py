@@ -16,7 +16,7 @@ import keras
 
 from hvdlite import basics
 from hvdlite.errors import ArgumentError
-from hvdlite.keras.adapters import keras_2
+from hvdlite.keras.adapters import optimizer_variables
 from hvdlite.keras.batch_hooks import Callback, HasBatchHooks, Logs
 from hvdlite.keras.collectives import allreduce_buffers, broadcast_variables
 from hvdlite.keras.fit_checks import (
@@ -27,6 +27,7 @@ from hvdlite.keras.fit_checks import (
 )
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
+from hvdlite.keras.replica_watch import ReplicaWatchCallback
 from hvdlite.keras.resuming import RecordCallback, StopCallback
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
@@ -37,6 +38,7 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "RecordCallback",
+    "ReplicaWatchCallback",
     "StopCallback",
 ]
 
@@ -111,15 +113,7 @@ class BroadcastGlobalVariablesCallback(_ChecksReductions):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        model, optimizer = self.model, self.model.optimizer
-        variables = list(model.weights)
-        older = keras_2(optimizer)
-        if older is not None:
-            variables += older.optimizer_variables(optimizer, model.trainable_variables)
-        elif optimizer is not None:
-            if not optimizer.built:
-                optimizer.build(model.trainable_variables)
-            variables += optimizer.variables
+        variables = [*self.model.weights, *optimizer_variables(self.model)]
         broadcast_variables(variables, self.root_rank, self.process_set)
         self.broadcast_done = True
 

@@ -55,6 +55,7 @@ from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 from hvdlite_autoload import register
@@ -65,6 +66,7 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedSampler",
     "Handle",
+    "ReplicaWatch",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",
@@ -84,6 +86,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_replicas",
     "copy_to",
     "elastic",
     "grouped_allgather",

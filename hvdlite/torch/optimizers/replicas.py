@@ -118,6 +118,34 @@ def checksums(params: Sequence[torch.Tensor]) -> list[int]:
         return [int(one.item()) for one in sums]
 
 
+def word_sums(params: Sequence[torch.Tensor]) -> list[int]:
+    """Sum the words of eight bytes of each tensor, modulo 2^64; bytes at the end are words, too.
+
+    It costs a fraction of `checksums`, and any one change shows. It does not see an exchange of
+    words, which `checksums` is for.
+
+    Example:
+        >>> word_sums([torch.tensor([1, 2, -4])])
+        [-1]
+    """
+    with torch.no_grad():
+        sums = [_word_sum(_bits(param)) for param in params]
+    results = [0] * len(sums)
+    for device in {one.device for one in sums}:
+        places = [i for i, one in enumerate(sums) if one.device == device]
+        for i, value in zip(places, torch.stack([sums[i] for i in places]).tolist(), strict=True):
+            results[i] = value
+    return results
+
+
+def _word_sum(bits: torch.Tensor) -> torch.Tensor:
+    flat = bits.view(torch.uint8)
+    if flat.storage_offset() % 8 != 0:
+        flat = flat.clone()
+    whole = flat.numel() // 8 * 8
+    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)
+
+
 def _factors(device: torch.device) -> torch.Tensor:
     """Make odd numbers without a pattern, one for each position in a row."""
     places = torch.arange(1, _ROW + 1, dtype=torch.int64, device=device)

@@ -1,0 +1,121 @@
+#include "negotiation/lateness.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/text.h"
+
+namespace hvdlite {
+namespace {
+
+constexpr double kNewest = 0.01;  // weight of the newest step in a mean, after the first 100
+constexpr std::size_t kMostNames = 4096;  // in a step; without repetitions there are no steps
+// A rank stands out where it is the last in so many of the steps, and so late.
+constexpr std::uint64_t kFewestSteps = 10;
+constexpr double kShareOfSteps = 0.6;
+constexpr double kShareOfTime = 0.1;
+constexpr double kLeastSeconds = 1e-3;
+
+void approach(double& mean, double value, double weight) { mean += weight * (value - mean); }
+
+std::string percent(double share) { return text_of_fixed(100 * share, 0) + " %"; }
+
+std::string milliseconds(double seconds) { return text_of_fixed(1000 * seconds, 1) + " ms"; }
+
+std::size_t last_of(const std::vector<Lateness::Rank>& ranks, double Lateness::Rank::* value) {
+  const auto less = [value](const Lateness::Rank& a, const Lateness::Rank& b) {
+    return a.*value < b.*value;
+  };
+  return static_cast<std::size_t>(std::max_element(ranks.begin(), ranks.end(), less) -
+                                  ranks.begin());
+}
+
+}  // namespace
+
+Lateness::Lateness(int size, double interval)
+    : interval_(interval), step_(static_cast<std::size_t>(size)) {
+  window_.ranks.resize(step_.size());
+  report_.ranks.resize(step_.size());
+}
+
+void Lateness::answered(const std::string& name, std::span<const TimePoint> arrivals) {
+  sorted_.assign(arrivals.begin(), arrivals.end());
+  const auto middle = sorted_.begin() + static_cast<std::ptrdiff_t>((sorted_.size() - 1) / 2);
+  std::nth_element(sorted_.begin(), middle, sorted_.end());
+  const TimePoint median = *middle;
+  const std::size_t hash = std::hash<std::string>()(name);
+  if (names_.contains(hash)) {
+    end_step(median);
+  } else if (names_.size() == kMostNames) {
+    names_.clear();
+    begin_.reset();
+  }
+  names_.insert(hash);
+  const bool first = !begin_;
+  if (first) begin_ = median;
+  for (std::size_t rank = 0; rank < step_.size(); ++rank) {
+    const double late = seconds_between(median, arrivals[rank]);
+    if (first) step_[rank].before_backward = late;
+    step_[rank].late = first ? late : std::max(step_[rank].late, late);
+  }
+}
+
+void Lateness::end_step(TimePoint next) {
+  const std::size_t last = last_of(step_, &Rank::late);
+  const double seconds = seconds_between(*begin_, next);
+  {
+    MutexLock lock(mutex_);
+    const double weight = std::max(kNewest, 1.0 / static_cast<double>(++report_.steps));
+    approach(report_.step_seconds, seconds, weight);
+    for (std::size_t rank = 0; rank < step_.size(); ++rank) {
+      Rank& mean = report_.ranks[rank];
+      approach(mean.late, step_[rank].late, weight);
+      approach(mean.before_backward, step_[rank].before_backward, weight);
+      approach(mean.last, rank == last ? 1.0 : 0.0, weight);
+    }
+  }
+  if (window_.steps == 0) window_.begin = *begin_;
+  ++window_.steps;
+  window_.seconds += seconds;
+  window_.ranks[last].last += 1;
+  for (std::size_t rank = 0; rank < step_.size(); ++rank) {
+    window_.ranks[rank].late += step_[rank].late;
+    window_.ranks[rank].before_backward += step_[rank].before_backward;
+  }
+  if (interval_ > 0 && seconds_between(window_.begin, next) >= interval_) {
+    line_ = describe(window_);
+    window_ = {};
+    window_.ranks.resize(step_.size());
+  }
+  names_.clear();
+  begin_.reset();
+}
+
+std::optional<std::string> Lateness::describe(const Window& window) const {
+  const auto steps = static_cast<double>(window.steps);
+  const std::size_t rank = last_of(window.ranks, &Rank::last);
+  const Rank& sums = window.ranks[rank];
+  const double late = sums.late / steps;
+  const double share = sums.late / window.seconds;
+  if (window.steps < kFewestSteps || sums.last < kShareOfSteps * steps || late < kLeastSeconds ||
+      share < kShareOfTime) {
+    return std::nullopt;
+  }
+  const double before = std::clamp(sums.before_backward / steps, 0.0, late);
+  return "rank " + std::to_string(rank) + " was last in " + percent(sums.last / steps) + " of " +
+         std::to_string(window.steps) + " steps, " + milliseconds(late) + " (" + percent(share) +
+         " of a step) after the median, " + milliseconds(before) + " of it before backward: look " +
+         (before >= late / 2 ? "at its input and its forward pass"
+                             : "at its batches and at what else runs on its host");
+}
+
+std::optional<std::string> Lateness::take_line() { return std::exchange(line_, std::nullopt); }
+
+Lateness::Report Lateness::report() const {
+  MutexLock lock(mutex_);
+  return report_;
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,170 @@
+"""A check that replicas still have the same bits: which tensors differ, and on which ranks.
+
+Results of collectives are the same bits on all ranks, so parameters that were equal stay equal, and
+one number for each tensor shows it when they do not: a bit that has flipped, or code that ran on
+one rank only. An adapter computes the numbers. Here all ranks compare the least and the greatest of
+each, 16 bytes for each tensor, and gather those that differ.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite import _core, basics
+from hvdlite.errors import ArgumentError, DivergenceError, MismatchError
+from hvdlite.operation_names import next_name
+from hvdlite.process_sets import ProcessSet, member_id
+from hvdlite.replicas import Exchange, ranks_text
+
+_INT64 = _core.DTYPES["int64"]
+_MIN = _core.REDUCE_OPS["min"]
+_ACTIONS = ("raise", "warn", "repair")
+_SHOWN = 3  # how many tensors a message lists
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The tensors that differ between ranks; the same on every rank that has compared.
+
+    Attributes:
+        groups: by the name of a tensor, the ranks in groups that have the same bits, the largest
+            group first.
+        compared: how many tensors were compared.
+        places: where the differing tensors stand among those.
+    """
+
+    groups: dict[str, list[list[int]]]
+    compared: int
+    places: tuple[int, ...] = ()
+
+    @property
+    def minority(self) -> list[int]:
+        """The ranks that differ from more than half of the ranks in some tensor."""
+        found: set[int] = set()
+        for first, *others in self.groups.values():
+            if _is_majority(first, others):
+                found.update(rank for group in others for rank in group)
+        return sorted(found)
+
+    @property
+    def root(self) -> int | None:
+        """The first rank that has the majority's bits of all tensors, or None."""
+        common: set[int] | None = None
+        for first, *others in self.groups.values():
+            if not _is_majority(first, others):
+                return None
+            common = set(first) if common is None else common & set(first)
+        return min(common) if common else None
+
+    def text(self, owner: str) -> str:
+        """Describe it in a sentence.
+
+        Args:
+            owner: what the message calls the tensors' owner.
+
+        Example:
+            >>> Divergence({"w": [[0, 1], [2]]}, 4).text("it")
+            "it: 1 of 4 tensors differs between ranks: 'w' (rank 2 differs from ranks 0, 1)"
+        """
+        listed = [f"'{name}' ({_between(*groups)})" for name, groups in self.groups.items()]
+        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+        verb = "differs" if len(listed) == 1 else "differ"
+        return (
+            f"{owner}: {len(listed)} of {self.compared} tensors {verb} between ranks: "
+            f"{', '.join(listed[:_SHOWN])}{more}"
+        )
+
+    def error(self, owner: str) -> DivergenceError:
+        """Make the error that all ranks raise."""
+        error: DivergenceError = DivergenceError(
+            f"{self.text(owner)}; memory or code of that rank alone has changed them: go on from "
+            "the last checkpoint, or broadcast parameters and optimizer state again, and replace a "
+            "host that diverges again"
+        )
+        error.tensors = tuple(self.groups)
+        error.ranks = tuple(self.minority)
+        error.failed_rank = next(iter(error.ranks), None)
+        return error
+
+
+def _is_majority(first: list[int], others: Sequence[list[int]]) -> bool:
+    return len(first) > sum(map(len, others))
+
+
+def _between(first: list[int], *others: list[int]) -> str:
+    if not _is_majority(first, others):
+        groups = [ranks_text(group) for group in (first, *others)]
+        return f"{', '.join(groups[:-1])} and {groups[-1]} differ, and none has a majority"
+    rest = sorted(rank for group in others for rank in group)
+    verb = "differs" if len(rest) == 1 else "differ"
+    return f"{ranks_text(rest)} {verb} from {ranks_text(first)}"
+
+
+def compare(
+    names: Sequence[str], numbers: Sequence[int], process_set: ProcessSet
+) -> Divergence | None:
+    """Compare one number for each tensor; return which differ between the members, or None.
+
+    Args:
+        names: the names of the tensors.
+        numbers: for each tensor a signed integer of 64 bits.
+        process_set: its members compare; all of them call this function.
+
+    Raises:
+        MismatchError: the members have other tensors, or the same ones in another order.
+        HvdliteError: the comparison failed.
+    """
+    number = member_id(process_set)
+    if process_set.size() == 1:
+        return None
+    name = next_name("replicas", number)
+    own = [zlib.crc32("\n".join(names).encode()), *numbers]
+    # The least of the complements is the complement of the greatest.
+    cells = array("q", [*own, *(~one for one in own)])
+    address = cells.buffer_info()[0]
+    tensor = _core.Tensor(name, _INT64, [len(cells)], address, address)
+    basics.engine().allreduce(
+        name, [tensor], _MIN, process_set=number, keep=cells, blocking=True
+    ).wait()
+    differing = [i for i in range(len(own)) if cells[i] != ~cells[len(own) + i]]
+    if not differing:
+        return None
+    if differing[0] == 0:
+        raise MismatchError(
+            "the ranks compare replicas of different tensors, or in another order; give every "
+            "rank the same named parameters"
+        )
+    sent = [own[i] for i in differing]
+    by_rank = Exchange(f"{name}.differing", sent, process_set, blocking=True).finish()
+    groups = {
+        _unique(names, i - 1): _grouped({rank: theirs[at] for rank, theirs in by_rank.items()})
+        for at, i in enumerate(differing)
+    }
+    return Divergence(groups, len(names), tuple(i - 1 for i in differing))
+
+
+def _unique(names: Sequence[str], at: int) -> str:
+    """Return a name that no other tensor has."""
+    return names[at] if names.count(names[at]) == 1 else f"{names[at]} [{at}]"
+
+
+def _grouped(values: dict[int, int]) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+
+
+def check_arguments(every: int, then: str) -> None:
+    """Check the arguments of a replica watch.
+
+    Raises:
+        ArgumentError: one of them cannot be used.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ArgumentError(f"every={every!r}: give the number of steps between two checks")
+    if then not in _ACTIONS:
+        raise ArgumentError(f"then={then!r}: use 'raise', 'warn' or 'repair'")
