@@ -56,6 +56,7 @@ from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sampler import DistributedSampler
+from hvdlite.torch.sharded import ShardedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 from hvdlite_autoload import register
 
@@ -65,6 +66,7 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedSampler",
     "Handle",
+    "ShardedOptimizer",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",

@@ -116,7 +116,7 @@ class GradientReducer:
         """
         self.settings = settings
         self._takes_part = False
-        self._name = name
+        self.name = name
         self._read_groups = read_groups
         self._names = dict(names)
         self._hooks: dict[torch.Tensor, Any] = {}
@@ -320,7 +320,7 @@ class GradientReducer:
         self._wait()
         if self.takes_part and not self._buckets:
             self._replicas.begin_anew()  # as the other ranks do if they train something
-            meet_without_parameters(self._name, self.settings.reduction.process_set)
+            meet_without_parameters(self.name, self.settings.reduction.process_set)
 
     def before_forward(self) -> None:
         """Finish the reductions of a backward that raised, if there was one."""
@@ -376,7 +376,7 @@ class GradientReducer:
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
         self._layout = []  # Form the buckets anew: their state is not the same on all ranks.
-        return explain(self._name, buckets, in_flight, self.settings.reduction.process_set, error)
+        return explain(self.name, buckets, in_flight, self.settings.reduction.process_set, error)
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -446,7 +446,7 @@ class GradientReducer:
         layout = digest(names)
         self._buckets = [
             Bucket(
-                f"{self._name}.{number}",
+                f"{self.name}.{number}",
                 bucket,
                 names[number],
                 self.settings.compression,
