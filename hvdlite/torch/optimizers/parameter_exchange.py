@@ -12,7 +12,7 @@ from hvdlite import basics
 from hvdlite.errors import MismatchError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.submit import start_allgather, take_received
-from hvdlite.torch.collectives.tensors import grouped, spec
+from hvdlite.torch.collectives.tensors import Named, spec
 from hvdlite.torch.optimizers.ownership import Ownership
 
 
@@ -71,8 +71,10 @@ class ParameterExchange:
         if not self._kinds:
             return
         flats = [self._pack(kind) for kind in self._kinds]
-        flats.append(flats[0].new_empty(0, self._copies))  # Ranks that disagree get an error.
-        sent = grouped("allgather", flats, self._name, self._process_set)
+        names = [f"{self._name}.{i}" for i in range(len(flats))]
+        # Ranks with another number of copies get an error about the shape of this tensor.
+        flats.append(flats[0].new_empty(0, self._copies))
+        sent = Named(self._name, flats, [*names, f"{self._name}.copies"])
         sources = sent.read()
         specs = [spec(name, one, None) for name, one in zip(sent.names, sources, strict=True)]
         handle = start_allgather(self._name, specs, self._process_set, sources, blocking=True)

@@ -1,4 +1,7 @@
-"""`ShardedOptimizer` has the bits of plain training, and a share of the state on each rank."""
+"""`ShardedOptimizer` has the bits of `DistributedOptimizer`, and a share of the state on a rank.
+
+Both have the parameters of plain training on one process, up to the order of the ranks' sum.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +66,10 @@ def groups_of(model: Model) -> list[dict[str, Any]]:
     return [{"params": first}, {"params": last, "lr": 0.03}]
 
 
-def train_sharded(
-    model: Model, optimizer: Any, steps: range, norm: float | None = None, rank: int | None = None
-) -> None:
+def train_on(model: Model, optimizer: Any, steps: range, norm: float | None = None) -> None:
     for step in steps:
         optimizer.zero_grad()
-        loss_of(model, step, hvd.rank() if rank is None else rank).backward()
+        loss_of(model, step, hvd.rank()).backward()
         if norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), norm)
         optimizer.step()
@@ -84,17 +85,28 @@ def sharded(make: Make, model: Model, **arguments: Any) -> Any:
     return hvd.ShardedOptimizer(optimizer, model.named_parameters(), **arguments)
 
 
+def distributed(make: Make, model: Model) -> Any:
+    return hvd.DistributedOptimizer(make(groups_of(model)), model.named_parameters())
+
+
+def assert_near(ours: nn.Module, theirs: nn.Module) -> None:
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), (a - b).abs().max()
+
+
 def bytes_of(optimizer: Any) -> int:
     tensors = [value for state in optimizer.state.values() for value in state.values()]
     return sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
 
 
-def scenario_same_bits_as_plain_training() -> None:
+def scenario_same_bits_as_unsharded_and_near_plain_training() -> None:
     for make, norm in itertools.product(MAKES.values(), (None, 0.05)):
-        ours, theirs = Model(), Model()
-        train_sharded(ours, sharded(make, ours), range(6), norm)
-        train(theirs, make(groups_of(theirs)), loss_of, hvd.size(), range(6), norm)
+        ours, theirs, plain = Model(), Model(), Model()
+        train_on(ours, sharded(make, ours), range(6), norm)
+        train_on(theirs, distributed(make, theirs), range(6), norm)
+        train(plain, make(groups_of(plain)), loss_of, hvd.size(), range(6), norm)
         assert_same_bits(ours, theirs)
+        assert_near(ours, plain)
 
 
 def scenario_copies_have_the_same_bits_and_more_state() -> None:
@@ -102,7 +114,7 @@ def scenario_copies_have_the_same_bits_and_more_state() -> None:
     makes = MAKES["AdamW"]
     one, two = sharded(makes, once), sharded(makes, twice, copies=2)
     for model, optimizer in ((once, one), (twice, two)):
-        train_sharded(model, optimizer, range(4))
+        train_on(model, optimizer, range(4))
     assert_same_bits(once, twice)
     held = [hvd.allreduce(torch.tensor(len(each.state)), op=hvd.Sum) for each in (one, two)]
     assert held[1] == 2 * held[0]
@@ -131,31 +143,21 @@ def scenario_state_is_divided() -> None:
 def scenario_parameters_that_are_frozen_thawed_and_added() -> None:
     ours, theirs = Model(), Model()
     added = [nn.Parameter(torch.full((50,), 0.5)) for _ in range(2)]
-    optimizer, plain = sharded(MAKES["AdamW"], ours), MAKES["AdamW"](groups_of(theirs))
-
-    def loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        more = added[0 if model is ours else 1]
-        return loss_of(model, step, rank) + (rank + 1) * (more**2).sum() * (step > 3)
-
+    optimizers = [sharded(MAKES["AdamW"], ours), distributed(MAKES["AdamW"], theirs)]
     for step in range(6):
         for model in (ours, theirs):
             model.hidden.requires_grad_(step != 2)
             model.frozen.requires_grad_(step > 2)
-        if step == 4:
-            for each, one in zip((optimizer, plain), added, strict=True):
-                each.add_param_group({"params": [one]})
-        optimizer.zero_grad()
-        loss(ours, step, hvd.rank()).backward()
-        optimizer.step()
-        plain_step(theirs, plain, loss, step, added[1])
+        for model, optimizer, more in zip((ours, theirs), optimizers, added, strict=True):
+            if step == 4:
+                optimizer.add_param_group({"params": [more]})
+            if step != 2:  # A parameter that is frozen now still has its last gradient.
+                optimizer.zero_grad()
+            loss = loss_of(model, step, hvd.rank()) + (hvd.rank() + 1) * more.square().sum()
+            loss.backward()
+            optimizer.step()
         assert_same_bits(ours, theirs)
         assert torch.equal(*added)
-
-
-def plain_step(model: nn.Module, plain: Any, loss: Any, step: int, more: Any) -> None:
-    both = nn.Module()
-    both.model, both.more = model, more
-    train(both, plain, lambda _, step, rank: loss(model, step, rank), hvd.size(), [step])
 
 
 def scenario_a_closure_is_evaluated_once() -> None:
@@ -170,7 +172,7 @@ def scenario_a_closure_is_evaluated_once() -> None:
         return loss
 
     loss = optimizer.step(closure)
-    train(theirs, MAKES["SGD"](groups_of(theirs)), loss_of, hvd.size(), range(1))
+    train_on(theirs, distributed(MAKES["SGD"], theirs), range(1))
     assert_same_bits(ours, theirs)
     assert len(calls) == 1 and loss == hvd.allreduce(loss)
 
@@ -180,7 +182,7 @@ def scenario_hooks_and_gradients_are_those_of_all_parameters() -> None:
     optimizer = sharded(MAKES["SGD"], model)
     seen: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(gradients_in(model)))
-    train_sharded(model, optimizer, range(1))
+    train_on(model, optimizer, range(1))
     assert seen == [gradients_in(model)] == [5]
 
 
@@ -191,10 +193,10 @@ def gradients_in(model: nn.Module) -> int:
 def scenario_a_deep_copy_trains_on() -> None:
     ours, theirs = Model(), Model()
     optimizer = sharded(MAKES["AdamW"], ours)
-    train_sharded(ours, optimizer, range(2))
+    train_on(ours, optimizer, range(2))
     copied_model, copied = copy.deepcopy((ours, optimizer))
-    train_sharded(copied_model, copied, range(2, 4))
-    train(theirs, MAKES["AdamW"](groups_of(theirs)), loss_of, hvd.size(), range(4))
+    train_on(copied_model, copied, range(2, 4))
+    train_on(theirs, distributed(MAKES["AdamW"], theirs), range(4))
     assert_same_bits(copied_model, theirs)
     assert len(copied.state) == len(optimizer.state) > 0
 
@@ -204,7 +206,7 @@ def scenario_state_dict_needs_consolidate_after_each_step() -> None:
     optimizer = sharded(MAKES["AdamW"], model)
     assert optimizer.state_dict()["state"] == {}
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    train_sharded(model, optimizer, range(1))
+    train_on(model, optimizer, range(1))
     with raises("which has the state of a share of the parameters; call optimizer.consolidate"):
         optimizer.state_dict()
     with raises("a ShardedOptimizer cannot be pickled"):
@@ -215,34 +217,36 @@ def scenario_state_dict_needs_consolidate_after_each_step() -> None:
     else:
         with raises("has collected the state on rank 1; call state_dict"):
             optimizer.state_dict()
-    train_sharded(model, optimizer, range(1))
+    train_on(model, optimizer, range(1))
     with raises("which has the state of a share of the parameters"):
         optimizer.state_dict()
 
 
 def scenario_what_rank_0_loads_goes_to_all_and_training_goes_on() -> None:
     ours, theirs = Model(), Model()
-    plain = MAKES["AdamW"](groups_of(theirs))
-    train(theirs, plain, loss_of, hvd.size(), range(3))
+    plain = distributed(MAKES["AdamW"], theirs)
+    train_on(theirs, plain, range(3))
     ours.load_state_dict(theirs.state_dict())
     optimizer = sharded(MAKES["AdamW"], ours)
     if hvd.rank() == 0:
-        optimizer.load_state_dict(plain.state_dict())
+        optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    train_sharded(ours, optimizer, range(3, 5))
-    train(theirs, plain, loss_of, hvd.size(), range(3, 5))
+    train_on(ours, optimizer, range(3, 5))
+    train_on(theirs, plain, range(3, 5))
     assert_same_bits(ours, theirs)
     assert len(optimizer.state) < len(plain.state)
 
 
 def scenario_members_of_a_process_set_divide_the_state_among_them() -> None:
+    if hvd.size() == 2:
+        return
     members = hvd.add_process_set([0, 1])
     model, theirs = Model(), Model()
     optimizer = sharded(MAKES["AdamW"], model, process_set=members)
-    train_sharded(model, optimizer, range(3))
+    train_on(model, optimizer, range(3))
     if members.included():
         train(theirs, MAKES["AdamW"](groups_of(theirs)), loss_of, 2, range(3))
-        assert_same_bits(model, theirs)
+        assert_near(model, theirs)
     optimizer.consolidate(to=0)
     if hvd.rank() != 1:
         assert len(optimizer.state_dict()["state"]) > 4
@@ -271,13 +275,13 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
 def scenario_ranks_that_disagree_about_copies_get_an_error() -> None:
     model = Model()
     optimizer = sharded(MAKES["SGD"], model, copies=1 + hvd.rank() % 2)
-    with raises("copies"):
-        train_sharded(model, optimizer, range(1))
+    with raises("updated.copies': ranks disagree about the shape"):
+        train_on(model, optimizer, range(1))
 
 
 def scenario_parameters_are_equal_everywhere() -> None:
     model = Model()
-    train_sharded(model, sharded(MAKES["Adafactor"], model), range(3))
+    train_on(model, sharded(MAKES["Adafactor"], model), range(3))
     assert_same_everywhere(
         nn.ParameterList([p for p in model.parameters() if p.dtype.itemsize == 4])
     )
@@ -311,7 +315,7 @@ def write_file(folder: str) -> None:
     hvd.init()
     model = Model()
     optimizer = sharded(MAKES["AdamW"], model)
-    train_sharded(model, optimizer, range(4))
+    train_on(model, optimizer, range(4))
     optimizer.consolidate(to=0)
     if hvd.rank() == 0:
         torch.save((model.state_dict(), optimizer.state_dict()), f"{folder}/file.pt")
@@ -320,13 +324,13 @@ def write_file(folder: str) -> None:
 def read_file(folder: str) -> None:
     hvd.init()
     ours, theirs = Model(), Model()
-    optimizer, plain = sharded(MAKES["AdamW"], ours), MAKES["AdamW"](groups_of(theirs))
+    optimizer, plain = sharded(MAKES["AdamW"], ours), distributed(MAKES["AdamW"], theirs)
     weights, state = torch.load(f"{folder}/file.pt")
     for model, each in ((ours, optimizer), (theirs, plain)):
         model.load_state_dict(weights)
         each.load_state_dict(copy.deepcopy(state))
-    train_sharded(ours, optimizer, range(4, 7))
-    train(theirs, plain, loss_of, hvd.size(), range(4, 7))
+    train_on(ours, optimizer, range(4, 7))
+    train_on(theirs, plain, range(4, 7))
     assert_same_bits(ours, theirs)
 
 
@@ -340,7 +344,8 @@ def test_a_file_of_four_ranks_is_loaded_by_fewer(tmp_path: Path) -> None:
     assert state["param_groups"] == expected["param_groups"]
     assert state["state"].keys() == expected["state"].keys()
     for index, values in expected["state"].items():
-        assert all(torch.equal(value, state["state"][index][key]) for key, value in values.items())
+        for key, value in values.items():
+            assert torch.allclose(value, state["state"][index][key], rtol=1e-4, atol=1e-6)
     for ranks in (1, 2, 3):
         run_world(ranks, read_file, str(tmp_path))
 
@@ -349,12 +354,12 @@ def join_early() -> str:
     hvd.init()
     model = Model()
     optimizer = sharded(MAKES["AdamW"], model)
-    train_sharded(model, optimizer, range(1))
+    train_on(model, optimizer, range(1))
     if hvd.rank() == 1:
         hvd.join()
         return ""
     with pytest.raises(hvd.HvdliteError) as caught:
-        train_sharded(model, optimizer, range(1, 2))
+        train_on(model, optimizer, range(1, 2))
     hvd.join()
     return str(caught.value)
 
