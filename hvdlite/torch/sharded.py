@@ -132,27 +132,36 @@ class Sharded(Distributed):
 
         Raises:
             ArgumentError: `to` is not a member of the process set.
+            HvdliteError: a rank named another rank.
 
         Example:
             >>> optimizer.consolidate(to=0)
             >>> if hvd.rank() == 0:
             ...     torch.save(optimizer.state_dict(), "optimizer.pt")
         """
-        if self._alone or self._whole:
+        if self._alone:
             return
         check_root(to, self._process_set)
         members = self._process_set.ranks
         is_root = basics.rank() == to
-        own = b"" if is_root else _serialized(self._own_state())
+        owns = self._ownership is not None and not is_root
+        own = _serialized(self._own_state()) if owns else b""
         splits = [len(own) if rank == to else 0 for rank in members]
         data = torch.frombuffer(bytearray(own or b"-"), dtype=torch.uint8)[: len(own)]
         name = f"{self._reducer.name}.state"
-        received, counts = alltoall(data, splits, name=name, process_set=self._process_set)
-        if is_root:
-            self._gathered = dict(super().state_dict()["state"])
-            for part in received.split(counts.tolist()):
-                if part.numel() > 0:
-                    self._gathered.update(_deserialized(part))
+        received, counts = alltoall(data, torch.tensor(splits), name, self._process_set)
+        if is_root and not self._whole:
+            state = dict(super().state_dict()["state"])
+            for rank, part in zip(members, received.split(counts.tolist()), strict=True):
+                if rank == to:
+                    continue
+                if part.numel() == 0:
+                    raise HvdliteError(
+                        f"consolidate(to={to}): rank {rank} sent no state to rank {to}; call "
+                        "consolidate() with the same rank everywhere, and before hvd.join()"
+                    )
+                state.update(_deserialized(part))
+            self._gathered = state
         self._gathered_on = to
 
     def _own_state(self) -> _State:

@@ -9,6 +9,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import run_world
+from hvdlite import basics
 from hvdlite.torch.optimizers.ownership import Ownership, successors
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_same_everywhere, raises
@@ -211,6 +213,8 @@ def scenario_state_dict_needs_consolidate_after_each_step() -> None:
         optimizer.state_dict()
     with raises("a ShardedOptimizer cannot be pickled"):
         pickle.dumps(optimizer)
+    with raises(f"rank {1 - hvd.rank()} sent no state") if hvd.rank() < 2 else nullcontext():
+        optimizer.consolidate(to=min(hvd.rank(), 1))
     optimizer.consolidate(to=1)
     if hvd.rank() == 1:
         assert len(optimizer.state_dict()["state"]) == 5
@@ -228,8 +232,10 @@ def scenario_what_rank_0_loads_goes_to_all_and_training_goes_on() -> None:
     train_on(theirs, plain, range(3))
     ours.load_state_dict(theirs.state_dict())
     optimizer = sharded(MAKES["AdamW"], ours)
+    optimizer.consolidate()
     if hvd.rank() == 0:
         optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+    optimizer.consolidate(to=0)  # What rank 0 has loaded counts.
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     train_on(ours, optimizer, range(3, 5))
     train_on(theirs, plain, range(3, 5))
@@ -268,8 +274,23 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
         hvd.ShardedOptimizer(torch.optim.LBFGS(params))
     with raises("this SGD clips by the norm of all gradients inside step"):
         hvd.ShardedOptimizer(torch.optim.SGD([{"params": params, "max_grad_norm": 1.0}], lr=0.1))
+    with pytest.MonkeyPatch.context() as patch, raises("cannot be used in an elastic job"):
+        patch.setattr(basics, "in_elastic_job", lambda: True)
+        hvd.ShardedOptimizer(sgd)
     with raises("this optimizer is a DistributedOptimizer already"):
         hvd.ShardedOptimizer(hvd.ShardedOptimizer(sgd))
+
+
+def scenario_other_ranks_need_a_file() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["AdamW"], model)
+    train_on(model, optimizer, range(1))
+    optimizer._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
+    with raises("the ranks have changed since the last step of this ShardedOptimizer"):
+        train_on(model, optimizer, range(1))
+    optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})
+    train_on(model, optimizer, range(1))
+    assert_same_everywhere(model.table)
 
 
 def scenario_ranks_that_disagree_about_copies_get_an_error() -> None:
