@@ -57,6 +57,7 @@ from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_paramet
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
+from hvdlite.torch.sharded import ShardedOptimizer
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
 from hvdlite_autoload import register
 
@@ -67,6 +68,7 @@ __all__ = [
     "DistributedSampler",
     "Handle",
     "ReplicaWatch",
+    "ShardedOptimizer",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",

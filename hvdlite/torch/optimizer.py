@@ -215,14 +215,18 @@ class Distributed(Wrapping):
                     "step() under skip_synchronize() while gradients are being reduced; "
                     "call synchronize() first"
                 )
-            result = super().step(closure)
+            result = self._update(closure)
         elif closure is None:
             self._reducer.synchronize()
-            result = super().step()
+            result = self._update(None)
         else:
-            result = super().step(_Evaluations(self._reducer, closure))
+            result = self._update(_Evaluations(self._reducer, closure))
         self._reducer.count_step()
         return result
+
+    def _update(self, closure: Any) -> Any:
+        """Update the parameters, by the step of the wrapped class."""
+        return super().step() if closure is None else super().step(closure)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         plain = self._plain_copy(memo)

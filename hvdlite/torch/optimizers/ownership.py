@@ -1,0 +1,93 @@
+"""Divides whole parameters among ranks: each parameter has an owner, and perhaps further copies.
+
+All ranks compute the same division from the same parameters, without communication. A parameter
+keeps its owner, because the owner has the optimizer's state for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def successors(hosts: Sequence[int]) -> list[list[int]]:
+    """List for each rank the other ranks that copy what it owns, the best one first.
+
+    The first copy is on the next host, so that the end of one host leaves a copy. Ranks of one host
+    spread their copies over the ranks of the next host.
+
+    Args:
+        hosts: for each rank, the host that it is on.
+
+    Example:
+        >>> successors([0, 0, 1, 1])
+        [[2, 3, 1], [3, 2, 0], [0, 1, 3], [1, 0, 2]]
+    """
+    order = list(dict.fromkeys(hosts))
+    members = {host: [rank for rank, its in enumerate(hosts) if its == host] for host in order}
+    result = []
+    for rank, host in enumerate(hosts):
+        index, begin = members[host].index(rank), order.index(host)
+        following: list[int] = []
+        for step in range(1, len(order) + 1):
+            there = members[order[(begin + step) % len(order)]]
+            start = index + 1 if step == len(order) else index
+            following += [there[(start + i) % len(there)] for i in range(len(there))]
+        result.append([other for other in following if other != rank])
+    return result
+
+
+class Ownership:
+    """The owner of each parameter, for ranks that are numbered from zero. Used by one thread."""
+
+    def __init__(self, hosts: Sequence[int], copies: int) -> None:
+        """Begin without parameters.
+
+        Args:
+            hosts: for each rank, the host that it is on.
+            copies: how many ranks have the state of a parameter: its owner and copies - 1 others.
+        """
+        self.copies = copies
+        self._loads = [0] * len(hosts)  # bytes
+        self._copiers = [others[: copies - 1] for others in successors(hosts)]
+        self._owners: dict[torch.Tensor, int] = {}
+
+    def take(self, params: Sequence[torch.Tensor]) -> None:
+        """Give each parameter without an owner to the least loaded rank, the largest first."""
+        new = [param for param in params if param not in self._owners]
+        for param in sorted(new, key=_bytes_of, reverse=True):
+            owner = self._loads.index(min(self._loads))
+            self._owners[param] = owner
+            self._loads[owner] += _bytes_of(param)
+
+    def of_copies(self, copied: Mapping[int, Any]) -> Ownership:
+        """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
+        other = copy.copy(self)
+        other._loads = list(self._loads)
+        owners = self._owners.items()
+        other._owners = {copied[id(param)]: one for param, one in owners if id(param) in copied}
+        return other
+
+    def owns(self, rank: int, param: torch.Tensor) -> bool:
+        """Return whether the parameter has this owner."""
+        return self._owners.get(param) == rank
+
+    def knows(self, param: torch.Tensor) -> bool:
+        """Return whether the parameter has an owner."""
+        return param in self._owners
+
+    def owner(self, param: torch.Tensor) -> int:
+        """Return the rank whose result for a parameter all ranks take."""
+        return self._owners[param]
+
+    def has_state(self, param: torch.Tensor, rank: int) -> bool:
+        """Return whether a rank updates a parameter: as its owner, or as one of its copies."""
+        owner = self._owners.get(param)
+        return owner is None or owner == rank or rank in self._copiers[owner]
+
+
+def _bytes_of(param: torch.Tensor) -> int:
+    return int(param.numel() * param.element_size())

@@ -1,0 +1,390 @@
+"""`ShardedOptimizer` has the bits of `DistributedOptimizer`, and a share of the state on a rank.
+
+Both have the parameters of plain training on one process, up to the order of the ranks' sum.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import run_world
+from hvdlite import basics
+from hvdlite.torch.optimizers.ownership import Ownership, successors
+from parallel.scenarios import make_tests, on_hosts, run_all
+from parallel.torch.small_models import assert_same_everywhere, raises
+from references.sharded import train
+
+PRELOAD = ("torch._dynamo",)
+Make = Callable[[Any], torch.optim.Optimizer]
+MAKES: dict[str, Make] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01),
+    "fused AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "Adafactor": lambda params: torch.optim.Adafactor(params, lr=0.01),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
+}
+
+
+class Model(nn.Module):
+    """Has a frozen layer, a layer that no loss uses, and a layer that every second step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.hidden = nn.Embedding(11, 6), nn.Linear(6, 33)
+        self.frozen, self.unused = nn.Linear(33, 33).requires_grad_(False), nn.Linear(3, 3)
+        self.rare, self.last = nn.Linear(33, 33, dtype=torch.float64), nn.Linear(33, 2)
+
+    def forward(self, x: torch.Tensor, rare: bool) -> torch.Tensor:
+        x = self.frozen(self.hidden(self.table(x)).tanh())
+        if rare:
+            x = self.rare(x.double()).float() + x
+        result: torch.Tensor = self.last(x)
+        return result
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    numbers = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randint(11, (7,), generator=numbers)
+    loss: torch.Tensor = model(x, rare=step % 2 == 1).square().mean()
+    return loss
+
+
+def groups_of(model: Model) -> list[dict[str, Any]]:
+    """Two groups with options of their own."""
+    first = [*model.table.parameters(), *model.frozen.parameters(), *model.rare.parameters()]
+    last = [*model.hidden.parameters(), *model.unused.parameters(), *model.last.parameters()]
+    return [{"params": first}, {"params": last, "lr": 0.03}]
+
+
+def train_on(model: Model, optimizer: Any, steps: range, norm: float | None = None) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step, hvd.rank()).backward()
+        if norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+
+
+def assert_same_bits(ours: nn.Module, theirs: nn.Module) -> None:
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b), (name, (a - b).abs().max())
+
+
+def sharded(make: Make, model: Model, **arguments: Any) -> Any:
+    optimizer = make(groups_of(model))
+    return hvd.ShardedOptimizer(optimizer, model.named_parameters(), **arguments)
+
+
+def distributed(make: Make, model: Model) -> Any:
+    return hvd.DistributedOptimizer(make(groups_of(model)), model.named_parameters())
+
+
+def assert_near(ours: nn.Module, theirs: nn.Module) -> None:
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), (a - b).abs().max()
+
+
+def bytes_of(optimizer: Any) -> int:
+    tensors = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+
+
+def scenario_same_bits_as_unsharded_and_near_plain_training() -> None:
+    for make, norm in itertools.product(MAKES.values(), (None, 0.05)):
+        ours, theirs, plain = Model(), Model(), Model()
+        train_on(ours, sharded(make, ours), range(6), norm)
+        train_on(theirs, distributed(make, theirs), range(6), norm)
+        train(plain, make(groups_of(plain)), loss_of, hvd.size(), range(6), norm)
+        assert_same_bits(ours, theirs)
+        assert_near(ours, plain)
+
+
+def scenario_copies_have_the_same_bits_and_more_state() -> None:
+    once, twice = Model(), Model()
+    makes = MAKES["AdamW"]
+    one, two = sharded(makes, once), sharded(makes, twice, copies=2)
+    for model, optimizer in ((once, one), (twice, two)):
+        train_on(model, optimizer, range(4))
+    assert_same_bits(once, twice)
+    held = [hvd.allreduce(torch.tensor(len(each.state)), op=hvd.Sum) for each in (one, two)]
+    assert held[1] == 2 * held[0]
+    for param, state in one.state.items():
+        name = next(n for n, p in once.named_parameters() if p is param)
+        copied = two.state[dict(twice.named_parameters())[name]]
+        assert all(torch.equal(value, copied[key]) for key, value in state.items())
+
+
+def scenario_state_is_divided() -> None:
+    model = nn.Sequential(*[nn.Linear(40 + i, 40) for i in range(9)])
+    plain = torch.optim.Adam(model.parameters())
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    plain.step()
+    whole = bytes_of(plain)
+    optimizer = hvd.ShardedOptimizer(torch.optim.Adam(model.parameters()))
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    largest = max(2 * param.nbytes for param in model.parameters())
+    assert 0 < bytes_of(optimizer) <= 1.1 * (whole / hvd.size() + largest)
+    assert hvd.allreduce(torch.tensor(len(optimizer.state)), op=hvd.Sum) == 18
+
+
+def scenario_parameters_that_are_frozen_thawed_and_added() -> None:
+    ours, theirs = Model(), Model()
+    added = [nn.Parameter(torch.full((50,), 0.5)) for _ in range(2)]
+    optimizers = [sharded(MAKES["AdamW"], ours), distributed(MAKES["AdamW"], theirs)]
+    for step in range(6):
+        for model in (ours, theirs):
+            model.hidden.requires_grad_(step != 2)
+            model.frozen.requires_grad_(step > 2)
+        for model, optimizer, more in zip((ours, theirs), optimizers, added, strict=True):
+            if step == 4:
+                optimizer.add_param_group({"params": [more]})
+            if step != 2:  # A parameter that is frozen now still has its last gradient.
+                optimizer.zero_grad()
+            loss = loss_of(model, step, hvd.rank()) + (hvd.rank() + 1) * more.square().sum()
+            loss.backward()
+            optimizer.step()
+        assert_same_bits(ours, theirs)
+        assert torch.equal(*added)
+
+
+def scenario_a_closure_is_evaluated_once() -> None:
+    ours, theirs = Model(), Model()
+    optimizer, calls = sharded(MAKES["SGD"], ours), []
+
+    def closure() -> torch.Tensor:
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = loss_of(ours, 0, hvd.rank())
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    train_on(theirs, distributed(MAKES["SGD"], theirs), range(1))
+    assert_same_bits(ours, theirs)
+    assert len(calls) == 1 and loss == hvd.allreduce(loss)
+
+
+def scenario_hooks_and_gradients_are_those_of_all_parameters() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["SGD"], model)
+    seen: list[int] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(gradients_in(model)))
+    train_on(model, optimizer, range(1))
+    assert seen == [gradients_in(model)] == [5]
+
+
+def gradients_in(model: nn.Module) -> int:
+    return sum(param.grad is not None for param in model.parameters())
+
+
+def scenario_a_deep_copy_trains_on() -> None:
+    ours, theirs = Model(), Model()
+    optimizer = sharded(MAKES["AdamW"], ours)
+    train_on(ours, optimizer, range(2))
+    copied_model, copied = copy.deepcopy((ours, optimizer))
+    train_on(copied_model, copied, range(2, 4))
+    train_on(theirs, distributed(MAKES["AdamW"], theirs), range(4))
+    assert_same_bits(copied_model, theirs)
+    assert len(copied.state) == len(optimizer.state) > 0
+
+
+def scenario_state_dict_needs_consolidate_after_each_step() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["AdamW"], model)
+    assert optimizer.state_dict()["state"] == {}
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train_on(model, optimizer, range(1))
+    with raises("which has the state of a share of the parameters; call optimizer.consolidate"):
+        optimizer.state_dict()
+    with raises("a ShardedOptimizer cannot be pickled"):
+        pickle.dumps(optimizer)
+    with raises(f"rank {1 - hvd.rank()} sent no state") if hvd.rank() < 2 else nullcontext():
+        optimizer.consolidate(to=min(hvd.rank(), 1))
+    optimizer.consolidate(to=1)
+    if hvd.rank() == 1:
+        assert len(optimizer.state_dict()["state"]) == 5
+    else:
+        with raises("has collected the state on rank 1; call state_dict"):
+            optimizer.state_dict()
+    train_on(model, optimizer, range(1))
+    with raises("which has the state of a share of the parameters"):
+        optimizer.state_dict()
+
+
+def scenario_what_rank_0_loads_goes_to_all_and_training_goes_on() -> None:
+    ours, theirs = Model(), Model()
+    plain = distributed(MAKES["AdamW"], theirs)
+    train_on(theirs, plain, range(3))
+    ours.load_state_dict(theirs.state_dict())
+    optimizer = sharded(MAKES["AdamW"], ours)
+    optimizer.consolidate()
+    if hvd.rank() == 0:
+        optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+    optimizer.consolidate(to=0)  # What rank 0 has loaded counts.
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train_on(ours, optimizer, range(3, 5))
+    train_on(theirs, plain, range(3, 5))
+    assert_same_bits(ours, theirs)
+    assert len(optimizer.state) < len(plain.state)
+
+
+def scenario_members_of_a_process_set_divide_the_state_among_them() -> None:
+    if hvd.size() == 2:
+        return
+    members = hvd.add_process_set([0, 1])
+    model, theirs = Model(), Model()
+    optimizer = sharded(MAKES["AdamW"], model, process_set=members)
+    train_on(model, optimizer, range(3))
+    if members.included():
+        train(theirs, MAKES["AdamW"](groups_of(theirs)), loss_of, 2, range(3))
+        assert_near(model, theirs)
+    optimizer.consolidate(to=0)
+    if hvd.rank() != 1:
+        assert len(optimizer.state_dict()["state"]) > 4
+    hvd.remove_process_set(members)
+
+
+def scenario_what_cannot_be_sharded_is_refused() -> None:
+    params = [nn.Parameter(torch.ones(2))]
+    sgd = torch.optim.SGD(params, lr=0.1)
+    with raises("cannot be used with op=hvd.Adasum, which updates all parameters"):
+        hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
+    with raises("give stage=1, which divides the optimizer's state and is the only stage"):
+        hvd.ShardedOptimizer(sgd, stage=2)
+    with raises("give the number of ranks that have the state of each parameter, 1 or more"):
+        hvd.ShardedOptimizer(sgd, copies=0)
+    with raises("takes a torch.optim.Optimizer, not a list"):
+        hvd.ShardedOptimizer(params)
+    with raises("this LBFGS uses all gradients together inside step"):
+        hvd.ShardedOptimizer(torch.optim.LBFGS(params))
+    with raises("this SGD clips by the norm of all gradients inside step"):
+        hvd.ShardedOptimizer(torch.optim.SGD([{"params": params, "max_grad_norm": 1.0}], lr=0.1))
+    with pytest.MonkeyPatch.context() as patch, raises("cannot be used in an elastic job"):
+        patch.setattr(basics, "in_elastic_job", lambda: True)
+        hvd.ShardedOptimizer(sgd)
+    with raises("this optimizer is a DistributedOptimizer already"):
+        hvd.ShardedOptimizer(hvd.ShardedOptimizer(sgd))
+
+
+def scenario_other_ranks_need_a_file() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["AdamW"], model)
+    train_on(model, optimizer, range(1))
+    optimizer._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
+    with raises("the ranks have changed since the last step of this ShardedOptimizer"):
+        train_on(model, optimizer, range(1))
+    optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})
+    train_on(model, optimizer, range(1))
+    assert_same_everywhere(model.table)
+
+
+def scenario_ranks_that_disagree_about_copies_get_an_error() -> None:
+    model = Model()
+    optimizer = sharded(MAKES["SGD"], model, copies=1 + hvd.rank() % 2)
+    with raises("updated.copies': ranks disagree about the shape"):
+        train_on(model, optimizer, range(1))
+
+
+def scenario_parameters_are_equal_everywhere() -> None:
+    model = Model()
+    train_on(model, sharded(MAKES["Adafactor"], model), range(3))
+    assert_same_everywhere(
+        nn.ParameterList([p for p in model.parameters() if p.dtype.itemsize == 4])
+    )
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+test_sharded = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]), timeout=100)
+
+
+def test_owners_are_balanced_and_stay() -> None:
+    params = [torch.empty(size) for size in (5, 100, 40, 60, 3)]
+    owners = Ownership([0, 0, 0], copies=1)
+    owners.take(params)
+    assert [owners.owner(param) for param in params] == [2, 0, 2, 1, 2]
+    more = torch.empty(1000)
+    owners.take([more, *params])
+    assert owners.owner(more) == 2 and owners.owner(params[1]) == 0
+
+
+def test_a_copy_is_on_the_next_host() -> None:
+    assert [others[0] for others in successors([0, 0, 1, 1, 2])] == [2, 3, 4, 4, 0]
+    assert [others[0] for others in successors([0, 0, 0])] == [1, 2, 0]
+    assert successors([0]) == [[]]
+
+
+def write_file(folder: str) -> None:
+    hvd.init()
+    model = Model()
+    optimizer = sharded(MAKES["AdamW"], model)
+    train_on(model, optimizer, range(4))
+    optimizer.consolidate(to=0)
+    if hvd.rank() == 0:
+        torch.save((model.state_dict(), optimizer.state_dict()), f"{folder}/file.pt")
+
+
+def read_file(folder: str) -> None:
+    hvd.init()
+    ours, theirs = Model(), Model()
+    optimizer, plain = sharded(MAKES["AdamW"], ours), distributed(MAKES["AdamW"], theirs)
+    weights, state = torch.load(f"{folder}/file.pt")
+    for model, each in ((ours, optimizer), (theirs, plain)):
+        model.load_state_dict(weights)
+        each.load_state_dict(copy.deepcopy(state))
+    train_on(ours, optimizer, range(4, 7))
+    train_on(theirs, plain, range(4, 7))
+    assert_same_bits(ours, theirs)
+
+
+def test_a_file_of_four_ranks_is_loaded_by_fewer(tmp_path: Path) -> None:
+    run_world(4, write_file, str(tmp_path))
+    model = Model()
+    plain = MAKES["AdamW"](groups_of(model))
+    train(model, plain, loss_of, 4, range(4))
+    _, state = torch.load(tmp_path / "file.pt")
+    expected = plain.state_dict()
+    assert state["param_groups"] == expected["param_groups"]
+    assert state["state"].keys() == expected["state"].keys()
+    for index, values in expected["state"].items():
+        for key, value in values.items():
+            assert torch.allclose(value, state["state"][index][key], rtol=1e-4, atol=1e-6)
+    for ranks in (1, 2, 3):
+        run_world(ranks, read_file, str(tmp_path))
+
+
+def join_early() -> str:
+    hvd.init()
+    model = Model()
+    optimizer = sharded(MAKES["AdamW"], model)
+    train_on(model, optimizer, range(1))
+    if hvd.rank() == 1:
+        hvd.join()
+        return ""
+    with pytest.raises(hvd.HvdliteError) as caught:
+        train_on(model, optimizer, range(1, 2))
+    hvd.join()
+    return str(caught.value)
+
+
+def test_the_ranks_that_go_on_without_a_joined_rank_get_an_error() -> None:
+    texts = [result.value for result in run_world(2, join_early)]
+    assert "rank 1 sent none of the" in texts[0] and "hvd.join() cannot be used" in texts[0]
