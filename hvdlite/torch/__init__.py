@@ -54,6 +54,7 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.local import DiLoCo, LocalSGD
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sync_batch_norm import SyncBatchNorm
@@ -61,10 +62,12 @@ from hvdlite_autoload import register
 
 __all__ = [
     "Compression",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "DistributedSampler",
     "Handle",
+    "LocalSGD",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",
