@@ -26,6 +26,7 @@ from hvdlite.keras.fit_checks import (
     warn_of_own_models,
 )
 from hvdlite.keras.learning_rate import LearningRate
+from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.keras.resuming import RecordCallback, StopCallback
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
@@ -35,6 +36,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LocalSGDCallback",
     "MetricAverageCallback",
     "RecordCallback",
     "StopCallback",

@@ -30,6 +30,8 @@ class Local(Wrapping):
 
     # GradScaler then calls `step` also when gradients overflow, so that all ranks count alike.
     _step_supports_amp_scaling = True
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
     _rounds: Rounds
     _starter: GradientReducer | None  # averages gradients until the first local step
 
@@ -99,6 +101,7 @@ class Local(Wrapping):
                 for param in group["params"]:
                     if param.grad is not None:
                         param.grad.mul_(factor.to(param.grad.device))
+        self.found_inf = self.grad_scale = None  # done here; steps of torch refuse to be told
         return super().step()
 
     def state_dict(self) -> dict[str, Any]:
