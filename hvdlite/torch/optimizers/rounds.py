@@ -29,7 +29,7 @@ from hvdlite.compression import NoneCompressor
 from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id, registered_id
-from hvdlite.torch.functions import broadcast_tensors
+from hvdlite.torch.collectives.broadcast import broadcast_async_
 from hvdlite.torch.optimizers.outer_exchange import Exchange, MeanExchange, start_exchange
 from hvdlite.torch.optimizers.reducer import Weight
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
@@ -311,7 +311,12 @@ class Rounds:
             if settings.outer_momentum != 0.0:
                 zeros = torch.zeros_like(self._anchors[param])
                 tensors[f"{name}.{index}.momentum"] = self._momenta.setdefault(param, zeros)
-        broadcast_tensors(tensors, root, name, settings.process_set)
+        handles = [
+            broadcast_async_(tensor, root, key, settings.process_set)
+            for key, tensor in tensors.items()
+        ]
+        for handle in handles:
+            handle.wait()
 
 
 class _Nothing:

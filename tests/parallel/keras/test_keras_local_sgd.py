@@ -80,8 +80,11 @@ def scenario_what_cannot_be_used() -> None:
         model.fit(*data(8), verbose=0, callbacks=[hvd.callbacks.LocalSGDCallback()])
     model = dense_model(built=False)
     model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    callback = hvd.callbacks.LocalSGDCallback()
+    callback.set_model(model)
+    callback.on_train_begin()
     with pytest.raises(hvd.ArgumentError, match="needs a built model"):
-        model.fit(*data(8), verbose=0, callbacks=[hvd.callbacks.LocalSGDCallback()])
+        callback.on_train_batch_begin(0)
 
 
 def body() -> dict[str, str]:
