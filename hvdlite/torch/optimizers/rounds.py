@@ -60,7 +60,7 @@ class RoundSettings:
         kind = kind if isinstance(kind, type) else type(kind)
         return {
             **{name: getattr(self, name) for name in names},
-            "buffers": [list(buffer.shape) for buffer in self.buffers],
+            "buffers": len(self.buffers),
             "compression": kind.__name__,
             "weight": self.weight is not None,
         }
@@ -186,7 +186,8 @@ class Rounds:
     def load(self, state: dict[str, Any] | None) -> None:
         """Go on from a state, or anew from the parameters if there is none.
 
-        The ranks agree in the next step: all go on from that of the rank with most steps.
+        In the first step, and after joins, the ranks agree on that of the rank with most steps. In
+        other steps they do not, because the root of a broadcast of the state loads nothing.
         """
         state = state or {"steps": 0, "anchor": [], "momentum": []}
         params = self._params()
@@ -195,7 +196,6 @@ class Rounds:
         self._momenta = _placed(params, state["momentum"])
         self._flights.clear()
         self._moved.clear()
-        self._agreed_after = -1
 
     def _params(self) -> list[torch.Tensor]:
         return [param for group in self._read_groups() for param in group["params"]]
@@ -280,7 +280,8 @@ class Rounds:
         """Return the steps that each rank has done, and whether some rank is between two rounds."""
         settings = self.settings
         mine = settings.description()
-        mine["shapes"] = [list(param.shape) for param in self._params() if param.requires_grad]
+        params = [param for param in self._params() if param.requires_grad]
+        mine["parameters"] = f"{len(params)} ({sum(p.numel() for p in params)} numbers)"
         text = json.dumps([self.steps, bool(self._moved), mine]).encode()
         blocks = gather_bytes(basics.engine(), text, name, member_id(settings.process_set))
         steps: dict[int, int] = {}
@@ -290,7 +291,7 @@ class Rounds:
                 continue  # It has joined.
             steps[rank], moved, theirs = json.loads(bytes(block))
             any_moved = any_moved or moved
-            different = [key for key in mine if json.loads(json.dumps(mine[key])) != theirs[key]]
+            different = [key for key in mine if mine[key] != theirs[key]]
             if different:
                 key = different[0]
                 raise MismatchError(

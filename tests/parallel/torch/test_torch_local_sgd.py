@@ -254,6 +254,59 @@ def scenario_joined_ranks_are_left_out() -> None:
     optimizer.average()
     assert_same_everywhere(model)
     hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+    take_steps(model, optimizer, 1, 5)
+    optimizer.average()
+    assert_same_everywhere(model)
+
+
+def scenario_a_round_is_on_its_way_when_ranks_join() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, delay=3, fragments=2, mix=0.5)
+    take_steps(model, optimizer, 1, 5 + hvd.rank())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+    take_steps(model, optimizer, 1, 6)
+    optimizer.average()
+    assert_same_everywhere(model)
+
+
+def scenario_a_rank_joins_in_a_packed_round() -> None:
+    model = make_model()
+    int8 = hvd.Compression.int8
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=2, compression=int8)
+    take_steps(model, optimizer, 1, 1)
+    if hvd.rank() > 0:
+        with raises("joined"):
+            take_steps(model, optimizer, 2, 2)
+    hvd.join()
+
+
+def scenario_sparse_gradients() -> None:
+    for start in (0, 2):
+        torch.manual_seed(1)
+        model = nn.Embedding(8, 2, sparse=True)
+        plain = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+        optimizer = hvd.LocalSGD(plain, every=2, start=start)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.tensor([hvd.rank(), step])).square().sum().backward()
+            optimizer.step()
+        assert_same_everywhere(model)
+
+
+def scenario_a_closure_is_this_ranks_own() -> None:
+    model = make_model()
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2 + hvd.rank())
+    optimizer = hvd.LocalSGD(lbfgs, every=2)
+    for step in range(2):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, hvd.rank(), step)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert_same_everywhere(model)
 
 
 def scenario_an_overflow_on_one_rank_is_a_step_there_too() -> None:
