@@ -13,7 +13,7 @@ import torch
 
 from hvdlite import ops
 from hvdlite.compression import cast_in_core
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.gather import allgather_async, alltoall_async
@@ -83,6 +83,8 @@ class PackedExchange:
         process_set: ProcessSet,
     ) -> None:
         """Send each member its share; arguments as for `MeanExchange`."""
+        if weight is not None and not 0.0 <= weight < float("inf"):
+            raise ArgumentError(f"'{name}': a weight is a finite number, zero or more")
         self._name, self._compression, self._process_set = name, compression, process_set
         self._tensors = tensors
         device = tensors[0].device

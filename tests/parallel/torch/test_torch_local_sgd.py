@@ -280,6 +280,15 @@ def scenario_a_rank_joins_in_a_packed_round() -> None:
     hvd.join()
 
 
+def scenario_a_weight_is_not_negative() -> None:
+    for compression in (hvd.Compression.none, hvd.Compression.int8):
+        model = make_model()
+        plain = sgd(model.parameters())
+        optimizer = hvd.LocalSGD(plain, every=1, weight=-1.0, compression=compression)
+        with raises("a weight is a finite number"):
+            take_steps(model, optimizer, 1, 1)
+
+
 def scenario_sparse_gradients() -> None:
     for start in (0, 2):
         torch.manual_seed(1)
