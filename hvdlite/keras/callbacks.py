@@ -26,6 +26,7 @@ from hvdlite.keras.fit_checks import (
     warn_of_own_models,
 )
 from hvdlite.keras.learning_rate import LearningRate
+from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
 from hvdlite.keras.replica_watch import ReplicaWatchCallback
 from hvdlite.keras.resuming import RecordCallback, StopCallback
@@ -36,6 +37,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LocalSGDCallback",
     "MetricAverageCallback",
     "RecordCallback",
     "ReplicaWatchCallback",

@@ -253,12 +253,25 @@ def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) 
             arrays.append(array.astype(np.float64))  # equal floats of fewer bits average exactly
     if not buffers:
         return
-    specs = [_spec(f"{name}.{i}", array, array) for i, array in enumerate(arrays)]
-    basics.engine().allreduce(
-        name, specs, ops.Average, process_set=member_id(process_set), keep=arrays, blocking=True
-    ).wait()
+    mean_of_arrays(arrays, name, process_set)
     for variable, array in zip(buffers, arrays, strict=True):
         variable.assign(array.astype(str(variable.dtype)))
+
+
+def mean_of_arrays(arrays: list[Any], name: str, process_set: ProcessSet) -> None:
+    """Replace arrays by their means over the members of a process set, in one operation.
+
+    Args:
+        arrays: contiguous NumPy arrays of floating-point numbers; they are overwritten.
+        name: identifies the operation on all ranks.
+        process_set: its members take part.
+    """
+    specs = [_spec(f"{name}.{i}", array, array) for i, array in enumerate(arrays)]
+    number = member_id(process_set)
+    engine = basics.engine()
+    engine.allreduce(
+        name, specs, ops.Average, process_set=number, keep=arrays, blocking=True
+    ).wait()
 
 
 def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:

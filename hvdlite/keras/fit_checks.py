@@ -163,6 +163,16 @@ def warn_of_own_models(model: Any, params: Any, process_set: ProcessSet, batch: 
         warnings.warn(text, ReplicasDifferWarning, stacklevel=2)
 
 
+def expect_own_models(params: Any) -> None:
+    """Do not warn in this `fit`: ranks train models of their own, and average them.
+
+    Args:
+        params: the `params` of a callback, which all callbacks of one `fit` share.
+    """
+    global _looked_at
+    _looked_at = params
+
+
 def _compare(model: Any, name: str, process_set: ProcessSet) -> tuple[bool, str | None]:
     """Return whether every rank has variables, and the text of this rank's warning, or None.
 

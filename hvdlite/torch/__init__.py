@@ -54,6 +54,7 @@ from hvdlite.torch.compression import Compression
 from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.local import DiLoCo, LocalSGD
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
@@ -63,12 +64,14 @@ from hvdlite_autoload import register
 
 __all__ = [
     "Compression",
+    "DiLoCo",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "DistributedSampler",
     "Handle",
     "ReplicaWatch",
     "ShardedOptimizer",
+    "LocalSGD",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",

@@ -220,7 +220,7 @@ class Distributed(Wrapping):
             self._reducer.synchronize()
             result = self._update(None)
         else:
-            result = self._update(_Evaluations(self._reducer, closure))
+            result = self._update(Evaluations(self._reducer, closure))
         self._reducer.count_step()
         return result
 
@@ -237,7 +237,7 @@ class Distributed(Wrapping):
         return _distribute(plain, copied, dataclasses.replace(settings, groups=groups))
 
 
-class _Evaluations:
+class Evaluations:
     """Wraps a closure of `step`: after each call the gradients and the loss are reduced.
 
     If the closure calls no backward(), gradients that are reduced already are not reduced again.
@@ -249,6 +249,7 @@ class _Evaluations:
         self._used = False  # whether the optimizer has used gradients, so that the next are new
 
     def __call__(self) -> Any:
+        """Evaluate the closure, and reduce."""
         if self._used:
             self._reducer.expect_gradients()
         self._used = True
@@ -386,6 +387,11 @@ def _check_options(
         )
     if isinstance(optimizer, Distributed | DistributedAdasum):
         raise ArgumentError("this optimizer is a DistributedOptimizer already")
+    if isinstance(optimizer, Wrapping):
+        raise ArgumentError(
+            "this optimizer averages parameters already (hvd.LocalSGD); make it a "
+            "DistributedOptimizer over the ranks of one host first, and hvd.LocalSGD of that"
+        )
     owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
     if owner is not None and owner.settings.of_model:
         raise ArgumentError(

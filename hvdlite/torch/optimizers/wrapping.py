@@ -21,13 +21,20 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _plain_copy(self, memo: dict[int, Any]) -> Any:
         """Copy deeply, as an optimizer of the wrapped class; `memo` then has its parameters."""
-        plain = _plain(self._wrapped_class)
+        plain = _plain(_plain_class(type(self)))
         memo[id(self)] = plain
         plain.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return plain
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain, (self._wrapped_class,), self.__getstate__()
+        return _plain, (_plain_class(type(self)),), self.__getstate__()
+
+
+def _plain_class(kind: Any) -> Any:
+    """Return the class of the user's optimizer below all wrappings."""
+    while issubclass(kind, Wrapping):
+        kind = kind._wrapped_class
+    return kind
 
 
 def _plain(wrapped_class: Any) -> Any:

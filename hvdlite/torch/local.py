@@ -1,0 +1,338 @@
+"""`LocalSGD` and `DiLoCo`: ranks step for themselves, and average parameters from time to time."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hvdlite import basics, ops
+from hvdlite.errors import ArgumentError
+from hvdlite.operation_names import next_object
+from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
+from hvdlite.subclass import subclass_in_place
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.compression import Compression
+from hvdlite.torch.optimizer import Distributed, Evaluations
+from hvdlite.torch.optimizers.adasum import DistributedAdasum
+from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, Weight, owner_of
+from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
+from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
+
+_KEY = "hvdlite.local_sgd"
+
+
+class Local(Wrapping):
+    """The methods that `LocalSGD` and `DiLoCo` add to the class of the optimizer."""
+
+    # GradScaler then calls `step` also when gradients overflow, so that all ranks count alike.
+    _step_supports_amp_scaling = True
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
+    _rounds: Rounds
+    _starter: GradientReducer | None  # averages gradients until the first local step
+
+    def average(self) -> None:
+        """Have a round now, after which the parameters are the same on all ranks.
+
+        Every rank calls it, at the same step: before evaluation and before a checkpoint. Between
+        the next rounds are as many steps as before. It does nothing if the ranks are equal.
+
+        Raises:
+            HvdliteError: the world is over.
+
+        Example:
+            >>> optimizer.average()
+            >>> torch.save([model.state_dict(), optimizer.state_dict()], "training.pt")
+        """
+        if self._rounds.takes_part:
+            with torch.no_grad():
+                self._rounds.average()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients; see `torch.optim.Optimizer.zero_grad`."""
+        if self._starter is not None:
+            self._starter.before_zero_grad()
+        super().zero_grad(set_to_none)
+
+    @own_step
+    def step(self, closure: Any = None) -> Any:
+        """Step with this rank's gradients, and average parameters when a round is due.
+
+        Args:
+            closure: evaluates the model again and returns the loss, on this rank.
+        """
+        self._opt_called = True  # LR schedulers check this
+        if not self._rounds.takes_part:
+            return self._step_alone(closure)
+        with torch.no_grad():
+            self._rounds.before_step()
+        starter = self._starter
+        if starter is not None and self._rounds.begun:
+            starter = self._starter = None  # Another rank has taken these steps already.
+        if starter is not None and closure is None:
+            starter.synchronize()
+        elif starter is not None:
+            closure = Evaluations(starter, closure)
+        result = self._step_alone(closure)
+        with torch.no_grad():
+            self._rounds.after_step()
+        if starter is not None:
+            starter.count_step()
+            if self._rounds.begun:
+                self._starter = None  # Its hooks go with it.
+        return result
+
+    def _step_alone(self, closure: Any) -> Any:
+        """Step as the wrapped class does; without it if GradScaler found an overflow."""
+        native = vars(self).get("_step_supports_amp_scaling", False)
+        overflow = getattr(self, "found_inf", None)
+        if native or overflow is None:
+            return super().step(closure) if closure is not None else super().step()
+        if float(overflow):
+            return None
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            factor = scale.double().reciprocal().float()
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        param.grad.mul_(factor.to(param.grad.device))
+        self.found_inf = self.grad_scale = None  # done here; steps of torch refuse to be told
+        return super().step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state with steps, anchors and outer momentum.
+
+        The inner state (momentum, Adam's moments) is this rank's own, and differs between ranks. A
+        plain optimizer loads it, too.
+
+        Raises:
+            HvdliteError: it is called between two rounds; call `average` first.
+        """
+        self._rounds.require_equal("state_dict()")
+        state: dict[str, Any] = super().state_dict()
+        return {**state, _KEY: self._rounds.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` has returned, or the state of a plain optimizer.
+
+        With the latter, steps are counted from zero. Load the model's parameters first or after it,
+        but before the next step.
+        """
+        super().load_state_dict(state_dict)
+        with torch.no_grad():
+            self._rounds.load(state_dict.get(_KEY))
+        if self._rounds.begun:
+            self._starter = None
+        elif self._starter is None:
+            self._starter = _starter_of(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Local:
+        self._rounds.require_equal("a deep copy of the optimizer")
+        under: Any = super()
+        copied = under.__deepcopy__(memo) if isinstance(self, Distributed) else None
+        copied = self._plain_copy(memo) if copied is None else copied
+        _localize(copied, self._rounds.settings)
+        with torch.no_grad():
+            copied._rounds.load(self._rounds.state())
+        if copied._rounds.begun:
+            copied._starter = None
+        local: Local = copied
+        return local
+
+
+def LocalSGD(
+    optimizer: torch.optim.Optimizer,
+    every: int = 16,
+    start: int = 0,
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.0,
+    fragments: int = 1,
+    delay: int = 0,
+    mix: float = 0.0,
+    buffers: Iterable[torch.Tensor] | None = None,
+    compression: Any = Compression.none,
+    weight: Weight = None,
+    process_set: ProcessSet = global_process_set,
+) -> Local:
+    """Make ranks step for themselves, and average their parameters after every so many steps.
+
+    It sends 1 / `every` of the bytes that `DistributedOptimizer` sends, and ranks wait for each
+    other in rounds only. Ranks begin with the same parameters: call `broadcast_parameters` before
+    the first step. Every rank steps equally often, or calls `join`. Local SGD: Stich, "Local SGD
+    Converges Fast and Communicates Little", ICLR 2019.
+
+    Args:
+        optimizer: any optimizer; it is changed in place. A `DistributedOptimizer` over the process
+            set of one host makes it hierarchical: gradients within hosts, parameters between them.
+        every: steps between two rounds.
+        start: the number of first steps in which gradients are averaged instead (post-local SGD).
+        outer_lr: the learning rate of the outer optimizer; 1 makes a plain average.
+        outer_momentum: its Nesterov momentum.
+        fragments: parameters are divided into so many parts, whose rounds come in turn.
+        delay: steps that a mean may take to arrive, while training goes on; less than `every`.
+        mix: the share of a rank's own parameters that stays when a mean arrives, from 0 to 1.
+        buffers: `model.buffers()`; those of floating point are averaged, too.
+        compression: how the changes travel: also `Compression.int8` and `Compression.int4`, which
+            cannot be used with `join`.
+        weight: this rank's weight in the mean, on all ranks or on none; a callable is called in
+            each round.
+        process_set: its members average; other ranks step for themselves.
+
+    Returns:
+        The optimizer, which has become an instance of a subclass of its class of the same name,
+        with the additional methods of `Local`.
+
+    Raises:
+        NotInitializedError: `hvd.init()` was not called.
+        ArgumentError: an argument cannot be used; the message says what to do.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = hvd.LocalSGD(optimizer, every=16, buffers=model.buffers())
+    """
+    basics.size()  # raises without init(), here rather than in the first step
+    settings = RoundSettings(
+        every=_whole("every", every, least=1),
+        start=_whole("start", start, least=0),
+        outer_lr=float(outer_lr),
+        outer_momentum=float(outer_momentum),
+        fragments=_whole("fragments", fragments, least=1),
+        delay=_whole("delay", delay, least=0),
+        mix=float(mix),
+        buffers=tuple(one for one in buffers or () if one.is_floating_point()),
+        compression=compression,
+        weight=weight,
+        process_set=process_set,
+    )
+    _check_values(settings)
+    _check_optimizer(optimizer, settings)
+    return _localize(optimizer, settings)
+
+
+def DiLoCo(
+    optimizer: torch.optim.Optimizer,
+    every: int = 500,
+    start: int = 0,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    fragments: int = 1,
+    delay: int = 0,
+    mix: float = 0.0,
+    buffers: Iterable[torch.Tensor] | None = None,
+    compression: Any = Compression.none,
+    weight: Weight = None,
+    process_set: ProcessSet = global_process_set,
+) -> Local:
+    """`LocalSGD` with the defaults of DiLoCo (Douillard et al., 2023), for AdamW and slow links.
+
+    With fewer than 100 rounds take outer_momentum=0.5, because 0.9 overshoots. The arguments and
+    errors are those of `LocalSGD`.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        >>> optimizer = hvd.DiLoCo(optimizer, every=500, compression=hvd.Compression.int4)
+    """
+    return LocalSGD(
+        optimizer, every, start, outer_lr, outer_momentum, fragments, delay, mix, buffers,
+        compression, weight, process_set,
+    )  # fmt: skip
+
+
+def _localize(optimizer: Any, settings: RoundSettings) -> Local:
+    take_step_back(optimizer)
+    number = next_object("LocalSGD", registered_id(settings.process_set))
+    reference = weakref.ref(optimizer)  # weak, because the optimizer owns the rounds
+    rounds = Rounds(f"local.{number}", lambda: vars(reference())["param_groups"], settings)
+    subclass_in_place(optimizer, Local)
+    optimizer._rounds = rounds
+    optimizer._starter = _starter_of(optimizer) if settings.start > 0 else None
+    local: Local = optimizer
+    return local
+
+
+def _starter_of(optimizer: Any) -> GradientReducer:
+    """Make what averages the gradients of the first steps."""
+    settings = optimizer._rounds.settings
+    reference = weakref.ref(optimizer)
+    return GradientReducer(
+        f"{optimizer._rounds.name}.start",
+        lambda: vars(reference())["param_groups"],
+        {},
+        Settings(
+            reduction=Reduction(ops.Average, process_set=settings.process_set),
+            compression=Compression.none,
+            passes=1,
+            groups=0,
+            sparse_as_dense=False,
+            cap_bytes=4 << 20,
+            weight=settings.weight,
+        ),
+    )
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ArgumentError(f"LocalSGD({name}={value!r}): give a whole number from {least} on")
+    return number
+
+
+def _check_values(settings: RoundSettings) -> None:
+    if settings.delay >= settings.every:
+        raise ArgumentError(
+            f"LocalSGD(delay={settings.delay}, every={settings.every}): the mean of a round must "
+            "arrive before the next round; give a delay that is less than every"
+        )
+    if settings.fragments > settings.every:
+        raise ArgumentError(
+            f"LocalSGD(fragments={settings.fragments}, every={settings.every}): each fragment has "
+            "a step of its own for its rounds; give at most as many fragments as steps"
+        )
+    for name, value, fits in [
+        ("outer_lr", settings.outer_lr, 0.0 < settings.outer_lr < float("inf")),
+        ("outer_momentum", settings.outer_momentum, 0.0 <= settings.outer_momentum < 1.0),
+        ("mix", settings.mix, 0.0 <= settings.mix < 1.0),
+    ]:
+        if not fits:
+            raise ArgumentError(
+                f"LocalSGD({name}={value}): outer_lr is a positive number; outer_momentum and mix "
+                "are at least 0 and less than 1"
+            )
+    registered_id(settings.process_set)
+
+
+def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise ArgumentError(
+            f"LocalSGD takes an optimizer, not a {type(optimizer).__name__}: pass an optimizer, "
+            "for example torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    if isinstance(optimizer, Local):
+        raise ArgumentError("this optimizer is one of LocalSGD or DiLoCo already")
+    if isinstance(optimizer, DistributedAdasum):
+        raise ArgumentError(
+            "LocalSGD does not go with op=hvd.Adasum: both combine the changes of the parameters; "
+            "pass the plain optimizer"
+        )
+    owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
+    if owner is None:
+        return
+    if owner.settings.reduction.process_set.ranks == settings.process_set.ranks:
+        raise ArgumentError(
+            "these gradients are averaged over the same ranks in every step, so that nothing is "
+            "left for LocalSGD; pass the plain optimizer, or a DistributedOptimizer over the "
+            "process set of one host"
+        )
+    if settings.start > 0:
+        raise ArgumentError(
+            "LocalSGD(start=...) takes a plain optimizer: over a DistributedOptimizer gradients "
+            "are averaged by that one only; leave start out"
+        )

@@ -1,0 +1,411 @@
+"""LocalSGD and DiLoCo against one process that simulates all ranks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.small_models import assert_close, assert_same_everywhere, counters, raises
+from references import local_sgd
+
+PRELOAD = ("torch._dynamo",)
+STEPS = 26
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    inputs = torch.randn(8, 3, generator=generator)
+    loss: torch.Tensor = (model(inputs).sum(1) - inputs.sum(1).sin()).square().mean()
+    return loss
+
+
+def take_steps(model: nn.Module, optimizer: Any, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        optimizer.zero_grad()
+        loss_of(model, hvd.rank(), step).backward()
+        optimizer.step()
+
+
+def engine_mean(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Sum in ascending order of the ranks, as the engine does."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total / len(tensors)
+
+
+def packed_mean(compression: Any) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    def mean(tensors: list[torch.Tensor]) -> torch.Tensor:
+        def through(tensor: torch.Tensor) -> torch.Tensor:
+            flat = compression.unpack(compression.pack(tensor.reshape(-1)))
+            return flat[: tensor.numel()].view(tensor.shape)  # type: ignore[no-any-return]
+
+        return through(engine_mean([through(tensor) for tensor in tensors]))
+
+    return mean
+
+
+def simulate(
+    make: Callable[[Any], Any], steps: int, mean: Any = engine_mean, **arguments: Any
+) -> list[list[torch.Tensor]]:
+    """Return the parameters of each replica."""
+    models = [make_model() for _ in range(hvd.size())]
+    optimizers = [make(model.parameters()) for model in models]
+    local_sgd.train(models, optimizers, loss_of, steps, mean, **arguments)
+    return [[param.detach() for param in model.parameters()] for model in models]
+
+
+def assert_equal(model: nn.Module, expected: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(ours, theirs), (ours - theirs).abs().max()
+
+
+CASES: list[dict[str, Any]] = [
+    {"every": 1},
+    {"every": 4},
+    {"every": 7, "outer_lr": 0.7, "outer_momentum": 0.9},
+    {"every": 6, "fragments": 3},
+    {"every": 5, "delay": 2, "mix": 0.5, "outer_lr": 0.8, "outer_momentum": 0.5},
+    {"every": 6, "fragments": 4, "delay": 5, "mix": 0.25, "outer_momentum": 0.5},
+]
+
+
+def scenario_equals_the_simulation_to_the_bit() -> None:
+    for make in (sgd, adamw):
+        for case in CASES:
+            model = make_model()
+            take_steps(model, hvd.LocalSGD(make(model.parameters()), **case), 1, STEPS)
+            assert_equal(model, simulate(make, STEPS, **case)[hvd.rank()])
+
+
+def scenario_one_step_a_round_is_synchronous() -> None:
+    model, other = make_model(), make_model()
+    take_steps(model, hvd.LocalSGD(sgd(model.parameters()), every=1), 1, STEPS)
+    take_steps(other, hvd.DistributedOptimizer(sgd(other.parameters())), 1, STEPS)
+    assert_close(list(model.parameters()), list(other.parameters()))
+    assert_same_everywhere(model)
+
+
+def scenario_sends_one_part_in_every() -> None:
+    sent = {}
+    for every in (1, 2, 8):
+        model = make_model()
+        optimizer = hvd.LocalSGD(sgd(model.parameters()), every=every)
+        take_steps(model, optimizer, 1, 8)
+        before = counters()["bytes"]
+        take_steps(model, optimizer, 9, 24)
+        sent[every] = counters()["bytes"] - before
+    bytes_of_model = sum(4 * param.numel() for param in make_model().parameters())
+    assert sent == {1: 16 * bytes_of_model, 2: 8 * bytes_of_model, 8: 2 * bytes_of_model}
+
+
+def scenario_packed_rounds_equal_the_simulation() -> None:
+    for compression in (hvd.Compression.int8, hvd.Compression.int4):
+        model = make_model()
+        # One parameter in each fragment, because blocks do not end where parameters do.
+        case = {"every": 4, "fragments": 4, "delay": 2, "outer_lr": 0.7, "outer_momentum": 0.5}
+        optimizer = hvd.LocalSGD(sgd(model.parameters()), **case, compression=compression)
+        take_steps(model, optimizer, 1, STEPS)
+        expected = simulate(sgd, STEPS, packed_mean(compression), **case)
+        assert_close(list(model.parameters()), expected[hvd.rank()], rtol=1e-4)
+        optimizer.average()
+        assert_same_everywhere(model)
+
+
+def scenario_infinities_survive_packing() -> None:
+    for compression in (hvd.Compression.int8, hvd.Compression.int4):
+        for value in (float("inf"), float("nan")):
+            numbers = torch.ones(600)
+            numbers[300] = value
+            back = compression.unpack(compression.pack(numbers))
+            assert back[:256].isfinite().all() and back[512:].isfinite().all()
+            assert not back[300].isfinite()
+        with raises("are for the rounds of"):
+            hvd.allreduce(torch.ones(2), name="packed", compression=compression)
+
+
+def scenario_average_makes_ranks_equal() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=8, fragments=2, delay=3, mix=0.5)
+    for first in (1, 8, 15):
+        take_steps(model, optimizer, first, first + 6)
+        with raises("call optimizer.average"):
+            optimizer.state_dict()
+        with raises("call optimizer.average"):
+            copy.deepcopy(optimizer)
+        optimizer.average()
+        assert_same_everywhere(model)
+        before = [param.clone() for param in model.parameters()]
+        optimizer.average()
+        assert_equal(model, before)
+
+
+def scenario_weights_and_buffers() -> None:
+    model = nn.BatchNorm1d(3)
+    plain = torch.optim.SGD(model.parameters(), lr=0.0)
+    weight = float(hvd.rank() + 1)
+    optimizer = hvd.LocalSGD(plain, every=1, buffers=model.buffers(), weight=lambda: weight)
+    model.running_mean.fill_(hvd.rank())
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    model(torch.ones(2, 3)).sum().backward()
+    kept = model.running_mean.clone()
+    with torch.no_grad():
+        expected = hvd.allreduce(kept, name="expected", weight=weight)
+    optimizer.step()
+    assert torch.equal(model.running_mean, expected)
+    for compression in (hvd.Compression.none, hvd.Compression.int8):
+        param = nn.Parameter(torch.zeros(300))
+        plain = torch.optim.SGD([param], lr=1.0)
+        optimizer = hvd.LocalSGD(plain, every=1, weight=weight, compression=compression)
+        param.grad = torch.full((300,), -float(hvd.rank()))
+        optimizer.step()
+        ranks = range(hvd.size())
+        mean = sum(rank * (rank + 1) for rank in ranks) / sum(rank + 1 for rank in ranks)
+        assert_close([param], [torch.full((300,), mean)])
+
+
+def scenario_gradients_are_averaged_until_start() -> None:
+    model, other = make_model(), make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=100, start=5)
+    take_steps(model, optimizer, 1, 5)
+    take_steps(other, hvd.DistributedOptimizer(sgd(other.parameters())), 1, 5)
+    assert_equal(model, list(other.parameters()))
+    optimizer.state_dict()
+    sent = counters()["bytes"]
+    take_steps(model, optimizer, 6, 8)
+    assert counters()["bytes"] == sent
+    optimizer.average()
+    assert_same_everywhere(model)
+
+
+def scenario_state_goes_on_to_the_bit() -> None:
+    case = {"every": 4, "outer_lr": 0.7, "outer_momentum": 0.9}
+    model = make_model()
+    optimizer = hvd.LocalSGD(adamw(model.parameters()), **case)
+    take_steps(model, optimizer, 1, 8)
+    saved = pickle.loads(pickle.dumps([model.state_dict(), optimizer.state_dict()]))
+    other = make_model()
+    other.load_state_dict(saved[0])
+    going_on = hvd.LocalSGD(adamw(other.parameters()), **case)
+    going_on.load_state_dict(saved[1])
+    twin, twin_optimizer = copy.deepcopy([model, optimizer])
+    for its_model, its_optimizer in [(model, optimizer), (other, going_on), (twin, twin_optimizer)]:
+        take_steps(its_model, its_optimizer, 9, 21)
+    assert_equal(other, list(model.parameters()))
+    assert_equal(twin, list(model.parameters()))
+    plain = adamw(make_model().parameters())
+    plain.load_state_dict(saved[1])
+    optimizer.average()
+    assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.AdamW
+
+
+def scenario_hierarchical() -> None:
+    if hvd.size() != 4:
+        return
+    hosts = [hvd.add_process_set(ranks) for ranks in ([0, 1], [2, 3])]
+    mine = hosts[hvd.rank() // 2]
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), process_set=mine)
+    optimizer = hvd.LocalSGD(optimizer, every=4)
+    take_steps(model, optimizer, 1, 3)
+    everyone = hvd.allgather(model[0].bias.detach().unsqueeze(0))
+    assert torch.equal(everyone[0], everyone[1]) and torch.equal(everyone[2], everyone[3])
+    assert not torch.equal(everyone[0], everyone[2])
+    take_steps(model, optimizer, 4, 4)
+    assert_same_everywhere(model)
+    twin = copy.deepcopy([model, optimizer])
+    take_steps(model, optimizer, 5, 8)
+    take_steps(*twin, 5, 8)
+    assert_equal(twin[0], list(model.parameters()))
+    assert type(pickle.loads(pickle.dumps(optimizer))) is torch.optim.SGD
+    for one in hosts:
+        hvd.remove_process_set(one)
+
+
+def scenario_joined_ranks_are_left_out() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, outer_momentum=0.5)
+    take_steps(model, optimizer, 1, 6 + 6 * hvd.rank())
+    last = hvd.join()
+    assert last == hvd.size() - 1
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    take_steps(model, optimizer, 1, 3)
+    optimizer.average()
+    assert_same_everywhere(model)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+    take_steps(model, optimizer, 1, 5)
+    optimizer.average()
+    assert_same_everywhere(model)
+
+
+def scenario_a_round_is_on_its_way_when_ranks_join() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, delay=3, fragments=2, mix=0.5)
+    take_steps(model, optimizer, 1, 5 + hvd.rank())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+    take_steps(model, optimizer, 1, 6)
+    optimizer.average()
+    assert_same_everywhere(model)
+
+
+def scenario_a_rank_joins_in_a_packed_round() -> None:
+    model = make_model()
+    int8 = hvd.Compression.int8
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=2, compression=int8)
+    take_steps(model, optimizer, 1, 1)
+    if hvd.rank() > 0:
+        with raises("joined"):
+            take_steps(model, optimizer, 2, 2)
+    hvd.join()
+
+
+def scenario_a_weight_is_not_negative() -> None:
+    for compression in (hvd.Compression.none, hvd.Compression.int8):
+        model = make_model()
+        plain = sgd(model.parameters())
+        optimizer = hvd.LocalSGD(plain, every=1, weight=-1.0, compression=compression)
+        with raises("a weight is a finite number"):
+            take_steps(model, optimizer, 1, 1)
+
+
+def scenario_sparse_gradients() -> None:
+    for start in (0, 2):
+        torch.manual_seed(1)
+        model = nn.Embedding(8, 2, sparse=True)
+        plain = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+        optimizer = hvd.LocalSGD(plain, every=2, start=start)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.tensor([hvd.rank(), step])).square().sum().backward()
+            optimizer.step()
+        assert_same_everywhere(model)
+
+
+def scenario_a_closure_is_this_ranks_own() -> None:
+    model = make_model()
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2 + hvd.rank())
+    optimizer = hvd.LocalSGD(lbfgs, every=2)
+    for step in range(2):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, hvd.rank(), step)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert_same_everywhere(model)
+
+
+def scenario_an_overflow_on_one_rank_is_a_step_there_too() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step in range(1, 9):
+        optimizer.zero_grad()
+        loss = loss_of(model, hvd.rank(), step)
+        scaler.scale(loss * float("inf") if step == 2 and hvd.rank() == 0 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert_same_everywhere(model)
+    assert all(param.isfinite().all() for param in model.parameters())
+
+
+def scenario_a_scale_does_not_change_steps() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, hvd.rank(), step)).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert_equal(model, simulate(sgd, STEPS, every=4)[hvd.rank()])
+
+
+def scenario_process_set() -> None:
+    some = hvd.add_process_set(range(1, hvd.size()))
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=2, process_set=some)
+    take_steps(model, optimizer, 1, 2)
+    optimizer.average()
+    everyone = hvd.allgather(model[0].bias.detach().unsqueeze(0))
+    assert all(torch.equal(one, everyone[1]) for one in everyone[1:])
+    assert not torch.equal(everyone[0], everyone[1])
+    hvd.remove_process_set(some)
+
+
+def scenario_half_precision_has_wide_anchors() -> None:
+    model = make_model().bfloat16()
+    optimizer = hvd.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.01), every=2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), hvd.rank() + 1.0, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+    assert_same_everywhere(model.float())
+    anchors = optimizer.state_dict()["hvdlite.local_sgd"]["anchor"]
+    assert all(anchor.dtype == torch.float32 for anchor in anchors)
+
+
+def scenario_what_cannot_be_used() -> None:
+    for arguments, text in [
+        ({"every": 0}, "every=0"),
+        ({"fragments": 1.5}, "fragments=1.5"),
+        ({"delay": 4, "every": 4}, "must arrive before the next round"),
+        ({"fragments": 5, "every": 4}, "at most as many fragments"),
+        ({"outer_lr": 0.0}, "outer_lr is a positive number"),
+        ({"outer_momentum": 1.0}, "less than 1"),
+        ({"mix": -0.1}, "less than 1"),
+    ]:
+        with raises(text):
+            hvd.LocalSGD(sgd(make_model().parameters()), **arguments)
+    with raises("takes an optimizer"):
+        hvd.DiLoCo(make_model())  # type: ignore[arg-type]
+    with raises("op=hvd.Adasum"):
+        hvd.LocalSGD(hvd.DistributedOptimizer(sgd(make_model().parameters()), op=hvd.Adasum))
+    with raises("nothing is left"):
+        hvd.LocalSGD(hvd.DistributedOptimizer(sgd(make_model().parameters())))
+    optimizer = hvd.DiLoCo(sgd(make_model().parameters()))
+    with raises("already"):
+        hvd.LocalSGD(optimizer)
+    with raises("averages parameters already"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def scenario_other_arguments_on_another_rank() -> None:
+    model = make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4 + (hvd.rank() == 1))
+    loss_of(model, 0, 1).backward()
+    with raises("has every="):
+        optimizer.step()
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+test_local_sgd = make_tests(body, sizes(2, 3, 4), timeout=100)
