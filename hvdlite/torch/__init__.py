@@ -55,6 +55,7 @@ from hvdlite.torch.data_parallel import DistributedDataParallel
 from hvdlite.torch.device import take_own_gpu
 from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.local import DiLoCo, LocalSGD
+from hvdlite.torch.noise_scale import NoiseScale
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
@@ -70,6 +71,7 @@ __all__ = [
     "DistributedSampler",
     "Handle",
     "LocalSGD",
+    "NoiseScale",
     "ReplicaWatch",
     "ShardedOptimizer",
     "SyncBatchNorm",

@@ -33,6 +33,7 @@ from hvdlite.torch.optimizers.backward import BackwardEnd, queue
 from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets, split_evenly
 from hvdlite.torch.optimizers.gradient_memory import GradientMemory
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
+from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction
 
@@ -125,7 +126,8 @@ class GradientReducer:
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._cycle = _Cycle()
-        self._steps = 0  # since all ranks began to count
+        self.steps = 0  # since all ranks began to count
+        self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
@@ -268,8 +270,10 @@ class GradientReducer:
             self._cycle.weighed = True
         try:
             bucket.scale(self.scale)
+            if self.observer is not None:
+                self.observer.sends(bucket.params)
             self._replicas.start(self._layout, self._names)
-            bucket.submit(self._step_reduction, blocking, self._steps)
+            bucket.submit(self._step_reduction, blocking, self.steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
             raise
@@ -302,7 +306,7 @@ class GradientReducer:
         if self._restarts != operation_names.restarts():
             # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
-            self._steps = 0
+            self.steps = 0
         self._cycle.open = True
         self._reduced = False
         self._cycle.backwards = 0
@@ -365,6 +369,8 @@ class GradientReducer:
             failure = failure or error
         ended = self._transaction.finish(dropped or failure is not None)
         failure = failure or ended
+        if failure is None and not dropped and self.observer is not None:
+            self.observer.received(self._layout)
         self._end_cycle()
         if failure is not None:
             raise failure
@@ -390,6 +396,8 @@ class GradientReducer:
         self._replicas.forget()
         self._end.forget()
         self._transaction.drop()
+        if self.observer is not None:
+            self.observer.forget()
         self._cycle = _Cycle()
 
     def drop_accumulated(self) -> None:
@@ -401,7 +409,7 @@ class GradientReducer:
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""
-        self._steps += 1
+        self.steps += 1
         self.expect_gradients()
 
     def expect_gradients(self) -> None:
