@@ -103,7 +103,7 @@ class NoiseScale:
     @property
     def _due(self) -> bool:
         reducer = self._reducer
-        several = reducer.takes_part and self._process_set.size() > 1
+        several = reducer.takes_part and self._process_set.size() != 1
         return several and reducer.steps % self._every == 0
 
     def sends(self, params: Sequence[torch.Tensor]) -> None:
