@@ -3,7 +3,8 @@
     python benchmarks/plot.py rows.jsonl picture.png
 
 All-reduce rows are drawn as time over size, in one panel for each number of ranks. Step rows are
-drawn as bars, with one group for each model. A file may have both kinds of rows.
+drawn as bars, with one group for each model, and rows of modes with one for each kind of delay. A
+file may have several kinds of rows.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
     )
     for axis, (benchmark, ranks) in zip(axes[0], panels, strict=True):
         of_panel = [row for row in rows if (row["benchmark"], row["np"]) == (benchmark, ranks)]
-        draw_panel = draw_allreduce if benchmark == "allreduce" else draw_step
-        draw_panel(axis, of_panel)
+        PANELS.get(benchmark, draw_step)(axis, of_panel)
         axis.set_title(f"{benchmark}, {ranks} ranks")
         axis.legend()
     figure.savefig(picture, dpi=120)
@@ -86,6 +86,26 @@ def draw_step(axis: Axes, rows: list[dict[str, Any]]) -> None:
         axis.bar(positions, medians, width, yerr=[below, above], capsize=3, label=label)
     axis.set_xticks(range(len(rows)), [row["model"] for row in rows])
     axis.set_ylabel("median step, ms")
+
+
+def draw_modes(axis: Axes, rows: list[dict[str, Any]]) -> None:
+    """Draw one group of bars for each kind of delay; synchronous training is the line at 1."""
+    delays = list(dict.fromkeys(row["delay"] for row in rows))
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    width = 0.8 / len(modes)
+    for index, mode in enumerate(modes):
+        of_mode = [row for row in rows if row["mode"] == mode]
+        positions = [delays.index(row["delay"]) + (index + 0.5) * width - 0.4 for row in of_mode]
+        bars = axis.bar(
+            positions, [row["effective_speed_up"] for row in of_mode], width, label=mode
+        )
+        axis.bar_label(bars, fmt="%.2f")
+    axis.axhline(1.0, color="black", label="synchronous")
+    axis.set_xticks(range(len(delays)), delays)
+    axis.set_ylabel("effective speed-up")
+
+
+PANELS = {"allreduce": draw_allreduce, "modes": draw_modes}
 
 
 if __name__ == "__main__":

@@ -65,6 +65,16 @@ def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
             assert row[figure] > 0
 
 
+def test_modes_print_a_row_for_each_mode_and_delay() -> None:
+    rows = rows_of("modes.py", "--np", "2")
+    delays = ("hiccup", "tail", "slow")
+    named = [(row["delay"], row["mode"]) for row in rows]
+    assert named == [(delay, mode) for delay in delays for mode in ("dropcompute", "localsgd")]
+    for row in rows:
+        assert row["effective_speed_up"] > 0 and row["synchronous_step_ms"] > 0
+        assert 0 < row["share_done"] <= 1
+
+
 def test_timeline_prints_a_row_per_kind_of_work() -> None:
     rows = rows_of("timeline.py", "--np", "2")
     assert [row["work"] for row in rows] == ["4 B", "200 x 4 KiB", "16 MiB"]
