@@ -181,8 +181,8 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
 // By position in a process set: whether the member takes part, not having joined.
 using Presence = std::vector<bool>;
 
-// What is wrong with the splits of an alltoall or a reducescatter: a message that names tensor, rank
-// and values; nothing when they can be used.
+// What is wrong with the splits of an alltoall or a reducescatter: a message that names tensor,
+// rank and values; nothing when they can be used.
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
                                                const Presence& present);
 // What is wrong with the ranks of a new process set in a world of `size`; nothing when it can be.

@@ -100,8 +100,8 @@ std::optional<std::string> describe_bad_shares(int rank, const Request& request,
   const std::string whose = ": rank " + std::to_string(rank);
   if (splits.size() != members * request.tensors.size()) {
     return describe(request) + whose + " has " + std::to_string(splits.size()) +
-           " splits in a process set of " + std::to_string(members) +
-           "; give one for each member" + (request.tensors.size() == 1 ? "" : " and tensor");
+           " splits in a process set of " + std::to_string(members) + "; give one for each member" +
+           (request.tensors.size() == 1 ? "" : " and tensor");
   }
   auto begin = splits.begin();
   for (const TensorShape& tensor : request.tensors) {

@@ -133,8 +133,8 @@ TEST(engine_scatters_by_splits) {
           const std::int64_t own = splits[static_cast<std::size_t>(rank)];
           std::vector<float> expected;
           for (std::int64_t i = 2 * begin; i < 2 * (begin + own); ++i) {
-            expected.push_back(static_cast<float>(engine.size() * i +
-                                                  engine.size() * (engine.size() - 1) / 2));
+            expected.push_back(
+                static_cast<float>(engine.size() * i + engine.size() * (engine.size() - 1) / 2));
           }
           CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{own}));
           CHECK_EQ(output_of(entry), expected);
