@@ -358,7 +358,7 @@ def scenario_a_gradient_that_the_script_sets_in_flight() -> None:
 def scenario_ranks_with_different_stages_get_an_error() -> None:
     model = Model()
     optimizer = sharded(MAKES["SGD"], model, stage=1 + hvd.rank() % 2)
-    with raises("ranks disagree about the operation: .*rank [01] has (allreduce|reducescatter)"):
+    with raises("ranks disagree about the operation: .*rank . has (allreduce|reducescatter)"):
         train_on(model, optimizer, range(1))
 
 
