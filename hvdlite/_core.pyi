@@ -253,11 +253,15 @@ class Engine:
         keep: Any = None,
         blocking: bool = False,
         stream: int = 0,
+        splits: Sequence[int] = (),
     ) -> Handle:
         """Submit tensors to be reduced, of which each rank gets a part of the rows (ndim >= 1).
 
-        Where the rows do not divide, the first ranks get one more. The tensors' output addresses
-        are not used: see `Handle.take_output`.
+        Args:
+            splits: how many rows each rank of the set gets, tensor after tensor, the same on all
+                ranks; empty: as even as can be, where the first ranks get one more.
+
+        The tensors' output addresses are not used: see `Handle.take_output`.
         """
 
     def alltoall(

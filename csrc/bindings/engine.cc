@@ -86,9 +86,11 @@ HandlePtr allgather(const HolderPtr& self, std::string name, const Tensors& tens
 
 HandlePtr reducescatter(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
                         double prescale, double postscale, std::uint32_t process_set,
-                        py::object keep, bool blocking, std::uintptr_t stream) {
+                        py::object keep, bool blocking, std::uintptr_t stream,
+                        std::vector<std::int64_t> splits) {
   EntryBuilder call = call_of(Kind::kReducescatter, std::move(name), process_set, tensors, stream);
-  return submit(self, call.reduce(op, prescale, postscale), std::move(keep), blocking);
+  call.reduce(op, prescale, postscale).splits(std::move(splits));
+  return submit(self, call, std::move(keep), blocking);
 }
 
 HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
@@ -290,7 +292,7 @@ void register_engine(py::module_& module) {
            blocking, stream, transaction)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking,
-           stream)
+           stream, py::arg("splits") = std::vector<std::int64_t>())
       .def("alltoall", &alltoall, py::arg("name"), py::arg("tensor"),
            py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking, stream)
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),

@@ -1,5 +1,6 @@
 // The collectives of rows of a BatchRun, whose results are the engine's own memory, and those that
 // only copy: broadcasts and sends.
+#include <algorithm>
 #include <new>
 #include <numeric>
 
@@ -37,10 +38,19 @@ std::size_t sum(std::span<const std::size_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
 }
 
-// The members' rows of a reducescatter: the first ones get one more where it does not divide.
-std::vector<std::int64_t> scattered_rows(std::int64_t rows, std::size_t members) {
-  const auto parts = static_cast<std::int64_t>(members);
+// The rows of a reducescatter's tensor by member that is present. Without splits the first members
+// get one more where the rows do not divide.
+std::vector<std::int64_t> scattered_rows(const Request& request, std::size_t tensor,
+                                         const Presence& present) {
   std::vector<std::int64_t> result;
+  if (!request.splits.empty()) {
+    for (std::size_t i = 0; i < present.size(); ++i) {
+      if (present[i]) result.push_back(request.splits[tensor * present.size() + i]);
+    }
+    return result;
+  }
+  const std::int64_t rows = request.tensors[tensor].dims[0];
+  const std::int64_t parts = std::count(present.begin(), present.end(), true);
   for (std::int64_t i = 0; i < parts; ++i) result.push_back(rows / parts + (i < rows % parts));
   return result;
 }
@@ -96,7 +106,7 @@ Status BatchRun::reducescatter() {
   const auto self = static_cast<std::size_t>(group.index_of(parts_.rank));
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorShape& tensor = request.tensors[i];
-    const auto rows = scattered_rows(tensor.dims[0], group.ranks.size());
+    const auto rows = scattered_rows(request, i, members_.present);
     std::vector<std::uint64_t> counts;
     for (const std::int64_t count : rows) {
       counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));

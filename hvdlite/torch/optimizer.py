@@ -21,7 +21,8 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
-from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, Weight, owner_of
+from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 

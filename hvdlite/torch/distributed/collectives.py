@@ -162,19 +162,20 @@ class Collectives(Submissions):
     def _reduce_uneven(
         self, output: torch.Tensor, joined: torch.Tensor, parts: Tensors, opts: Any
     ) -> Work:
-        """Reduce parts of different sizes; the engine's reducescatter has equal ones."""
+        """Reduce parts of different sizes; rank r gets its r-th part in `output`."""
         opts = opts or distributed.ReduceScatterOptions()
-        own = joined.split([part.numel() for part in parts])[self._own_rank].view(output.shape)
+        splits = [part.numel() for part in parts]
         how = self._reduction("reduce_scatter", [joined], opts)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = [spec_of_reduced(name, joined, joined, how)]
-            return self._engine.allreduce(
-                name, specs, how.op, how.prescale, keep=joined, blocking=blocking
+            specs = [spec_of_reduced(name, joined, None, how)]
+            return self._engine.reducescatter(
+                name, specs, how.op, how.prescale, keep=joined, blocking=blocking, splits=splits
             )
 
         signature = f"reduce_scatter.uneven.{how.word}.{joined.numel()}"
-        return self._start(signature, submit, [output], copying([own], [output]), opts)
+        finish = receiving("reduce_scatter", [output], self._members)
+        return self._start(signature, submit, [output], finish, opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None

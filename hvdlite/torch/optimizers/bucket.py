@@ -1,12 +1,9 @@
-"""Buckets of gradients that travel together: the forming of buckets, and the trip of one bucket.
+"""Buckets of gradients that all ranks get, reduced by an allreduce; see `gradient_bucket`.
 
-A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
-*present* on a rank that has a gradient for it; the other ranks send zeros. A vector of flags, one
-per parameter, travels with the gradients: if no rank had a gradient, every rank leaves `grad` at
-None. Further flags have the numbers of rows of sparse gradients, from which all ranks choose how
-these travel next: as rows, by a second operation, or dense (see `sparse`). They arrive sparse
-either way. The last flags have the number of the step: without it, if a rank called backward() more
-often than the others, its gradients would be reduced with those of their next step unnoticed.
+A vector of flags, one per parameter, travels with the gradients: if no rank had a gradient, every
+rank leaves `grad` at None. Further flags have the numbers of rows of sparse gradients, from which
+all ranks choose how these travel next: as rows, by a second operation, or dense (see `sparse`).
+They arrive sparse either way. The last flags have the number of the step.
 """
 
 from __future__ import annotations
@@ -17,13 +14,13 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, basics, ops
+from hvdlite import _core, ops
 from hvdlite.compression import cast_in_core
-from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
+from hvdlite.torch.optimizers.gradient_bucket import STEPS, GradientBucket
 from hvdlite.torch.optimizers.gradient_memory import (
     COMMON_FLAGS,
     FLAGS,
@@ -32,57 +29,6 @@ from hvdlite.torch.optimizers.gradient_memory import (
     flags_dtype,
 )
 from hvdlite.torch.optimizers.layout import layout_spec
-
-STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
-FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
-
-
-def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[torch.Tensor]]:
-    """Divide parameters into buckets, in the order in which backward reaches them.
-
-    That is the reverse of their registration. A bucket has parameters of one dtype and device. It
-    is closed when it has `cap_bytes`; the first of each dtype and device, when it has
-    FIRST_BUCKET_BYTES.
-
-    Example:
-        >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
-        >>> [len(bucket) for bucket in plan_buckets([a, b, c], cap_bytes=1 << 21)]
-        [1, 2]
-    """
-    buckets: list[list[torch.Tensor]] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    room: dict[tuple[torch.dtype, torch.device], int] = {}
-    for param in reversed(params):
-        kind = (param.dtype, param.device)
-        if kind not in filling:
-            first = kind not in room
-            room[kind] = min(FIRST_BUCKET_BYTES, cap_bytes) if first else cap_bytes
-            filling[kind] = []
-            buckets.append(filling[kind])
-        filling[kind].append(param)
-        room[kind] -= param.numel() * param.element_size()
-        if room[kind] <= 0:
-            del filling[kind]
-    return buckets
-
-
-def split_evenly(params: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
-    """Divide parameters into `count` buckets of nearly equal length, in the order of backward."""
-    ordered = list(reversed(params))
-    bounds = [len(ordered) * i // count for i in range(count + 1)]
-    parts = [ordered[bounds[i] : bounds[i + 1]] for i in range(count)]
-    return [part for part in parts if part]
-
-
-def follow_groups(
-    params: Sequence[torch.Tensor], groups: Sequence[Sequence[torch.Tensor]]
-) -> list[list[torch.Tensor]]:
-    """Make a bucket of each group, and one of each parameter that is in no group."""
-    group_of = {param: i for i, group in enumerate(groups) for param in group}
-    buckets: dict[object, list[torch.Tensor]] = {}
-    for param in reversed(params):
-        buckets.setdefault(group_of.get(param, param), []).append(param)
-    return list(buckets.values())
 
 
 @dataclass
@@ -129,11 +75,8 @@ def _shorten(name: str, limit: int) -> str:
     return name.encode()[:limit].decode(errors="ignore")
 
 
-class Bucket:
-    """The gradients of some parameters, trip after trip: `submit`, then `finish`.
-
-    Between these calls the gradients belong to the core. Not thread-safe.
-    """
+class Bucket(GradientBucket):
+    """A bucket whose gradients all ranks get."""
 
     def __init__(
         self,
@@ -157,10 +100,7 @@ class Bucket:
             layout: a number that must be the same on all ranks, see
                 `hvdlite.torch.optimizers.layout`.
         """
-        self.params = list(params)
-        self.missing = len(self.params)  # number of gradients that are not ready; the owner counts
-        self._name = name
-        self._names = list(names)
+        super().__init__(name, params, names)
         self._labels = [_shorten(one, 400) for one in names]  # their names in the core
         self._compression = compression
         self._by_hand = compression  # the part of it that is not a cast in the core
@@ -175,8 +115,6 @@ class Bucket:
         self._gathered: list[int] = []  # positions of the parameters whose rows are in flight
         self._gathering: RowGathering | None = None
         self._reduction: Reduction | None = None
-        self._step = 0
-        self._steps_met = 0.0  # the mean of the ranks' step numbers; 0: not read, or without weight
         self._masks: dict[int, torch.Tensor] = {}  # masks in flight, by position
 
     @property
@@ -191,30 +129,8 @@ class Bucket:
             return []
         return [self._name, *([] if self._gathering is None else [f"{self._name}.rows"])]
 
-    @property
-    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters and their names."""
-        return list(zip(self._names, self.params, strict=True))
-
-    def scale(self, factor: float) -> None:
-        """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""
-        if factor != 1.0:
-            with torch.no_grad():
-                for param in self.params:
-                    if param.grad is not None:
-                        param.grad.mul_(factor)
-
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
-        """Submit the gradients, and zeros for those that this rank does not have.
-
-        Args:
-            reduction: how they are combined.
-            blocking: whether the caller will wait at once.
-            step: the number of the step, which all ranks count alike.
-
-        Raises:
-            HvdliteError: a gradient cannot be sent; nothing was submitted.
-        """
+        """Submit the gradients; see `GradientBucket.submit`."""
         by_rows = self._ways.begin()
         cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         if self._find_places is not None:
@@ -315,15 +231,7 @@ class Bucket:
         return self._flags
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
-        """Wait, and put the results into `grad`.
-
-        Args:
-            counts: whether this rank's gradients count (its weight is not zero).
-            dropped: whether the results are not used, so that changed gradients are not an error.
-
-        Raises:
-            HvdliteError: the reduction failed, or the script changed a gradient in flight.
-        """
+        """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
         handle, trips, reduction = self._handle, self._trips, self._reduction
         gathering, positions = self._gathering, self._gathered
         assert handle is not None and reduction is not None
@@ -340,11 +248,7 @@ class Bucket:
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
             if not dropped and not trip.untouched():
-                raise HvdliteError(
-                    f"the gradient of {name} was changed while it was being reduced, and is wrong "
-                    "now; call optimizer.synchronize() after backward(), before clipping, "
-                    "unscaling, zeroing or a second backward()"
-                )
+                raise self._changed(name)
         if not dropped:
             self._check_step()
         with torch.no_grad():
@@ -384,17 +288,6 @@ class Bucket:
         any_rows = any(rows) or self._gathering is not None
         ways.dense_for_good = self._flags.is_cuda and all(present) and not any_rows
         return present, rows
-
-    def _check_step(self) -> None:
-        """Raise an error if gradients of different steps were reduced together."""
-        met, own = self._steps_met, 1.0 + self._step % STEPS
-        if met > 0 and abs(met - own) > 0.25:
-            raise HvdliteError(
-                f"rank {basics.rank()}: the gradients of its step {self._step + 1}, in "
-                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
-                "backward() and step() equally often on every rank; run further backward() calls "
-                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
-            )
 
     def _make_masks(
         self, positions: Sequence[int], trips: Sequence[_Trip]

@@ -16,8 +16,8 @@ would multiply them, so it is refused.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,34 +27,23 @@ from typing import Any
 import torch
 
 from hvdlite import basics, operation_names, ops
-from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
+from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
-from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets, split_evenly
-from hvdlite.torch.optimizers.gradient_memory import GradientMemory
-from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
+from hvdlite.torch.optimizers.bucket_making import make_buckets
+from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
+from hvdlite.torch.optimizers.layout import explain, meet_without_parameters
 from hvdlite.torch.optimizers.observer import GradientObserver
+from hvdlite.torch.optimizers.ownership import Division, Ownership
+from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.transaction import StepTransaction
 
-Weight = float | Callable[[], float] | None
-
-
-@dataclass
-class Settings:
-    """How gradients are reduced; see `DistributedOptimizer` for each."""
-
-    reduction: Reduction
-    compression: Any
-    passes: int
-    groups: int | Sequence[Sequence[torch.Tensor]]
-    sparse_as_dense: bool
-    cap_bytes: int
-    weight: Weight
-    bucket_view: bool = False  # gradient_as_bucket_view
-    in_backward: bool = True  # reduce_in="backward"
-    of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
-
+NO_WEIGHT = (
+    "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "
+    "and sums; use stage=1"
+)
 
 _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
@@ -123,8 +112,8 @@ class GradientReducer:
         self._hooks: dict[torch.Tensor, Any] = {}
         weakref.finalize(self, _remove_all, self._hooks)
         self._layout: list[torch.Tensor] = []
-        self._buckets: list[Bucket] = []
-        self._bucket_of: dict[torch.Tensor, Bucket] = {}
+        self._buckets: Sequence[GradientBucket] = ()
+        self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._cycle = _Cycle()
         self.steps = 0  # since all ranks began to count
         self.observer: GradientObserver | None = None
@@ -132,8 +121,9 @@ class GradientReducer:
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self))
-        # Reduced gradients, to which no backward may add; used with op=Sum only.
-        self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
+        self._once = ReducedOnce(self._names)
+        self._division: Division | None = None
+        self._owners: Ownership | None = None  # of the parameters in the buckets, with `divide`
         self._reduced = False  # whether gradients are reduced, and none was computed since
         self._paused = False
         self._weight: float | None = None  # of this cycle, or of the last one
@@ -195,8 +185,20 @@ class GradientReducer:
             )
         self.settings.passes = ops.check_passes(passes)
 
+    def divide(self, division: Division) -> None:
+        """Reduce each gradient to the owner of its parameter alone, from the next cycle on."""
+        self._division, self._layout = division, []
+        self._update_layout()
+
+    @property
+    def divides(self) -> bool:
+        """Whether reduced gradients go to the owners of their parameters alone."""
+        return self._division is not None
+
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
+        if weight is not None and self.divides:
+            raise ArgumentError(NO_WEIGHT)
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
         self.settings.weight = weight
@@ -262,7 +264,7 @@ class GradientReducer:
             self._submit_rest(blocking=False)
             queue(self._wait)
 
-    def _submit(self, bucket: Bucket, blocking: bool) -> None:
+    def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
         if not self._cycle.weighed:
             weight = self.settings.weight
             weight = weight() if callable(weight) else weight
@@ -295,14 +297,7 @@ class GradientReducer:
         if self._cycle.open:
             return
         self._update_layout()
-        for param, reduced in self._sums.items():
-            if param.grad is not None and reduced() is param.grad:
-                raise HvdliteError(
-                    f"backward() would add to the gradient of {self._names[param]}, which is a sum "
-                    "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
-                    "say backward_passes_per_step=, run all but the last backward() of a step "
-                    "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
-                )
+        self._once.check(self._layout)
         if self._restarts != operation_names.restarts():
             # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
@@ -375,12 +370,12 @@ class GradientReducer:
         if failure is not None:
             raise failure
         self._reduced = self.takes_part  # a later member looks again in its next step
-        if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
-            grads = ((param, param.grad) for param in self._layout)
-            self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
+        summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
+        if summed or self.divides:
+            self._once.note(self._layout, owned=self.divides)
         warn(differing)
 
-    def _explain(self, bucket: Bucket, error: MismatchError) -> MismatchError:
+    def _explain(self, bucket: GradientBucket, error: MismatchError) -> MismatchError:
         if bucket is not self._buckets[0]:
             return error
         buckets = [one.named_parameters for one in self._buckets]
@@ -415,7 +410,7 @@ class GradientReducer:
     def expect_gradients(self) -> None:
         """Note that the gradients, reduced or not, have been used: the next ones are new."""
         self._reduced = False
-        self._sums.clear()
+        self._once.use()
 
     def before_zero_grad(self) -> None:
         """Refuse to zero gradients that are not reduced yet.
@@ -435,6 +430,7 @@ class GradientReducer:
             self._end_cycle()
         self._cycle.weighed = False
         self.expect_gradients()
+        self._once.forget()
 
     # The layout.
 
@@ -447,39 +443,20 @@ class GradientReducer:
                     params.append(param)
                     if param not in self._names:
                         self._names[param] = f"parameter.{number}.{index}"
-        if len(params) == len(self._layout) and all(map(lambda a, b: a is b, params, self._layout)):
+        owners = self._division.present() if self._division is not None and params else None
+        same = len(params) == len(self._layout) and all(map(operator.is_, params, self._layout))
+        if same and owners is self._owners:
             return
         for param in self._hooks.keys() - set(params):
             self._hooks.pop(param).remove()
         for param in params:
             if param not in self._hooks:
                 self._watch(param)
-        self._layout = params
-        formed = self._form_buckets(params)
-        memory = GradientMemory(formed) if self.settings.bucket_view else None
-        names = [[self._names[param] for param in bucket] for bucket in formed]
-        layout = digest(names)
-        self._buckets = [
-            Bucket(
-                f"{self.name}.{number}",
-                bucket,
-                names[number],
-                self.settings.compression,
-                self.settings.sparse_as_dense,
-                None if memory is None else functools.partial(memory.of, number),
-                layout if number == 0 else None,
-            )
-            for number, bucket in enumerate(formed)
-        ]
+        self._layout, self._owners = params, owners
+        if owners is not None:
+            owners.take(params)
+        self._buckets = make_buckets(self.name, params, self._names, self.settings, owners)
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
-
-    def _form_buckets(self, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        groups = self.settings.groups
-        if not isinstance(groups, int):
-            return follow_groups(params, groups)
-        if groups > 0:
-            return split_evenly(params, groups)
-        return plan_buckets(params, self.settings.cap_bytes)
 
 
 def _calling(reducer: GradientReducer) -> Callable[[], None]:
