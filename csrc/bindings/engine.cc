@@ -31,13 +31,14 @@ struct TensorArgument {
   const void* input = nullptr;
   void* output = nullptr;
   int gpu = kHostMemory;
+  std::uint64_t capacity = 0;
 };
 using Tensors = std::vector<const TensorArgument*>;
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
-                                            std::uintptr_t output, int gpu,
-                                            std::optional<int> wire) {
+                                            std::uintptr_t output, int gpu, std::optional<int> wire,
+                                            std::uint64_t capacity) {
   Result<TensorShape> made =
       make_shape(std::move(name), dtype, wire.value_or(dtype), std::move(shape));
   raise_if_error(made.status());
@@ -46,6 +47,7 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
   tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
   tensor->gpu = gpu;
+  tensor->capacity = capacity;
   return tensor;
 }
 
@@ -53,7 +55,8 @@ EntryBuilder call_of(Kind kind, std::string name, std::uint32_t process_set, con
                      std::uintptr_t stream) {
   EntryBuilder call(kind, std::move(name), process_set);
   for (const TensorArgument* tensor : tensors) {
-    call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream));
+    call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream))
+        .capacity(tensor->capacity);
   }
   return call;
 }
@@ -267,7 +270,8 @@ std::unique_ptr<GradientMemoryObject> allocate_gradient_memory(const HolderPtr& 
 void register_engine(py::module_& module) {
   py::class_<TensorArgument>(module, "Tensor", py::is_final())
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
-           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none())
+           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none(),
+           py::arg("capacity") = 0)
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
