@@ -173,16 +173,29 @@ class Collectives(Submissions):
         """Reduce parts of different sizes; rank r gets its r-th part in `output`."""
         opts = opts or distributed.ReduceScatterOptions()
         splits = [part.numel() for part in parts]
-        how = self._reduction("reduce_scatter", [joined], opts)
+        wanted = splits[self._own_rank]
+        if output.numel() != wanted:
+            raise ArgumentError(
+                f"reduce_scatter: an output of {output.numel()} elements for the part of this "
+                f"rank, which has {wanted}"
+            )
+        how = self._reduction("reduce_scatter", [joined, output], opts)
+        memory = as_written(output)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = [spec_of_reduced(name, joined, None, how)]
+            specs = [spec_of_reduced(name, joined, memory, how, parts=joined.numel())]
             return self._engine.reducescatter(
-                name, specs, how.op, how.prescale, keep=joined, blocking=blocking, splits=splits
+                name,
+                specs,
+                how.op,
+                how.prescale,
+                keep=(joined, memory),
+                blocking=blocking,
+                splits=splits,
             )
 
         signature = f"reduce_scatter.uneven.{how.word}.{joined.numel()}"
-        finish = receiving("reduce_scatter", [output], self._members)
+        finish = copying([memory], [output])
         return self._start(signature, submit, [output], finish, opts)
 
     def reduce_scatter_single(
