@@ -3,8 +3,8 @@
     python examples/elastic_demo.py
 
 hvdlite-run starts the example with four ranks. Every two seconds this program kills one of them,
-unless only two are left; hvdlite-run starts others in their place. demo-output/elastic.png shows
-processes, steps and loss over time.
+unless only two are left or training is about to end; hvdlite-run starts others in their place.
+demo-output/elastic.png shows processes, steps and loss over time.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def kill_ranks(job: subprocess.Popen, log: Path, every: float) -> dict[int, floa
     while job.poll() is None:
         time.sleep(0.2)
         now = time.time()
-        train = {row["pid"] for row in read(log) if row["time"] > now - 0.5} - kills.keys()
-        if train != before:
-            before, since = train, now
+        new = [row for row in read(log) if row["time"] > now - 0.5 and row["epochs_left"] > 2]
+        train = {row["pid"] for row in new} - kills.keys()
+        before, since = train, since if train == before else now
         if now - since >= every and len(train) > FEWEST:
             pid = random.choice(sorted(train))
             kills[pid] = now

@@ -24,10 +24,10 @@ BATCH = 12  # of each rank
 STEPS_PER_COMMIT = 10
 
 
-def log(file: Path | None, step: int, loss: float) -> None:
+def log(file: Path | None, **row: float) -> None:
     """Append a line about this rank's step to a file that all ranks share."""
     if file is not None:
-        row = {"time": time.time(), "pid": os.getpid(), "step": step, "loss": loss}
+        row |= {"time": time.time(), "pid": os.getpid()}
         with file.open("a") as rows:
             rows.write(json.dumps(row) + "\n")
 
@@ -45,7 +45,8 @@ def train(
             state.optimizer.step()
             state.sampler.record_batch(index, BATCH)
             state.step += 1
-            log(options.log, state.step, loss.item())
+            left = options.epochs - state.epoch
+            log(options.log, step=state.step, loss=loss.item(), epochs_left=left)
             time.sleep(options.pause)
             if state.step % STEPS_PER_COMMIT == 0:
                 state.commit()  # Ranks may join and leave here.
