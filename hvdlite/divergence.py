@@ -8,13 +8,14 @@ each, 16 bytes for each tensor, and gather those that differ.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdlite import _core, basics
-from hvdlite.errors import ArgumentError, DivergenceError, MismatchError
+from hvdlite.errors import ArgumentError, DivergenceError, MismatchError, ReplicasDifferWarning
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import Exchange, ranks_text
@@ -156,6 +157,36 @@ def _grouped(values: dict[int, int]) -> list[list[int]]:
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)
     return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+
+
+def react(
+    divergence: Divergence,
+    then: str,
+    owner: str,
+    process_set: ProcessSet,
+    repair: Callable[[int], None],
+) -> None:
+    """Do what a replica watch was told to do where replicas differ.
+
+    Args:
+        divergence: how they differ.
+        then: "raise", "warn" or "repair".
+        owner: what a message calls the watch.
+        process_set: its members compare; the first of them warns.
+        repair: gives all members the state of one rank.
+
+    Raises:
+        DivergenceError: with "raise", and with "repair" where no rank has the majority's bits.
+    """
+    root = divergence.root
+    if then == "raise" or (then == "repair" and root is None):
+        raise divergence.error(owner)
+    done = ""
+    if then == "repair" and root is not None:
+        repair(root)
+        done = f"; all ranks now have those of rank {root}"
+    if basics.rank() == process_set.ranks[0]:
+        warnings.warn(divergence.text(owner) + done, ReplicasDifferWarning, stacklevel=3)
 
 
 def check_arguments(every: int, then: str) -> None:

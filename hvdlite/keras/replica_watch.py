@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
 import numpy as np
 
-from hvdlite import basics
-from hvdlite.divergence import check_arguments, compare
-from hvdlite.errors import ReplicasDifferWarning
+from hvdlite.divergence import check_arguments, compare, react
 from hvdlite.keras.adapters import optimizer_variables
 from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables
@@ -76,19 +73,15 @@ class ReplicaWatchCallback(Callback):
         divergence = compare(names, [word_sum(one) for one in watched], self.process_set)
         if divergence is None:
             return
-        owner = f"ReplicaWatchCallback, batch {self._batches}"
-        root = divergence.root
-        if self.then == "raise" or (self.then == "repair" and root is None):
-            raise divergence.error(owner)
-        done = ""
-        if self.then == "repair" and root is not None:
+
+        def repair(root: int) -> None:
             differing = [watched[i] for i in divergence.places]
             broadcast_variables(
                 [*differing, *optimizer_variables(self.model)], root, self.process_set
             )
-            done = f"; all ranks now have those of rank {root}"
-        if basics.rank() == self.process_set.ranks[0]:
-            warnings.warn(divergence.text(owner) + done, ReplicasDifferWarning, stacklevel=2)
+
+        owner = f"ReplicaWatchCallback, batch {self._batches}"
+        react(divergence, self.then, owner, self.process_set, repair)
 
 
 def word_sum(variable: Any) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hvdlite import basics, operation_names
-from hvdlite.divergence import Divergence, check_arguments, compare
-from hvdlite.errors import ArgumentError, ReplicasDifferWarning
+from hvdlite import operation_names
+from hvdlite.divergence import Divergence, check_arguments, compare, react
+from hvdlite.errors import ArgumentError
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.functions import broadcast_parameters
@@ -113,17 +112,13 @@ class ReplicaWatch:
         divergence = _compare(pairs, self._process_set)
         if divergence is None:
             return
-        owner = f"ReplicaWatch, step {self._steps}"
-        root = divergence.root
-        if self._then == "raise" or (self._then == "repair" and root is None):
-            raise divergence.error(owner)
-        done = ""
-        if self._then == "repair" and root is not None:
+
+        def repair(root: int) -> None:
             differing = [pairs[i] for i in divergence.places]
             _repair(optimizer, differing, root, self._process_set)
-            done = f"; all ranks now have those of rank {root}"
-        if basics.rank() == self._process_set.ranks[0]:
-            warnings.warn(divergence.text(owner) + done, ReplicasDifferWarning, stacklevel=2)
+
+        owner = f"ReplicaWatch, step {self._steps}"
+        react(divergence, self._then, owner, self._process_set, repair)
 
 
 def _params(optimizer: Any) -> list[torch.Tensor]:
