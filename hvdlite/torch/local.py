@@ -18,7 +18,8 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.reducer import GradientReducer, Settings, Weight, owner_of
+from hvdlite.torch.optimizers.formation import Settings, Weight
+from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 

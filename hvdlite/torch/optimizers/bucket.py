@@ -1,4 +1,4 @@
-"""Buckets of gradients that travel together: the forming of buckets, and the trip of one bucket.
+"""Buckets of gradients that travel together: the trip of one bucket.
 
 A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
 *present* on a rank that has a gradient for it; the other ranks send zeros. A vector of flags, one
@@ -7,10 +7,14 @@ None. Further flags have the numbers of rows of sparse gradients, from which all
 these travel next: as rows, by a second operation, or dense (see `sparse`). They arrive sparse
 either way. The last flags have the number of the step: without it, if a rank called backward() more
 often than the others, its gradients would be reduced with those of their next step unnoticed.
+
+With PowerSGD a bucket has two operations in a cycle. The first has the left factors of the
+gradients that are compressed (see `low_rank`), and the second, which `advance` submits, all else.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,57 +36,9 @@ from hvdlite.torch.optimizers.gradient_memory import (
     flags_dtype,
 )
 from hvdlite.torch.optimizers.layout import layout_spec
+from hvdlite.torch.optimizers.low_rank import LowRank
 
 STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
-FIRST_BUCKET_BYTES = 1 << 20  # small, so that communication starts early in backward
-
-
-def plan_buckets(params: Sequence[torch.Tensor], cap_bytes: int) -> list[list[torch.Tensor]]:
-    """Divide parameters into buckets, in the order in which backward reaches them.
-
-    That is the reverse of their registration. A bucket has parameters of one dtype and device. It
-    is closed when it has `cap_bytes`; the first of each dtype and device, when it has
-    FIRST_BUCKET_BYTES.
-
-    Example:
-        >>> a, b, c = (torch.zeros(1 << 18) for _ in range(3))  # 1 MiB each
-        >>> [len(bucket) for bucket in plan_buckets([a, b, c], cap_bytes=1 << 21)]
-        [1, 2]
-    """
-    buckets: list[list[torch.Tensor]] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    room: dict[tuple[torch.dtype, torch.device], int] = {}
-    for param in reversed(params):
-        kind = (param.dtype, param.device)
-        if kind not in filling:
-            first = kind not in room
-            room[kind] = min(FIRST_BUCKET_BYTES, cap_bytes) if first else cap_bytes
-            filling[kind] = []
-            buckets.append(filling[kind])
-        filling[kind].append(param)
-        room[kind] -= param.numel() * param.element_size()
-        if room[kind] <= 0:
-            del filling[kind]
-    return buckets
-
-
-def split_evenly(params: Sequence[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
-    """Divide parameters into `count` buckets of nearly equal length, in the order of backward."""
-    ordered = list(reversed(params))
-    bounds = [len(ordered) * i // count for i in range(count + 1)]
-    parts = [ordered[bounds[i] : bounds[i + 1]] for i in range(count)]
-    return [part for part in parts if part]
-
-
-def follow_groups(
-    params: Sequence[torch.Tensor], groups: Sequence[Sequence[torch.Tensor]]
-) -> list[list[torch.Tensor]]:
-    """Make a bucket of each group, and one of each parameter that is in no group."""
-    group_of = {param: i for i, group in enumerate(groups) for param in group}
-    buckets: dict[object, list[torch.Tensor]] = {}
-    for param in reversed(params):
-        buckets.setdefault(group_of.get(param, param), []).append(param)
-    return list(buckets.values())
 
 
 @dataclass
@@ -130,7 +86,7 @@ def _shorten(name: str, limit: int) -> str:
 
 
 class Bucket:
-    """The gradients of some parameters, trip after trip: `submit`, then `finish`.
+    """The gradients of some parameters, trip after trip: `submit`, `advance` if it leads, `finish`.
 
     Between these calls the gradients belong to the core. Not thread-safe.
     """
@@ -144,6 +100,7 @@ class Bucket:
         sparse_as_dense: bool,
         places: Callable[[], BucketPlaces] | None = None,
         layout: int | None = None,
+        low_rank: LowRank | None = None,
     ) -> None:
         """Make it.
 
@@ -156,8 +113,10 @@ class Bucket:
             places: returns the bucket's gradient memory; without it gradients are reduced in place.
             layout: a number that must be the same on all ranks, see
                 `hvdlite.torch.optimizers.layout`.
+            low_rank: compresses some of the gradients by PowerSGD.
         """
         self.params = list(params)
+        self.low_rank = low_rank
         self.missing = len(self.params)  # number of gradients that are not ready; the owner counts
         self._name = name
         self._names = list(names)
@@ -170,7 +129,11 @@ class Bucket:
         self._places: BucketPlaces | None = None  # of this trip
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
-        self._handle: Submission | None = None
+        self._leading: Submission | None = None  # the left factors
+        self._handle: Submission | None = None  # all else
+        self._in_flight = name  # the name of the operation that `_handle` is of
+        self._cast: int | None = None  # the dtype as which the core sends
+        self._compressed: set[int] = set()  # positions of gradients that travel as factors
         self._ways = SparseWays(self.params, self._names)
         self._gathered: list[int] = []  # positions of the parameters whose rows are in flight
         self._gathering: RowGathering | None = None
@@ -182,14 +145,26 @@ class Bucket:
     @property
     def submitted(self) -> bool:
         """Whether the gradients are in flight."""
-        return self._handle is not None
+        return self._handle is not None or self._leading is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether left factors are in flight, so that `advance` has to come."""
+        return self._leading is not None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `advance` would not wait."""
+        return self._leading is None or self._leading.done()
 
     @property
     def operations(self) -> list[str]:
         """The names of the operations that are in flight."""
+        if self._leading is not None:
+            return [self._name]
         if self._handle is None:
             return []
-        return [self._name, *([] if self._gathering is None else [f"{self._name}.rows"])]
+        return [self._in_flight, *([] if self._gathering is None else [f"{self._name}.rows"])]
 
     @property
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -216,25 +191,74 @@ class Bucket:
             HvdliteError: a gradient cannot be sent; nothing was submitted.
         """
         by_rows = self._ways.begin()
-        cast, self._by_hand = cast_in_core(self._compression, reduction.op)
+        self._compressed = set() if self.low_rank is None else self.low_rank.begin(step)
+        self._cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         if self._find_places is not None:
             places = self._find_places()
             if places is not self._places:
                 self._places, self._flags = places, places.flags
         with torch.no_grad():
-            trips = [self._leave(position, by_rows) for position in range(len(self.params))]
-            flags = self._write_flags(trips, 1.0 + step % STEPS)
-            self._step = step
+            self._trips = [self._leave(position, by_rows) for position in range(len(self.params))]
+            self._write_flags(self._trips, 1.0 + step % STEPS)
+        self._step = step
+        self._reduction = reduction
+        if self._compressed:
+            self._lead(reduction, blocking)
+        else:
+            self._send(self._name, self._layout, reduction, blocking)
+
+    def _lead(self, reduction: Reduction, blocking: bool) -> None:
+        """Submit the left factors.
+
+        They are handed out at once, also in an elastic job: should a rank die before the right
+        ones arrive, then these factors suit the gradients of the others as well.
+        """
+        assert self.low_rank is not None
+        lefts = self.low_rank.lefts()
+        specs = [spec(self._labels[i], left, left) for i, left in lefts.items()]
+        if self._layout is not None:
+            first = next(iter(lefts.values()))
+            specs.insert(0, layout_spec(f"{self._name}.layout", self._layout, first))
+        reduction, keep = reduction._replace(transaction=""), list(lefts.values())
+        self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
+
+    def advance(self) -> None:
+        """Wait for the left factors, and submit all else; without any, do nothing.
+
+        Raises:
+            HvdliteError: the reduction failed, and nothing is in flight.
+        """
+        leading, self._leading, reduction = self._leading, None, self._reduction
+        if leading is None:
+            return
+        assert self.low_rank is not None and reduction is not None
+        leading.wait()
+        with torch.no_grad():
+            for position, (wire, target) in self.low_rank.turn().items():
+                trip = self._trips[position]
+                trip.wire, trip.target = wire, target
+        self._send(f"{self._name}.right", None, reduction, blocking=False)
+
+    def abandon(self) -> None:
+        """Wait for the left factors, without using them."""
+        leading, self._leading = self._leading, None
+        if leading is not None:
+            with contextlib.suppress(HvdliteError):
+                leading.wait()
+
+    def _send(self, name: str, layout: int | None, reduction: Reduction, blocking: bool) -> None:
+        """Submit all gradients, with right factors for those that are compressed, and the flags."""
+        by_rows, trips, flags = self._ways.by_rows, self._trips, self._flags
         dense = [
-            (name, trip.wire, trip.target)
-            for position, (name, trip) in enumerate(zip(self._labels, trips, strict=True))
+            (label, trip.wire, trip.target)
+            for position, (label, trip) in enumerate(zip(self._labels, trips, strict=True))
             if position not in by_rows
         ]
-        specs = [spec(name, wire, target, cast) for name, wire, target in dense]
+        specs = [spec(label, wire, target, self._cast) for label, wire, target in dense]
         # float16 is too narrow for the share of a rank with a small weight.
-        narrow = None if cast == dtype_number("float16") else cast
-        if self._layout is not None:
-            specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
+        narrow = None if self._cast == dtype_number("float16") else self._cast
+        if layout is not None:
+            specs.append(layout_spec(f"{self._name}.layout", layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
         masks = self._make_masks(sorted(self._ways.with_mask), trips)
@@ -242,10 +266,9 @@ class Bucket:
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
         keep = memory, flags, masks
-        self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
+        self._handle = start_allreduce(name, specs, reduction, keep, blocking)
+        self._in_flight = name
         self._masks = masks
-        self._trips = trips
-        self._reduction = reduction
 
     def _gather(self, positions: list[int], trips: Sequence[_Trip], reduction: Reduction) -> None:
         with torch.no_grad():
@@ -276,6 +299,7 @@ class Bucket:
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
             as_dense = self._sparse_as_dense or self._ways.dense_for_good
+            as_dense = as_dense or position in self._compressed
             if gradient.layout != torch.strided and as_dense:
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
@@ -285,6 +309,12 @@ class Bucket:
         check(dense, name)
         if lies_otherwise(dense):
             dense = dense.resolve_conj().resolve_neg()
+        if position in self._compressed:
+            assert self.low_rank is not None
+            self.low_rank.take(position, dense)
+            return _Trip(
+                param, gradient, version, _address_of(gradient), dense, None, dense, 0, place
+            )
         if place is not None:
             dense = place.wire(dense)
         wire, context = self._by_hand.compress(dense)
@@ -293,9 +323,11 @@ class Bucket:
         address = _address_of(gradient)
         return _Trip(param, gradient, version, address, wire, context, target, rows, place)
 
-    def _write_flags(self, trips: list[_Trip], step: float) -> torch.Tensor:
+    def _write_flags(self, trips: list[_Trip], step: float) -> None:
         count = len(trips)
-        size = FLAGS * count + COMMON_FLAGS
+        # A bucket that may be compressed has one more: whether this rank has ever compressed.
+        begun = [] if self.low_rank is None else [float(self.low_rank.schedule.begun)]
+        size = FLAGS * count + len(begun) + COMMON_FLAGS
         wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
         dtype = flags_dtype(wire)
         flags, device = self._flags, trips[0].wire.device
@@ -306,13 +338,14 @@ class Bucket:
             flags[count:-2] = 0
             flags[-2] = step
             flags[-1] = 1
+            if begun:
+                flags[-3] = begun[0]
         else:
             values: list[float] = [trip.present for trip in trips]
             values += [trip.rows for trip in trips]
             values += [trip.rows > 0 for trip in trips]
             values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
-            flags.copy_(torch.tensor([*values, step, 1.0], dtype=dtype))
-        return self._flags
+            flags.copy_(torch.tensor([*values, *begun, step, 1.0], dtype=dtype))
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`.
@@ -351,12 +384,23 @@ class Bucket:
             for i, trip in enumerate(trips):
                 if not present[i]:
                     trip.param.grad = None
+                elif i in self._compressed:
+                    self._multiply(i, trip)
                 elif i in gathered:
                     trip.param.grad = gathered[i].tensor
                     rows[i] = gathered[i].rows
                 else:
                     self._arrive(trip, masks[i] if rows[i] > 0 else None)
                 self._ways.choose(i, rows[i])
+                if self.low_rank is not None and present[i] and i not in self._compressed:
+                    self.low_rank.saw(i, dense=rows[i] == 0)
+
+    def _multiply(self, position: int, trip: _Trip) -> None:
+        """Make the gradient of its two factors, in the memory that `grad` has."""
+        assert self.low_rank is not None
+        target = trip.gradient if trip.place is None else trip.place.view
+        self.low_rank.write(position, target)
+        trip.param.grad = target
 
     def _read_flags(
         self, trips: Sequence[_Trip], counts: bool, members: int, op: int
@@ -371,6 +415,8 @@ class Bucket:
             return [True] * size, [0.0] * size
         factor = members if op == ops.Average else 1
         *flags, step, ones = self._flags.tolist()
+        if self.low_rank is not None:
+            self.low_rank.schedule.agree(flags.pop())
         self._steps_met = step / ones if ones > 0 else 0.0
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
@@ -430,6 +476,7 @@ class Bucket:
 
     def reset(self) -> None:
         """Forget this trip of the bucket."""
+        self._leading = None
         self._handle = None
         self._gathering = None
         self._masks = {}

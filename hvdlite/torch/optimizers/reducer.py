@@ -16,47 +16,32 @@ would multiply them, so it is refused.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from hvdlite import basics, operation_names, ops
 from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
-from hvdlite.torch.optimizers.bucket import Bucket, follow_groups, plan_buckets, split_evenly
-from hvdlite.torch.optimizers.gradient_memory import GradientMemory
-from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
+from hvdlite.torch.optimizers.bucket import Bucket
+from hvdlite.torch.optimizers.formation import Settings, Weight, form_buckets
+from hvdlite.torch.optimizers.layout import explain, meet_without_parameters
+from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction
-
-Weight = float | Callable[[], float] | None
-
-
-@dataclass
-class Settings:
-    """How gradients are reduced; see `DistributedOptimizer` for each."""
-
-    reduction: Reduction
-    compression: Any
-    passes: int
-    groups: int | Sequence[Sequence[torch.Tensor]]
-    sparse_as_dense: bool
-    cap_bytes: int
-    weight: Weight
-    bucket_view: bool = False  # gradient_as_bucket_view
-    in_backward: bool = True  # reduce_in="backward"
-    of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
-
+from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 
 _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+_in_phases: weakref.WeakSet[GradientReducer] = weakref.WeakSet()  # those with PowerSGD
+_PAUSE = 1e-4  # seconds between two looks at several reducers
 
 
 def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
@@ -103,7 +88,7 @@ class GradientReducer:
     def __init__(
         self,
         name: str,
-        read_groups: Callable[[], list[dict[str, Any]]],
+        read_groups: ReadGroups,
         names: Mapping[torch.Tensor, str],
         settings: Settings,
     ) -> None:
@@ -119,19 +104,20 @@ class GradientReducer:
         self._takes_part = False
         self.name = name
         self.read_groups = read_groups
-        self._names = dict(names)
-        self._hooks: dict[torch.Tensor, Any] = {}
-        weakref.finalize(self, _remove_all, self._hooks)
-        self._layout: list[torch.Tensor] = []
+        self._watched = WatchedParameters(read_groups, names, _calling(self, "_on_gradient"))
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._cycle = _Cycle()
         self.steps = 0  # since all ranks began to count
+        self._schedule: Schedule | None = None  # of PowerSGD
+        if isinstance(settings.compression, PowerSGD):
+            self._schedule = Schedule(settings.compression, settings.reduction.process_set)
+            _in_phases.add(self)
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
-        self._end = BackwardEnd(_calling(self))
+        self._end = BackwardEnd(_calling(self, "_on_backward_end"))
         # Reduced gradients, to which no backward may add; used with op=Sum only.
         self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
         self._reduced = False  # whether gradients are reduced, and none was computed since
@@ -156,7 +142,7 @@ class GradientReducer:
 
     def watches(self, params: set[torch.Tensor]) -> bool:
         """Return whether it reduces the gradient of one of these parameters."""
-        return not params.isdisjoint(self._hooks)
+        return self._watched.contains_any(params)
 
     @property
     def in_flight(self) -> bool:
@@ -171,7 +157,7 @@ class GradientReducer:
     @property
     def parameter_names(self) -> dict[torch.Tensor, str]:
         """The names by parameter."""
-        return dict(self._names)
+        return dict(self._watched.names)
 
     def may_synchronize(self) -> bool:
         """Return whether the training thread is calling, outside of backward."""
@@ -207,16 +193,6 @@ class GradientReducer:
 
     # The hook, in the thread of backward.
 
-    def _watch(self, param: torch.Tensor) -> None:
-        reference = weakref.ref(self)
-
-        def hook(param: torch.Tensor) -> None:
-            reducer = reference()
-            if reducer is not None:
-                reducer._on_gradient(param)
-
-        self._hooks[param] = param.register_post_accumulate_grad_hook(hook)
-
     def _on_gradient(self, param: torch.Tensor) -> None:
         self._open_cycle()
         bucket = self._bucket_of.get(param)
@@ -236,7 +212,7 @@ class GradientReducer:
                 self._submit(bucket, blocking=False)
 
     def _refuse_pass(self, param: torch.Tensor) -> None:
-        name, passes = self._names[param], self.settings.passes
+        name, passes = self._watched.names[param], self.settings.passes
         if self.settings.in_backward:
             raise HvdliteError(
                 f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
@@ -255,12 +231,16 @@ class GradientReducer:
         """End the cycle with its last backward, in the thread of that backward.
 
         Several reducers may end their cycles here, in a different order on each rank. So all of
-        them submit before the first one waits.
+        them submit before the first one advances, and all advance before the first one waits.
         """
         self._cycle.backwards += 1
         if self._cycle.open and self._cycle.backwards >= self.settings.passes:
             self._submit_rest(blocking=False)
-            queue(self._wait)
+            queue(self._advance_in_backward if _in_phases else self._wait)
+
+    def _advance_in_backward(self) -> None:
+        self._advance()
+        queue(self._wait)
 
     def _submit(self, bucket: Bucket, blocking: bool) -> None:
         if not self._cycle.weighed:
@@ -272,7 +252,7 @@ class GradientReducer:
             bucket.scale(self.scale)
             if self.observer is not None:
                 self.observer.sends(bucket.params)
-            self._replicas.start(self._layout, self._names)
+            self._replicas.start(self._watched.params, self._watched.names)
             bucket.submit(self._step_reduction, blocking, self.steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
@@ -297,8 +277,9 @@ class GradientReducer:
         self._update_layout()
         for param, reduced in self._sums.items():
             if param.grad is not None and reduced() is param.grad:
+                name = self._watched.names[param]
                 raise HvdliteError(
-                    f"backward() would add to the gradient of {self._names[param]}, which is a sum "
+                    f"backward() would add to the gradient of {name}, which is a sum "
                     "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
                     "say backward_passes_per_step=, run all but the last backward() of a step "
                     "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
@@ -327,6 +308,7 @@ class GradientReducer:
             return
         self._open_cycle()
         self._submit_rest(blocking=True)
+        self._advance()
         self._wait()
         if self.takes_part and not self._buckets:
             self._replicas.begin_anew()  # as the other ranks do if they train something
@@ -340,6 +322,7 @@ class GradientReducer:
     def _drop_what_is_under_way(self) -> None:
         """Finish the reductions of a backward that raised, because other ranks wait for them."""
         self._submit_rest(blocking=True)
+        self._advance()
         self._wait(dropped=True)
 
     def _submit_rest(self, blocking: bool) -> None:
@@ -349,8 +332,44 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
+        if self._buckets and self._cycle.open and not self._leads:
+            self._transaction.end()
+
+    @property
+    def _leads(self) -> bool:
+        """Whether buckets have to advance."""
+        return self._schedule is not None and any(bucket.leads for bucket in self._buckets)
+
+    def _advance(self) -> None:
+        """Submit what follows the left factors of PowerSGD, when these have arrived.
+
+        Another rank may be in another reducer's `_advance`, or in its `step`. So reducers of this
+        thread that are in the same phase go on while this one waits.
+        """
+        if self._schedule is None:
+            return
+        others = [one for one in _in_phases if one._thread == self._thread and one._leads]
+        while self._leads:
+            moved = [one._advance_buckets(wait=len(others) == 1) for one in others]
+            if not any(moved):
+                time.sleep(_PAUSE)
         if self._buckets and self._cycle.open:
             self._transaction.end()
+
+    def _advance_buckets(self, wait: bool) -> bool:
+        """Advance buckets in their order, as far as `wait` allows; return whether one did."""
+        moved = False
+        for bucket in self._buckets:
+            if not bucket.leads:
+                continue
+            if not wait and not bucket.arrived:
+                break
+            moved = True
+            try:
+                bucket.advance()
+            except HvdliteError as error:
+                self._cycle.failure = self._cycle.failure or self._explain(bucket, error)
+        return moved
 
     def _wait(self, dropped: bool = False) -> None:
         failure = self._cycle.failure
@@ -358,10 +377,8 @@ class GradientReducer:
             if bucket.submitted:
                 try:
                     bucket.finish(self._weight != 0, dropped)
-                except MismatchError as error:
-                    failure = failure or self._explain(bucket, error)
                 except HvdliteError as error:
-                    failure = failure or error
+                    failure = failure or self._explain(bucket, error)
         differing = None
         try:
             differing = self._replicas.finish()
@@ -369,26 +386,35 @@ class GradientReducer:
             failure = failure or error
         ended = self._transaction.finish(dropped or failure is not None)
         failure = failure or ended
-        if failure is None and not dropped and self.observer is not None:
-            self.observer.received(self._layout)
+        used = failure is None and not dropped
+        if self._schedule is not None:
+            settle([bucket.low_rank for bucket in self._buckets], used, self._weight != 0)
+        if used and self.observer is not None:
+            self.observer.received(self._watched.params)
         self._end_cycle()
         if failure is not None:
             raise failure
         self._reduced = self.takes_part  # a later member looks again in its next step
         if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
-            grads = ((param, param.grad) for param in self._layout)
+            grads = ((param, param.grad) for param in self._watched.params)
             self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
         warn(differing)
 
-    def _explain(self, bucket: Bucket, error: MismatchError) -> MismatchError:
-        if bucket is not self._buckets[0]:
+    def _explain(self, bucket: Bucket, error: HvdliteError) -> HvdliteError:
+        if bucket is not self._buckets[0] or not isinstance(error, MismatchError):
             return error
         buckets = [one.named_parameters for one in self._buckets]
         in_flight = [name for one in self._buckets for name in one.operations]
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
-        self._layout = []  # Form the buckets anew: their state is not the same on all ranks.
-        return explain(self.name, buckets, in_flight, self.settings.reduction.process_set, error)
+        # Form the buckets anew: their state is not the same on all ranks.
+        self._watched.forget_order()
+        compression = self.settings.compression if self._schedule is not None else None
+        process_set = self.settings.reduction.process_set
+        explained = explain(self.name, buckets, in_flight, process_set, error, repr(compression))
+        for one in self._buckets:
+            one.abandon()
+        return explained
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -403,9 +429,15 @@ class GradientReducer:
     def drop_accumulated(self) -> None:
         """Drop gradients that were accumulated on this rank, unless some of them were sent."""
         if self._cycle.open and not self.in_flight:
-            for param in self._layout:
+            for param in self._watched.params:
                 param.grad = None
             self._end_cycle()
+
+    def forget_errors(self) -> None:
+        """Forget what PowerSGD has not sent yet: it belongs to other parameters now."""
+        for bucket in self._buckets:
+            if bucket.low_rank is not None:
+                bucket.low_rank.forget()
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""
@@ -440,60 +472,22 @@ class GradientReducer:
 
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
-        params = []
-        for number, group in enumerate(self.read_groups() if self.takes_part else ()):
-            for index, param in enumerate(group["params"]):
-                if param.requires_grad:
-                    params.append(param)
-                    if param not in self._names:
-                        self._names[param] = f"parameter.{number}.{index}"
-        if len(params) == len(self._layout) and all(map(lambda a, b: a is b, params, self._layout)):
+        watched = self._watched
+        if not watched.update(self.takes_part):
             return
-        for param in self._hooks.keys() - set(params):
-            self._hooks.pop(param).remove()
-        for param in params:
-            if param not in self._hooks:
-                self._watch(param)
-        self._layout = params
-        formed = self._form_buckets(params)
-        memory = GradientMemory(formed) if self.settings.bucket_view else None
-        names = [[self._names[param] for param in bucket] for bucket in formed]
-        layout = digest(names)
-        self._buckets = [
-            Bucket(
-                f"{self.name}.{number}",
-                bucket,
-                names[number],
-                self.settings.compression,
-                self.settings.sparse_as_dense,
-                None if memory is None else functools.partial(memory.of, number),
-                layout if number == 0 else None,
-            )
-            for number, bucket in enumerate(formed)
-        ]
+        self._buckets = form_buckets(
+            self.name, watched.params, watched.names, self.settings, self._schedule
+        )
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
 
-    def _form_buckets(self, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        groups = self.settings.groups
-        if not isinstance(groups, int):
-            return follow_groups(params, groups)
-        if groups > 0:
-            return split_evenly(params, groups)
-        return plan_buckets(params, self.settings.cap_bytes)
 
-
-def _calling(reducer: GradientReducer) -> Callable[[], None]:
-    """Return a function that calls `_on_backward_end` of a reducer as long as the reducer lives."""
+def _calling(reducer: GradientReducer, method: str) -> Callable[..., None]:
+    """Return a function that calls a method of a reducer as long as the reducer lives."""
     reference = weakref.ref(reducer)
 
-    def call() -> None:
+    def call(*arguments: torch.Tensor) -> None:
         reducer = reference()
         if reducer is not None:
-            reducer._on_backward_end()
+            getattr(reducer, method)(*arguments)
 
     return call
-
-
-def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
-    for hook in hooks.values():
-        hook.remove()
