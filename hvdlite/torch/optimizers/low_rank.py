@@ -210,9 +210,9 @@ class LowRank:
                 continue
             if counts:
                 matrix.error = flight.corrected.addmm_(flight.left, flight.own, alpha=-1)
-            norms = torch.linalg.vector_norm(flight.right, dim=1, keepdim=True)
+            most = flight.right.abs().amax(1, keepdim=True)  # squares might overflow
             # A direction that is empty now stays in the basis, because it may not be later.
-            matrix.basis = torch.where(norms > 0, flight.right / norms, matrix.basis)
+            matrix.basis = torch.where(most > 0, flight.right / most, matrix.basis)
 
     def _flights(self) -> dict[int, _Flight]:
         flights = ((i, matrix.flight) for i, matrix in self._matrices.items())

@@ -191,36 +191,45 @@ def scenario_same_bits_whatever_the_threads() -> None:
 
 
 class Picture(nn.Module):
-    """A convolution with its weight in another memory format, in half precision or not."""
+    """Has a convolution."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Conv2d(8, 16, 3).to(dtype, memory_format=torch.channels_last)
-        self.last = nn.Linear(16, 3).to(dtype)
+        self.first, self.last = nn.Conv2d(8, 16, 3), nn.Linear(16, 3)
+        self.to(**options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.last(self.first(x).mean((2, 3)))
+        result: torch.Tensor = self.last(self.first(x.to(self.last.weight)).tanh().mean((2, 3)))
         return result
 
 
+def picture(view: bool = False, **options: Any) -> Picture:
+    """Train one."""
+    model = Picture(**options)
+    compression = hvd.Compression.powersgd(rank=1, start=1)
+    optimizer = compressed(model, compression, gradient_as_bucket_view=view)
+    for step in range(6):
+        optimizer.zero_grad()
+        numbers = torch.Generator().manual_seed(step + 10 * hvd.rank())
+        model(torch.randn(2, 8, 6, 6, generator=numbers)).square().mean().backward()
+        optimizer.step()
+    assert len(errors_of(optimizer)) == 2
+    assert_same_everywhere(model)
+    return model
+
+
 def scenario_other_memory_formats_and_dtypes() -> None:
-    for dtype, view in itertools.product((torch.float32, torch.bfloat16), (False, True)):
-        model, exact = Picture(dtype), Picture(dtype)
-        # Of full rank, so that nothing is lost.
-        full = hvd.Compression.powersgd(rank=16, start=1, least_gain=1.0)
-        wide = hvd.Compression.powersgd(rank=1, start=1)
-        for each, compression in ((model, wide), (exact, full)):
-            optimizer = compressed(each, compression, gradient_as_bucket_view=view)
-            for step in range(4):
-                optimizer.zero_grad()
-                x = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(step))
-                each(x.to(dtype)).square().mean().backward()
-                optimizer.step()
-            weight = each.first.weight
-            assert weight.grad.dtype == dtype and weight.grad.stride() == weight.stride()
-            assert_same_everywhere(each)
-        assert torch.linalg.matrix_rank(model.first.weight.grad.float().reshape(16, -1)) <= 3
+    expected = list(picture().parameters())
+    for view in (False, True):
+        model = picture(view, memory_format=torch.channels_last)
+        weight = model.first.weight
+        assert weight.grad.stride() == weight.stride() != expected[0].stride()
+        assert torch.linalg.matrix_rank(weight.grad.reshape(16, -1)) == 1
+        assert_close(list(model.parameters()), expected)
+        model = picture(view, dtype=torch.bfloat16)
+        assert model.first.weight.grad.dtype == torch.bfloat16
+        assert_close([param.float() for param in model.parameters()], expected, 0.02)
 
 
 def scenario_an_overflow_leaves_no_trace() -> None:
@@ -237,13 +246,14 @@ def scenario_an_overflow_leaves_no_trace() -> None:
         assert not model[4].weight.grad.isfinite().any()
     optimizer.zero_grad()
     assert all(map(torch.equal, before, errors_of(optimizer)))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     for step in range(6, 16):
         optimizer.zero_grad()
-        scaler.scale(loss_of(model, step, hvd.rank())).backward()
+        loss = loss_of(model, step, hvd.rank()) * (1e4 if step < 8 else 1.0)
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert scaler.get_scale() < 2.0**120
+    assert scaler.get_scale() == 2.0**125
     assert all(bool(param.isfinite().all()) for param in model.parameters())
     assert_same_everywhere(model)
 
@@ -361,7 +371,7 @@ def scenario_another_layout_begins_without_errors() -> None:
     run(model, optimizer, range(5, 6))
     assert not errors_of(optimizer)  # This step was exact.
     run(model, optimizer, range(6, 7))
-    assert len(errors_of(optimizer)) == 1
+    assert len(errors_of(optimizer)) == 2
     assert_same_everywhere(model)
 
 
@@ -380,17 +390,14 @@ def scenario_ranks_that_join() -> None:
 
 
 def scenario_members_of_a_process_set() -> None:
-    members = hvd.add_process_set([0, 1])
-    model = model_of()
-    optimizer = compressed(model, process_set=members)
-    run(model, optimizer)
-    if members.included():
-        if hvd.size() == 2:
-            assert_close(list(model.parameters()), reference(), 1e-9)
-        mine = torch.cat([param.detach().flatten() for param in model.parameters()])
-        for theirs in hvd.allgather(mine.unsqueeze(0), process_set=members):
-            assert torch.equal(theirs, mine)
-    hvd.remove_process_set(members)
+    if hvd.size() > 2:
+        members = hvd.add_process_set([0, 1])
+        model = model_of()
+        run(model, compressed(model, process_set=members))
+        if members.included():
+            expected = reference(weights=lambda step: [1.0, 1.0])
+            assert_close(list(model.parameters()), expected, 1e-9)
+        hvd.remove_process_set(members)
     alone = hvd.add_process_set([hvd.size() - 1])
     model = model_of()
     optimizer = compressed(model, process_set=alone)
@@ -410,9 +417,8 @@ def scenario_fewer_bytes() -> None:
 
     model, exact = model_of(), model_of()
     saved = sent(make(exact), exact) - sent(compressed(model), model)
-    gone = 8 * sum(
-        math.prod(p.shape) - 2 * sum(p.shape) for p in (model[0].weight, model[2].weight)
-    )
+    matrices = [param.shape for param in model.parameters() if param.dim() == 2]
+    gone = 8 * sum(math.prod(shape) - 2 * sum(shape) for shape in matrices)
     assert 0.98 * gone < saved <= gone
     assert gone > 0.6 * 8 * sum(param.numel() for param in model.parameters())
 
