@@ -10,6 +10,8 @@ rank:
 - `gloo`: the same with gloo.
 - `plain`, of all-reduce: hvd.allreduce_, without torch.distributed.
 - `compute`, of training: the model alone, with a barrier where the others communicate.
+- `unsent`, of ddp: DistributedDataParallel that copies gradients into buckets and back, and has a
+  barrier where the others send the buckets.
 
 `_us` is the median wall time of a call on the slowest rank, and `_cpu_us` the processor time of a
 call, with all threads of the process, on the rank that needs most.
@@ -78,6 +80,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
         else:
             models = {key: MODELS[name](group) for key, group in groups.items()}
             models["compute"] = alone()
+            if name == "ddp":
+                models["unsent"] = unsent(groups["hvdlite"])
             tell({"model": name}, models, arguments.quick)
     dist.destroy_process_group()
     hvd.shutdown()
@@ -95,6 +99,9 @@ def tell(row: dict[str, Any], calls: dict[str, Call], quick: bool) -> None:
     figures["faster_than_gloo"] = round(wall["gloo"] / wall["hvdlite"], 2)
     if "plain" in calls:
         figures["cpu_times_plain"] = round(cpu["hvdlite"] / cpu["plain"], 2)
+    if "unsent" in calls:
+        sent = {key: wall[key] - wall["unsent"] for key in ("hvdlite", "gloo")}
+        figures["sending_to_gloos"] = round(sent["hvdlite"] / max(sent["gloo"], 1.0), 2)
     if "compute" in calls:
         added = {key: wall[key] - wall["compute"] for key in ("hvdlite", "gloo")}
         figures["added_to_gloos"] = round(added["hvdlite"] / max(added["gloo"], 1.0), 2)
@@ -187,6 +194,17 @@ def alone() -> Call:
 
 def ddp(group: Any) -> Call:
     return stepping(DistributedDataParallel(make_mlp(), process_group=group))
+
+
+def unsent(group: Any) -> Call:
+    def send_nothing(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model = DistributedDataParallel(make_mlp(), process_group=group)
+    model.register_comm_hook(None, send_nothing)
+    return stepping(model, lambda: dist.barrier())
 
 
 def fsdp(group: Any) -> Call:

@@ -103,6 +103,7 @@ def draw_modes(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.axhline(1.0, color="black", label="synchronous")
     axis.set_xticks(range(len(delays)), delays)
     axis.set_ylabel("effective speed-up")
+    axis.set_ylim(top=1.3 * axis.get_ylim()[1])  # The legend needs room.
 
 
 PANELS = {"allreduce": draw_allreduce, "modes": draw_modes}

@@ -47,8 +47,21 @@ class Tensor:
         output: int,
         gpu: int = -1,
         wire: int | None = None,
+        capacity: int = 0,
     ) -> None:
-        """Describe it; an allreduce casts it to the type `wire` on the way, a 16-bit float."""
+        """Describe it.
+
+        Args:
+            name: of the tensor, for messages.
+            dtype: from DTYPES.
+            shape: of the tensor.
+            input: the address that the collective reads.
+            output: the address that it writes.
+            gpu: the number of the GPU whose memory both addresses are; -1 for host memory.
+            wire: a 16-bit float from DTYPES, to which an allreduce casts the tensor on the way.
+            capacity: of an allgather, a reducescatter or an alltoall of host memory, how many bytes
+                of a result fit at `output`. With 0 the engine allocates the result.
+        """
 
     @property
     def name(self) -> str: ...
@@ -126,7 +139,8 @@ class Handle:
     def take_output(self, index: int = 0) -> memoryview:
         """Hand over the bytes that were received, once (writable, owns its memory).
 
-        For an allgather, a reducescatter or an alltoall; `index` is the tensor's.
+        For an allgather, a reducescatter or an alltoall; `index` is that of a tensor without a
+        capacity.
         """
 
     def copy_output(self, index: int, target: int, stream: int) -> None:
@@ -239,7 +253,9 @@ class Engine:
     ) -> Handle:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
-        The tensors' output addresses are not used: see `Handle.take_output`.
+        The results go to the tensors' output addresses where these have a capacity, and otherwise
+        see `Handle.take_output`. A rank on which a result has more bytes than that takes part as
+        the others do; its handle then raises ArgumentError.
         """
 
     def reducescatter(
@@ -253,11 +269,15 @@ class Engine:
         keep: Any = None,
         blocking: bool = False,
         stream: int = 0,
+        splits: Sequence[int] = (),
     ) -> Handle:
         """Submit tensors to be reduced, of which each rank gets a part of the rows (ndim >= 1).
 
-        Where the rows do not divide, the first ranks get one more. The tensors' output addresses
-        are not used: see `Handle.take_output`.
+        Args:
+            splits: how many rows each rank of the set gets, tensor after tensor, the same on all
+                ranks; empty: as even as can be, where the first ranks get one more.
+
+        The results go where those of `allgather` go.
         """
 
     def alltoall(
@@ -276,7 +296,7 @@ class Engine:
             splits: how many rows go to each rank of the set; empty: the same number to each. Wrong
                 ones are an error on every rank.
 
-        The tensor's output address is not used: see `Handle.take_output`. What each rank sent is in
+        The result goes where that of `allgather` goes. What each rank sent is in
         `Handle.first_dimensions`.
         """
 

@@ -55,7 +55,9 @@ struct Allgather {
   const Group& group;
   std::span<const std::byte> input;    // what this rank gives
   std::span<const std::size_t> bytes;  // bytes[i] come from group.ranks[i]
-  std::span<std::byte> output;         // as long as the sum of `bytes`
+  // As long as the sum of `bytes`. The input may be this rank's part of it, and otherwise does not
+  // overlap it.
+  std::span<std::byte> output;
 };
 
 // Copies the root's input into the output of every member.

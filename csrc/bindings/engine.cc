@@ -31,13 +31,14 @@ struct TensorArgument {
   const void* input = nullptr;
   void* output = nullptr;
   int gpu = kHostMemory;
+  std::uint64_t capacity = 0;
 };
 using Tensors = std::vector<const TensorArgument*>;
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
                                             std::vector<std::int64_t> shape, std::uintptr_t input,
-                                            std::uintptr_t output, int gpu,
-                                            std::optional<int> wire) {
+                                            std::uintptr_t output, int gpu, std::optional<int> wire,
+                                            std::uint64_t capacity) {
   Result<TensorShape> made =
       make_shape(std::move(name), dtype, wire.value_or(dtype), std::move(shape));
   raise_if_error(made.status());
@@ -46,6 +47,7 @@ std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,
   tensor->input = reinterpret_cast<const void*>(input);  // NOLINT: an address from Python
   tensor->output = reinterpret_cast<void*>(output);      // NOLINT: an address from Python
   tensor->gpu = gpu;
+  tensor->capacity = capacity;
   return tensor;
 }
 
@@ -53,7 +55,8 @@ EntryBuilder call_of(Kind kind, std::string name, std::uint32_t process_set, con
                      std::uintptr_t stream) {
   EntryBuilder call(kind, std::move(name), process_set);
   for (const TensorArgument* tensor : tensors) {
-    call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream));
+    call.tensor(tensor->shape, tensor->input, tensor->output, tensor->gpu, stream_of(stream))
+        .capacity(tensor->capacity);
   }
   return call;
 }
@@ -86,9 +89,11 @@ HandlePtr allgather(const HolderPtr& self, std::string name, const Tensors& tens
 
 HandlePtr reducescatter(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
                         double prescale, double postscale, std::uint32_t process_set,
-                        py::object keep, bool blocking, std::uintptr_t stream) {
+                        py::object keep, bool blocking, std::uintptr_t stream,
+                        std::vector<std::int64_t> splits) {
   EntryBuilder call = call_of(Kind::kReducescatter, std::move(name), process_set, tensors, stream);
-  return submit(self, call.reduce(op, prescale, postscale), std::move(keep), blocking);
+  call.reduce(op, prescale, postscale).splits(std::move(splits));
+  return submit(self, call, std::move(keep), blocking);
 }
 
 HandlePtr alltoall(const HolderPtr& self, std::string name, const TensorArgument& tensor,
@@ -265,7 +270,8 @@ std::unique_ptr<GradientMemoryObject> allocate_gradient_memory(const HolderPtr& 
 void register_engine(py::module_& module) {
   py::class_<TensorArgument>(module, "Tensor", py::is_final())
       .def(py::init(&make_tensor), py::arg("name"), py::arg("dtype"), py::arg("shape"),
-           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none())
+           py::arg("input"), py::arg("output"), py::arg("gpu") = -1, py::arg("wire") = py::none(),
+           py::arg("capacity") = 0)
       .def_property_readonly("name", [](const TensorArgument& self) { return self.shape.name; })
       .def_readonly("gpu", &TensorArgument::gpu);
   register_handle(module);
@@ -290,7 +296,7 @@ void register_engine(py::module_& module) {
            blocking, stream, transaction)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, process_set, keep, blocking,
-           stream)
+           stream, py::arg("splits") = std::vector<std::int64_t>())
       .def("alltoall", &alltoall, py::arg("name"), py::arg("tensor"),
            py::arg("splits") = std::vector<std::int64_t>(), process_set, keep, blocking, stream)
       .def("broadcast", &broadcast, py::arg("name"), py::arg("tensors"), py::arg("root"),

@@ -171,8 +171,14 @@ Completion::Output& HandleObject::output(std::size_t index) {
 }
 
 py::object HandleObject::take_output(std::size_t index) {
+  Completion::Output& received = output(index);
+  if (received.data == nullptr) {
+    raise_status(Status(StatusCode::kInvalidArgument,
+                        "this output was taken, is on a GPU, or lies in the memory that its tensor "
+                        "gave for it"));
+  }
   auto buffer = std::make_unique<OutputBuffer>();
-  buffer->output = std::move(output(index));
+  buffer->output = std::move(received);
   return py::memoryview(py::cast(std::move(buffer)));
 }
 

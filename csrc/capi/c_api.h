@@ -64,8 +64,8 @@ struct HvdliteCall {
   // Of tensors on a GPU, all on the same one: they are ready at the point that this CUstream has
   // come to, and it waits for the results, and for the memory to be free, from `done` on.
   void* stream;
-  // Alltoall: rows for each member; none: the same number to each. A send: source and destination,
-  // where kThisRank stands for the rank of the engine.
+  // Alltoall and reducescatter: see Request::splits. A send: source and destination, where
+  // kThisRank stands for the rank of the engine.
   std::int32_t split_count;
   const std::int64_t* splits;
   // Called exactly once: by submit() itself when the call is refused or the world has one rank,

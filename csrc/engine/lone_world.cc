@@ -13,7 +13,7 @@ Status check_alone(const Request& request) {
     const auto text = describe_bad_ranks(request, 1);
     return invalid_call(request, text ? *text : "there is one of these ranks already, the world");
   }
-  if (request.kind != Kind::kAlltoall) return Status();
+  if (request.kind != Kind::kAlltoall && request.kind != Kind::kReducescatter) return Status();
   const auto text = describe_bad_splits(0, request, {true});
   return text ? Status(StatusCode::kInvalidArgument, *text, 0) : Status();
 }

@@ -7,6 +7,7 @@ namespace hvdlite {
 void Completion::clear_results() {
   first_dimensions.clear();
   outputs.clear();
+  misfit = Status();
   set_id = last_joined = -1;
   members = 0;
   on_device = nullptr;

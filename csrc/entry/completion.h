@@ -26,9 +26,10 @@ namespace hvdlite {
 
 class Completion {
  public:
-  // Bytes that the engine allocated for a result whose size the submitter did not know.
+  // A result whose size the submitter did not know. It has neither `data` nor `device` where it
+  // lies in the memory that the submitter gave, or was taken.
   struct Output {
-    std::unique_ptr<std::byte[]> data;
+    std::unique_ptr<std::byte[]> data;  // allocated by the engine
     std::size_t bytes = 0;
     DeviceMemory device;  // instead of `data`, for a GPU tensor; goes back to:
     std::shared_ptr<DeviceMemoryPool> pool;
@@ -70,7 +71,7 @@ class Completion {
     std::function<void()> then;
     {
       MutexLock lock(mutex_);
-      status_ = std::move(status);
+      status_ = std::move(status.ok() ? misfit : status);
       done_.store(true, std::memory_order_release);
       changed_.notify_all();
       then = std::exchange(then_, nullptr);
@@ -89,6 +90,9 @@ class Completion {
   int set_id = -1;              // kAddProcessSet: the id of the new set
   int last_joined = -1;         // kJoin: the last rank to join
   std::vector<Output> outputs;  // by tensor
+  // The status of a collective that went well, on this rank: an error where a result did not fit
+  // the memory that the submitter gave. Written before finish(), which moves it.
+  Status misfit;
   int members = 0;  // what an average divides by: those of the process set that had not joined, or
                     // all, as HVDLITE_AVERAGE_OVER_JOINED says
   CudaEventPtr on_device;  // null: no GPU tensors. Written before finish()

@@ -41,9 +41,12 @@ struct KeptInput {
 
 struct Entry {
   Request request;
-  std::string key;                   // request.key(), made once
-  std::vector<const void*> inputs;   // by tensor; the submitter keeps the memory alive
-  std::vector<void*> outputs;        // by tensor; unused where the completion brings the result
+  std::string key;                  // request.key(), made once
+  std::vector<const void*> inputs;  // by tensor; the submitter keeps the memory alive
+  std::vector<void*> outputs;       // by tensor; unused where the completion brings the result
+  // Of an allgather, a reducescatter or an alltoall, by tensor: how many bytes of a result fit at
+  // the output. 0, or too few numbers: the completion brings the result.
+  std::vector<std::uint64_t> capacities;
   std::optional<GpuSource> gpu;      // where some tensor is on one
   double weight = 1.0;               // this rank's, for weighted averages
   std::int64_t submitted_at = 0;     // trace_now() at the call, where the timeline was on
@@ -51,6 +54,10 @@ struct Entry {
   std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts
   std::vector<KeptInput> kept;       // by tensor; empty: none is kept
   std::shared_ptr<Completion> completion = std::make_shared<Completion>();
+
+  std::uint64_t capacity(std::size_t tensor) const {
+    return tensor < capacities.size() ? capacities[tensor] : 0;
+  }
 };
 using EntryPtr = std::shared_ptr<Entry>;
 

@@ -69,6 +69,13 @@ EntryBuilder& EntryBuilder::tensor(TensorShape shape, const void* input, void* o
   return *this;
 }
 
+EntryBuilder& EntryBuilder::capacity(std::uint64_t bytes) {
+  if (bytes == 0) return *this;
+  entry_->capacities.resize(entry_->request.tensors.size());
+  entry_->capacities.back() = bytes;
+  return *this;
+}
+
 Result<EntryPtr> EntryBuilder::build() {
   if (!wrong_.ok()) return wrong_;
   if (entry_->request.is_send()) {

@@ -62,6 +62,9 @@ class EntryBuilder {
   // kHostMemory. All GPU tensors of an entry are on the same GPU.
   EntryBuilder& tensor(TensorShape shape, const void* input, void* output, int gpu,
                        CudaStream stream);
+  // Says that a result of so many bytes fits at the output of the last tensor, see
+  // Entry::capacities.
+  EntryBuilder& capacity(std::uint64_t bytes);
 
   // The error of this call that something else has found.
   Status refused(const Status& why) const;

@@ -131,6 +131,20 @@ Status check_overlap(const Entry& entry) {
   return Status();
 }
 
+// Where a result may go besides memory that the engine allocates.
+Status check_capacities(const Entry& entry) {
+  for (std::size_t i = 0; i < entry.capacities.size(); ++i) {
+    const bool on_host = entry.request.tensors[i].device == DeviceType::kHost;
+    if (entry.capacities[i] == 0 || (on_host && entry.outputs[i] != nullptr)) continue;
+    return invalid_call(entry.request,
+                        "memory that a caller gives for the result of tensor " +
+                            quoted_name(entry.request, i) +
+                            " is host memory, at an address; without a capacity the engine "
+                            "allocates the result");
+  }
+  return Status();
+}
+
 }  // namespace
 
 // The local half of a send's checks: `rank` is one of the two.
@@ -184,6 +198,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
       return invalid_call(request, "a GPU tensor comes without its device and stream");
     }
   }
+  HVDLITE_RETURN_IF_ERROR(check_capacities(entry));
   return check_overlap(entry);
 }
 

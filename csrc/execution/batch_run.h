@@ -6,7 +6,9 @@
 // Tensors in host memory take the host's data plane, those on a GPU the data plane of their process
 // set. A batch on a GPU is done when the device has been given all of it; the weights of its
 // tensors still travel on the host. What an allgather, an alltoall or a reducescatter receives goes
-// to memory that is allocated here, and travels out with the entry's completion.
+// to the memory that the submitter gave, where it fits. Otherwise it goes to memory that is
+// allocated here, and travels out with the entry's completion: a rank that gave too little memory
+// takes part as the others do, and its entry alone ends with an error.
 //
 // The executor makes a BatchRun for each batch, and lends it all that its constructor takes; only
 // the runner calls it.
@@ -84,8 +86,13 @@ class BatchRun {
   Status alltoall();
   Status broadcast();
   Status send();
-  // Makes room for the entry's next result, on the device of its tensor.
-  Result<std::byte*> add_output(const Entry& entry, DeviceType device, std::size_t bytes);
+  // Returns where the result of the entry's next tensor goes, on the device of the tensor. The
+  // input may lie at `own_part` of the result, and otherwise not in it; -1: nowhere.
+  Result<std::byte*> add_output(const Entry& entry, std::size_t bytes,
+                                std::ptrdiff_t own_part = -1);
+  // All tensors of the entry are done: copies the results that could not be written to their
+  // memory at once, and notes one that does not fit.
+  void settle_outputs(const Entry& entry);
 
   EngineParts& parts_;
   BatchBuffers& buffers_;

@@ -1,8 +1,12 @@
-// The collectives of rows of a BatchRun, whose results are the engine's own memory, and those that
-// only copy: broadcasts and sends.
+// The collectives of rows of a BatchRun, whose results have a size that the submitter may not know,
+// and those that only copy: broadcasts and sends.
+#include <algorithm>
+#include <cstring>
+#include <functional>
 #include <new>
 #include <numeric>
 
+#include "entry/entry_check.h"
 #include "execution/batch_run.h"
 
 namespace hvdlite {
@@ -37,10 +41,19 @@ std::size_t sum(std::span<const std::size_t> bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
 }
 
-// The members' rows of a reducescatter: the first ones get one more where it does not divide.
-std::vector<std::int64_t> scattered_rows(std::int64_t rows, std::size_t members) {
-  const auto parts = static_cast<std::int64_t>(members);
+// The rows of a reducescatter's tensor by member that is present. Without splits the first members
+// get one more where the rows do not divide.
+std::vector<std::int64_t> scattered_rows(const Request& request, std::size_t tensor,
+                                         const Presence& present) {
   std::vector<std::int64_t> result;
+  if (!request.splits.empty()) {
+    for (std::size_t i = 0; i < present.size(); ++i) {
+      if (present[i]) result.push_back(request.splits[tensor * present.size() + i]);
+    }
+    return result;
+  }
+  const std::int64_t rows = request.tensors[tensor].dims[0];
+  const std::int64_t parts = std::count(present.begin(), present.end(), true);
   for (std::int64_t i = 0; i < parts; ++i) result.push_back(rows / parts + (i < rows % parts));
   return result;
 }
@@ -52,12 +65,44 @@ Status no_memory(const Entry& entry, std::size_t bytes, int rank, const std::str
                                            std::to_string(rank) + why);
 }
 
+// This rank alone did not know how much it receives; the others have their results.
+Status misfit(const Entry& entry, std::size_t tensor, std::size_t bytes, int rank) {
+  const std::string& own = entry.request.tensors[tensor].name;
+  return invalid_call(entry.request,
+                      "rank " + std::to_string(rank) + " receives " + std::to_string(bytes) +
+                          " bytes for tensor '" + (own.empty() ? entry.request.name : own) +
+                          "', and gave memory for " + std::to_string(entry.capacity(tensor)) +
+                          "; give memory for what all ranks send, or send less");
+}
+
+// Whether a result in this memory would overwrite an input of a tensor of the entry: that tensor's
+// own input may lie at `own_part` of its result, where it is the same bytes.
+bool is_input(const Entry& entry, std::size_t tensor, std::span<const std::byte> memory,
+              std::ptrdiff_t own_part) {
+  const std::less<> before;
+  for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
+    const auto input = bytes_of(entry.inputs[i], entry.request.tensors[i].bytes());
+    if (i == tensor && own_part >= 0 && input.data() == memory.data() + own_part) continue;
+    if (before(input.data(), memory.data() + memory.size()) &&
+        before(memory.data(), input.data() + input.size())) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
-Result<std::byte*> BatchRun::add_output(const Entry& entry, DeviceType device, std::size_t bytes) {
+Result<std::byte*> BatchRun::add_output(const Entry& entry, std::size_t bytes,
+                                        std::ptrdiff_t own_part) {
+  const std::size_t tensor = entry.completion->outputs.size();
   Completion::Output& output = entry.completion->outputs.emplace_back();
   output.bytes = bytes;
-  if (device == DeviceType::kHost) {
+  if (entry.request.tensors[tensor].device == DeviceType::kHost) {
+    if (entry.capacity(tensor) >= std::max<std::size_t>(bytes, 1)) {
+      auto* given = static_cast<std::byte*>(entry.outputs[tensor]);
+      if (!is_input(entry, tensor, {given, bytes}, own_part)) return given;
+    }
     output.data.reset(new (std::nothrow) std::byte[bytes]);
     if (output.data == nullptr) return no_memory(entry, bytes, parts_.rank);
     return output.data.get();
@@ -71,21 +116,39 @@ Result<std::byte*> BatchRun::add_output(const Entry& entry, DeviceType device, s
   return reinterpret_cast<std::byte*>(output.device.address());  // NOLINT: a device address
 }
 
+void BatchRun::settle_outputs(const Entry& entry) {
+  Completion& completion = *entry.completion;
+  for (std::size_t i = 0; i < entry.capacities.size(); ++i) {
+    Completion::Output& output = completion.outputs[i];
+    if (output.data == nullptr || entry.capacities[i] == 0) continue;
+    if (entry.capacities[i] < output.bytes) {
+      if (completion.misfit.ok()) completion.misfit = misfit(entry, i, output.bytes, parts_.rank);
+      continue;
+    }
+    if (output.bytes > 0) std::memcpy(entry.outputs[i], output.data.get(), output.bytes);
+    output.data.reset();
+  }
+}
+
 Status BatchRun::allgather() {
   const Entry& entry = *first().entry;
   const std::span<const std::int64_t> rows(first().first_dimensions);
   const std::size_t size = members_.present.size();
+  const auto self = static_cast<std::size_t>(members_.group.index_of(parts_.rank));
   entry.completion->first_dimensions = first().first_dimensions;
   for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
     const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members_.present);
     const std::size_t total = sum(bytes);
-    const Result<std::byte*> output = add_output(entry, tensor.device, total);
+    const std::size_t own_part = sum({bytes.begin(), self});
+    const Result<std::byte*> output =
+        add_output(entry, total, static_cast<std::ptrdiff_t>(own_part));
     HVDLITE_RETURN_IF_ERROR(output.status());
     const Allgather call{
         members_.group, bytes_of(entry.inputs[i], tensor.bytes()), bytes, {output.value(), total}};
     HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).allgather(call, patience_));
   }
+  settle_outputs(entry);
   return Status();
 }
 
@@ -96,13 +159,13 @@ Status BatchRun::reducescatter() {
   const auto self = static_cast<std::size_t>(group.index_of(parts_.rank));
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TensorShape& tensor = request.tensors[i];
-    const auto rows = scattered_rows(tensor.dims[0], group.ranks.size());
+    const auto rows = scattered_rows(request, i, members_.present);
     std::vector<std::uint64_t> counts;
     for (const std::int64_t count : rows) {
       counts.push_back(static_cast<std::uint64_t>(count) * row_elements(tensor));
     }
     const std::size_t bytes = counts[self] * size_of(tensor.dtype);
-    const Result<std::byte*> output = add_output(entry, tensor.device, bytes);
+    const Result<std::byte*> output = add_output(entry, bytes);
     HVDLITE_RETURN_IF_ERROR(output.status());
     entry.completion->first_dimensions.push_back(rows[self]);
     const Piece piece{entry.inputs[i], output.value(), tensor.count(), request.prescale,
@@ -110,6 +173,7 @@ Status BatchRun::reducescatter() {
     const Reducescatter call{group, tensor.dtype, request.op, piece, counts};
     HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).reducescatter(call, patience_));
   }
+  settle_outputs(entry);
   return Status();
 }
 
@@ -121,14 +185,16 @@ Status BatchRun::alltoall() {
   const auto received = bytes_of_rows(tensor, first().first_dimensions, present);
   const std::size_t total = sum(received);
   entry.completion->first_dimensions = first().first_dimensions;
-  const Result<std::byte*> output = add_output(entry, tensor.device, total);
+  const Result<std::byte*> output = add_output(entry, total);
   HVDLITE_RETURN_IF_ERROR(output.status());
   const Alltoall call{members_.group,
                       bytes_of(entry.inputs[0], tensor.bytes()),
                       sent,
                       {output.value(), total},
                       received};
-  return plane_of(tensor.device).alltoall(call, patience_);
+  HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).alltoall(call, patience_));
+  settle_outputs(entry);
+  return Status();
 }
 
 Status BatchRun::send() {

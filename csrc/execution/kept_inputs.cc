@@ -14,10 +14,25 @@
 namespace hvdlite {
 namespace {
 
-bool overlap(const void* a, const void* b, std::uint64_t bytes) {
+bool overlap(const void* a, std::uint64_t a_bytes, const void* b, std::uint64_t b_bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(a);
   const auto second = reinterpret_cast<std::uintptr_t>(b);
-  return first < second + bytes && second < first + bytes;
+  return first < second + b_bytes && second < first + a_bytes;
+}
+
+// Whether a result overwrites the input of the tensor: that of an all-reduce is as long as the
+// input, and that of an allgather as the memory that the submitter gave for it.
+bool is_overwritten(const Entry& entry, std::size_t tensor) {
+  const std::uint64_t bytes = entry.request.tensors[tensor].bytes();
+  const void* input = entry.inputs[tensor];
+  if (bytes == 0) return false;
+  if (entry.request.kind == Kind::kAllreduce) {
+    return overlap(input, bytes, entry.outputs[tensor], bytes);
+  }
+  for (std::size_t i = 0; i < entry.capacities.size(); ++i) {
+    if (overlap(input, bytes, entry.outputs[i], entry.capacities[i])) return true;
+  }
+  return false;
 }
 
 Status no_memory(const Entry& entry, std::uint64_t bytes, const std::string& why = "") {
@@ -48,15 +63,13 @@ Status restore_on_device(const Entry& entry, std::size_t tensor, const KeptInput
 
 Status KeptInputs::keep(const Batch& batch, const std::vector<Agreed>& round, const Backend& host,
                         DeviceBackend* plane) {
-  if (batch.kind != Kind::kAllreduce) return Status();
-  const bool by_plane = host.copies_inputs(batch.op);
+  const bool reduces = batch.kind == Kind::kAllreduce;
+  if (!reduces && batch.kind != Kind::kAllgather) return Status();
+  const bool by_plane = reduces && host.copies_inputs(batch.op);
   for (const TensorRef& ref : batch.tensors) {
     Entry& entry = *round[ref.agreed].entry;
     const TensorShape& shape = entry.request.tensors[ref.tensor];
-    const std::uint64_t bytes = shape.bytes();
-    if (bytes == 0 || !overlap(entry.inputs[ref.tensor], entry.outputs[ref.tensor], bytes)) {
-      continue;
-    }
+    if (!is_overwritten(entry, ref.tensor)) continue;
     entry.kept.resize(entry.request.tensors.size());
     HVDLITE_RETURN_IF_ERROR(shape.device == DeviceType::kGpu
                                 ? keep_on_device(entry, ref.tensor, plane->device())

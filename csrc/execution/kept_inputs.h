@@ -1,5 +1,6 @@
-// Copies of inputs that their own outputs overwrite, so that an all-reduce can be redone after a
-// rank has died in it (elastic jobs only).
+// Copies of inputs that results overwrite, so that an all-reduce or an allgather can be redone
+// after a rank has died in it (elastic jobs only). Other collectives are not redone, or overwrite
+// nothing that they read.
 //
 // The copies hang on their entries; the memory comes from pools, because fresh pages cost more than
 // the copy. A data plane that can makes the copy itself, part by part, when it reads the input

@@ -103,9 +103,13 @@ Status gather_within_host(HostPlane& plane, const HostLayout& layout, const Allg
     HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
     std::size_t at = 0;
     for (std::size_t i = 0; i < call.bytes.size(); ++i) {
+      const int local = static_cast<int>(i);
       const std::span<std::byte> block =
           window(call.output.subspan(at, call.bytes[i]), begin, stride);
-      copy({staging.buffer_of(step, static_cast<int>(i)), block.size()}, block.data());
+      copy(local == layout.locals.index
+               ? window(call.input, begin, stride)
+               : std::span<const std::byte>(staging.buffer_of(step, local), block.size()),
+           block.data());
       at += call.bytes[i];
     }
     staging.done(step);

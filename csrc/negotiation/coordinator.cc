@@ -265,18 +265,28 @@ Status Coordinator::refuse(const Book& book, const Tally& tally) {
   }
   for (std::size_t i = 0; i < ranks.size() && request.kind == Kind::kAlltoall; ++i) {
     if (!tally.submitted[i]) continue;
-    const Request& own = tally.differing[i];
-    if (auto text = describe_bad_splits(ranks[i], own, tally.submitted)) {
-      return Status(StatusCode::kInvalidArgument, std::move(*text), ranks[i]);
-    }
-    for (std::size_t to = 0; to < own.splits.size(); ++to) {
-      if (tally.submitted[to] || own.splits[to] == 0) continue;
-      return Status(StatusCode::kInvalidArgument,
-                    "alltoall '" + request.name + "': rank " + std::to_string(ranks[i]) +
-                        " sends " + std::to_string(own.splits[to]) + " rows to " +
-                        has_joined(ranks[to]) + " and takes nothing any more; send it none",
-                    ranks[i]);
-    }
+    HVDLITE_RETURN_IF_ERROR(refuse_splits(book, tally, ranks[i], tally.differing[i]));
+  }
+  if (request.kind == Kind::kReducescatter) {
+    return refuse_splits(book, tally, tally.first_rank, request);
+  }
+  return Status();
+}
+
+Status Coordinator::refuse_splits(const Book& book, const Tally& tally, int rank,
+                                  const Request& request) {
+  if (auto text = describe_bad_splits(rank, request, tally.submitted)) {
+    return Status(StatusCode::kInvalidArgument, std::move(*text), rank);
+  }
+  const std::vector<int>& ranks = book.group.ranks;
+  for (std::size_t i = 0; i < request.splits.size(); ++i) {
+    const std::size_t to = i % ranks.size();
+    if (tally.submitted[to] || request.splits[i] == 0) continue;
+    return Status(StatusCode::kInvalidArgument,
+                  describe(request) + ": rank " + std::to_string(rank) + " sends " +
+                      std::to_string(request.splits[i]) + " rows to " + has_joined(ranks[to]) +
+                      " and takes nothing any more; send it none",
+                  rank);
   }
   return Status();
 }
@@ -326,7 +336,8 @@ void Coordinator::respond(Book& book, Tally tally) {
     cache_.remember(response.cache_id, key, tally.request);
     response.first_dimensions = rows_of(tally);
     response.request = std::move(tally.request);
-    response.request.splits.clear();  // one member's; all have their part of the rows
+    // Of an alltoall they are one member's, and all have their part of the rows.
+    if (response.request.rows_differ()) response.request.splits.clear();
   }
   if (response.request.kind == Kind::kJoin) {
     response.last_joined = last_joined_;

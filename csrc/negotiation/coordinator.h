@@ -125,6 +125,9 @@ class Coordinator {
   void respond(Book& book, Tally tally);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const Book& book, const Tally& tally);
+  // Returns what is wrong with the splits of a rank's request, or OK.
+  static Status refuse_splits(const Book& book, const Tally& tally, int rank,
+                              const Request& request);
   // Names the absent ranks in the response. kInternal when generations have run out.
   Status note_absent(Book& book, const Tally& tally, Response& response);
   void respond_error(const Tally& tally, Status error);

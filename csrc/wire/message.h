@@ -104,8 +104,9 @@ struct Request {
   // all others of it. Empty: by themselves.
   std::string transaction;
   std::vector<TensorShape> tensors;
-  // Alltoall: how many rows go to each member; empty: the same number to each. This is what the
-  // rank says; describe_bad_splits() checks it.
+  // Alltoall: how many rows go to each member; empty: the same number to each. Reducescatter, where
+  // members agree: the same, tensor after tensor; empty: numbers that are as even as can be. This
+  // is what the rank says; describe_bad_splits() checks it.
   std::vector<std::int64_t> splits;
   // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks. A send:
   // source and destination, which decoders and the engine's local checks have seen to.
@@ -180,8 +181,8 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
 // By position in a process set: whether the member takes part, not having joined.
 using Presence = std::vector<bool>;
 
-// What is wrong with an alltoall's splits: a message that names tensor, rank and values; nothing
-// when they can be used.
+// What is wrong with the splits of an alltoall or a reducescatter: a message that names tensor,
+// rank and values; nothing when they can be used.
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
                                                const Presence& present);
 // What is wrong with the ranks of a new process set in a world of `size`; nothing when it can be.

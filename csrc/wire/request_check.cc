@@ -79,6 +79,42 @@ std::optional<Difference> difference(const Request& a, const Request& b) {
   return std::nullopt;
 }
 
+// Continues `subject`, "alltoall 'x': rank 1": why these splits do not divide so many rows.
+std::optional<std::string> describe_bad_division(const std::string& subject,
+                                                 const std::vector<std::int64_t>& splits,
+                                                 std::int64_t rows) {
+  std::int64_t sum = 0;
+  for (const std::int64_t split : splits) {
+    if (split < 0) return subject + " has a negative split: " + text_of(splits);
+    if (__builtin_add_overflow(sum, split, &sum)) sum = INT64_MAX;
+  }
+  if (sum == rows) return std::nullopt;
+  return subject + " has splits " + text_of(splits) + ", which add up to " + std::to_string(sum) +
+         ", but " + std::to_string(rows) + " rows";
+}
+
+std::optional<std::string> describe_bad_shares(int rank, const Request& request,
+                                               std::size_t members) {
+  const std::vector<std::int64_t>& splits = request.splits;
+  if (splits.empty()) return std::nullopt;
+  const std::string whose = ": rank " + std::to_string(rank);
+  if (splits.size() != members * request.tensors.size()) {
+    return describe(request) + whose + " has " + std::to_string(splits.size()) +
+           " splits in a process set of " + std::to_string(members) + "; give one for each member" +
+           (request.tensors.size() == 1 ? "" : " and tensor");
+  }
+  auto begin = splits.begin();
+  for (const TensorShape& tensor : request.tensors) {
+    const auto end = begin + static_cast<std::ptrdiff_t>(members);
+    const std::string& name = tensor.name.empty() ? request.name : tensor.name;
+    const std::int64_t rows = tensor.dims.empty() ? 0 : tensor.dims[0];
+    auto text = describe_bad_division("reducescatter '" + name + "'" + whose, {begin, end}, rows);
+    if (text) return text;
+    begin = end;
+  }
+  return std::nullopt;
+}
+
 std::int64_t count_present(const Presence& present) {
   return std::count(present.begin(), present.end(), true);
 }
@@ -101,6 +137,9 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
     found = difference(a.tensors[i], b.tensors[i], a.kind);
     if (found && !a.tensors[i].name.empty()) name = a.tensors[i].name;
   }
+  if (!found && a.kind == Kind::kReducescatter && a.splits != b.splits) {
+    found = Difference{"splits", text_of(a.splits), text_of(b.splits)};
+  }
   if (!found) return std::nullopt;
   return std::string(name_of(a.kind)) + " '" + name + "': ranks disagree about the " +
          found->field + ": rank " + std::to_string(rank_a) + " has " + found->a + ", rank " +
@@ -110,6 +149,7 @@ std::optional<std::string> describe_mismatch(int rank_a, const Request& a, int r
 std::optional<std::string> describe_bad_splits(int rank, const Request& request,
                                                const Presence& present) {
   const std::size_t members = present.size();
+  if (request.kind == Kind::kReducescatter) return describe_bad_shares(rank, request, members);
   if (request.tensors.size() != 1 || request.tensors[0].dims.empty()) {
     return "alltoall '" + request.name + "': it takes one tensor with a first dimension";
   }
@@ -129,14 +169,7 @@ std::optional<std::string> describe_bad_splits(int rank, const Request& request,
     return subject + " has " + std::to_string(request.splits.size()) +
            " splits in a process set of " + size + "; give one for each member";
   }
-  std::int64_t sum = 0;
-  for (const std::int64_t split : request.splits) {
-    if (split < 0) return subject + " has a negative split: " + text_of(request.splits);
-    if (__builtin_add_overflow(sum, split, &sum)) sum = INT64_MAX;
-  }
-  if (sum == rows) return std::nullopt;
-  return subject + " has splits " + text_of(request.splits) + ", which add up to " +
-         std::to_string(sum) + ", but " + std::to_string(rows) + " rows";
+  return describe_bad_division(subject, request.splits, rows);
 }
 
 std::optional<std::string> describe_bad_ranks(const Request& request, int size) {

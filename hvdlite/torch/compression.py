@@ -115,8 +115,8 @@ class Int4Compressor(BlockCompressor):
 class PowerSGD(Compressor):
     """Sends gradients of matrices as two thin factors (Vogels et al., NeurIPS 2019).
 
-    Only `hvd.DistributedOptimizer` and `hvd.ShardedOptimizer` take it: a rank keeps what the
-    factors lack, and adds it to its next gradient. See docs/modes.md.
+    Only `hvd.DistributedOptimizer` and `hvd.ShardedOptimizer` with `stage=1` take it: a rank keeps
+    what the factors lack, and adds it to its next gradient. See docs/modes.md.
 
     Attributes:
         rank: the number of columns of the factors. More is more exact, and sends more.

@@ -21,8 +21,8 @@ from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression, PowerSGD
 from hvdlite.torch.functions import broadcast_tensors
-from hvdlite.torch.optimizers.formation import Settings
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.settings import Settings
 
 
 class DistributedDataParallel(nn.Module):  # type: ignore[misc]

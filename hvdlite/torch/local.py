@@ -18,9 +18,9 @@ from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer import Distributed, Evaluations
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
-from hvdlite.torch.optimizers.formation import Settings, Weight
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
 from hvdlite.torch.optimizers.rounds import Rounds, RoundSettings
+from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 _KEY = "hvdlite.local_sgd"

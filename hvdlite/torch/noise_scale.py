@@ -78,6 +78,11 @@ class NoiseScale:
                 "NoiseScale compares the gradients of single ranks with their average: give it a "
                 "DistributedOptimizer with op=hvd.Average"
             )
+        if reducer.divides:
+            raise ArgumentError(
+                "NoiseScale needs the mean gradients of all parameters, and with stage=2 a rank of "
+                "a ShardedOptimizer has its share of them; use stage=1"
+            )
         if reducer.settings.weight is not None:
             raise ArgumentError(_UNEQUAL)
         if isinstance(reducer.settings.compression, PowerSGD):

@@ -1,15 +1,16 @@
 """`ShardedOptimizer`: each rank keeps the optimizer's state of a share of the parameters.
 
-It is stage 1 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models", SC 2020). Gradients are reduced as by `DistributedOptimizer`. Each whole
-parameter has one owner, which updates it, and the updated parameters then travel to all ranks. An
-optimizer never sees a part of a parameter, so norms of a tensor keep their meaning.
+These are stages 1 and 2 of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+Trillion Parameter Models", SC 2020). Each whole parameter has one owner, which updates it, and the
+updated parameters then travel to all ranks. An optimizer never sees a part of a parameter, so norms
+of a tensor keep their meaning. In stage 1 gradients are reduced as by `DistributedOptimizer`; in
+stage 2 a reduced gradient goes to its parameter's owner alone.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,9 +21,12 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.process_sets import ProcessSet, check_root
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
+from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
-from hvdlite.torch.optimizers.ownership import Ownership
+from hvdlite.torch.optimizers import gradient_norms, overflow
+from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
+from hvdlite.torch.optimizers.reducer import NO_WEIGHT
 
 _State = dict[Any, Any]  # of a state_dict: by the parameter's index
 
@@ -30,10 +34,9 @@ _State = dict[Any, Any]  # of a state_dict: by the parameter's index
 class Sharded(Distributed):
     """The methods that `ShardedOptimizer` adds to the class of the optimizer."""
 
-    _copies: int
-    _ownership: Ownership | None = None
+    _division: Division
+    _ownership: Ownership | None = None  # of the last step
     _exchange: ParameterExchange | None = None
-    _world: tuple[int, ...] = ()  # this rank and the members, when the owners were chosen
     _whole = True  # whether `state` has the state of all parameters
     _gathered_on: int | None = None  # the rank that has the state of all since `consolidate`
     _gathered: _State | None = None  # on that rank: the state of all parameters
@@ -83,24 +86,21 @@ class Sharded(Distributed):
 
     def _prepare(self) -> ParameterExchange:
         """Give new parameters an owner, and drop the state that belongs to other ranks."""
-        members = self._process_set.ranks
-        world = (basics.rank(), *members)
-        if self._ownership is None or world != self._world:
+        ownership = self._division.present()
+        if ownership is not self._ownership:
             if not self._whole:
                 raise HvdliteError(
                     "the ranks have changed since the last step of this ShardedOptimizer, and each "
                     "has the state of a share of the parameters: call consolidate() and save "
                     "state_dict() before shutdown(), and load_state_dict() after init()"
                 )
-            hosts = basics.host_of()
-            self._ownership = Ownership([hosts[rank] for rank in members], self._copies)
-            self._exchange, self._world = None, world
+            self._ownership, self._exchange = ownership, None
         params = [param for param in self._parameters() if self._moves(param)]
         exchange, drops = self._exchange, self._whole
         if exchange is None or not exchange.suits(params):
-            self._ownership.take(params)
+            ownership.take(params)
             name = f"{self._reducer.name}.updated"
-            exchange = ParameterExchange(name, params, self._ownership, self._process_set)
+            exchange = ParameterExchange(name, params, ownership, self._process_set)
             self._exchange, drops = exchange, True
         if drops:
             for param in [one for one in self.state if isinstance(one, torch.Tensor)]:
@@ -115,12 +115,51 @@ class Sharded(Distributed):
     def _moves(self, param: torch.Tensor) -> bool:
         """Return whether a step may change a parameter; one that was frozen may have a gradient."""
         assert self._ownership is not None
-        frozen = not param.requires_grad
-        return not frozen or (param.grad is not None and self._ownership.knows(param))
+        if param.requires_grad or not self._ownership.knows(param):
+            return bool(param.requires_grad)
+        return self._reducer.divides or param.grad is not None  # with stage 2 its owner knows
 
     def _has_state(self, param: torch.Tensor) -> bool:
         position = self._process_set.ranks.index(basics.rank())
         return self._ownership is None or self._ownership.has_state(param, position)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the gradients of all parameters by their norm; every rank calls it before `step`.
+
+        With stage 2 a rank has only the gradients of its own parameters, and
+        `torch.nn.utils.clip_grad_norm_` would take their norm for that of all. This has the bits of
+        that function on all gradients, in the order of the optimizer's parameters.
+
+        Args:
+            max_norm: the norm after clipping, if it was larger.
+            norm_type: of a p-norm; may be `inf`.
+
+        Returns:
+            The norm before clipping, the same on every rank.
+
+        Example:
+            >>> loss.backward()
+            >>> optimizer.clip_grad_norm_(1.0)
+            >>> optimizer.step()
+        """
+        self.synchronize()
+        params = self._parameters()
+        if self._alone or not self._reducer.divides:
+            norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+            return norm
+        name = f"{self._reducer.name}.norms"
+        return gradient_norms.clip(params, max_norm, norm_type, name, self._process_set)
+
+    def _unscale_together(
+        self, unscale: Callable[[], overflow.Found], found_inf: torch.Tensor
+    ) -> overflow.Found:
+        """Unscale for a GradScaler, and agree with the other ranks on overflows."""
+        if self._alone or not self._reducer.divides:
+            return unscale()
+        self.synchronize()
+        return overflow.agree(
+            unscale, found_inf, f"{self._reducer.name}.overflow", self._process_set
+        )
 
     def consolidate(self, to: int = 0) -> None:
         """Collect the state of all parameters on one rank; `state_dict` works there until `step`.
@@ -205,10 +244,14 @@ class Sharded(Distributed):
         self._whole, self._gathered_on, self._gathered = True, None, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
-        copied = _shard(super().__deepcopy__(memo), self._copies)
-        copied._world, copied._whole = self._world, self._whole
-        if self._ownership is not None:
-            copied._ownership = self._ownership.of_copies(memo)
+        copied = _shard(
+            super().__deepcopy__(memo), self._division.of_copies(memo), self._reducer.divides
+        )
+        copied._whole = self._whole
+        if self._ownership is self._division.present():
+            copied._ownership = copied._division.present()
+        else:
+            copied._ownership = self._ownership  # of a former world
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -230,17 +273,20 @@ def ShardedOptimizer(
     """Make an optimizer step with the gradients of all ranks, and divide its state among them.
 
     Parameters after `step` have the same bits as with `DistributedOptimizer`, and Adam's state
-    takes 1/n of the memory on n ranks. Each step sends the updated parameters besides the
-    gradients, half as many bytes again. Clip gradients between backward() and `step` as usual.
+    takes 1/n of the memory on n ranks. With stage=1 each step sends the updated parameters besides
+    the gradients, half as many bytes again. With stage=2 it sends no more than without sharding,
+    and a rank keeps only the reduced gradients of the parameters that it updates: `grad` of the
+    others is None after backward(), so clip with `optimizer.clip_grad_norm_`.
 
     Args:
         optimizer: updates each parameter from its own gradient, as all of torch.optim do except
             LBFGS; it is changed in place.
         named_parameters: `model.named_parameters()`, for messages that name parameters.
-        stage: 1, of ZeRO: the optimizer's state is divided.
+        stage: of ZeRO. 1: the optimizer's state is divided; 2: the gradients, too.
         copies: how many ranks have the state of each parameter; a second copy is on another host
-            if there is one, and costs no communication.
-        arguments: those of `DistributedOptimizer`.
+            if there is one, and costs no communication. With stage=2 it is 1.
+        arguments: those of `DistributedOptimizer`; stage=2 takes neither `compression` nor `weight`
+            nor `gradient_as_bucket_view`, and sparse gradients with `sparse_as_dense` only.
 
     Returns:
         The optimizer, with the methods of `Distributed` and `Sharded`.
@@ -255,6 +301,8 @@ def ShardedOptimizer(
     """
     basics.size()  # raises without init()
     _check_numbers(stage, copies)
+    if stage == 2:
+        _check_dividing(copies, arguments)
     if arguments.get("op", ops.Average) == ops.Adasum:
         raise ArgumentError(
             "ShardedOptimizer cannot be used with op=hvd.Adasum, which updates all parameters on "
@@ -266,20 +314,39 @@ def ShardedOptimizer(
             "share of the state along; use DistributedOptimizer"
         )
     _check_optimizer(optimizer)
-    return _shard(DistributedOptimizer(optimizer, named_parameters, **arguments), copies)
+    distributed = DistributedOptimizer(optimizer, named_parameters, **arguments)
+    division = Division(distributed._reducer.settings.reduction.process_set, copies)
+    if stage == 2:
+        overflow.extend_grad_scaler()
+    return _shard(distributed, division, stage == 2)
 
 
 def _check_numbers(stage: int, copies: int) -> None:
-    if stage != 1:
+    if stage not in (1, 2):
         raise ArgumentError(
-            f"ShardedOptimizer(stage={stage!r}): give stage=1, which divides the optimizer's state "
-            "and is the only stage there is"
+            f"ShardedOptimizer(stage={stage!r}): give stage=1, which divides the optimizer's "
+            "state, or stage=2, which divides the gradients, too"
         )
     if not isinstance(copies, int) or copies < 1:
         raise ArgumentError(
             f"ShardedOptimizer(copies={copies!r}): give the number of ranks that have the state of "
             "each parameter, 1 or more"
         )
+
+
+def _check_dividing(copies: int, arguments: dict[str, Any]) -> None:
+    """Refuse what does not go with stage 2."""
+    reason = ""
+    if copies > 1:
+        reason = f"copies={copies}, because a reduced gradient reaches one rank"
+    elif arguments.get("compression", Compression.none) is not Compression.none:
+        reason = "compression=, because a reducescatter reduces gradients as they are"
+    elif arguments.get("gradient_as_bucket_view", False):
+        reason = "gradient_as_bucket_view=True, because no rank keeps all gradients"
+    elif arguments.get("weight") is not None:
+        raise ArgumentError(NO_WEIGHT)
+    if reason:
+        raise ArgumentError(f"ShardedOptimizer with stage=2 does not take {reason}; use stage=1")
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -299,12 +366,14 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _shard(distributed: Any, copies: int) -> Sharded:
+def _shard(distributed: Any, division: Division, divides_gradients: bool) -> Sharded:
     """Turn a distributed optimizer into a sharded one, in place."""
     become(distributed, distributed._wrapped_class)
     subclass_in_place(distributed, Sharded)
-    distributed._copies = copies
+    distributed._division = division
     sharded: Sharded = distributed
+    if divides_gradients:
+        sharded._reducer.divide(division)
     return sharded
 
 

@@ -105,7 +105,7 @@ class Trainer:
         self.journal.write("try", step=step)
         if step == self.plan.unredoable_at:
             come_to("unredoable", step)
-            _do_once(self.plan.unredoable)
+            self._do_once(self.plan.unredoable)
         come_to("barrier", step)
         basics.engine().barrier("barrier").wait()
         come_to("before backward", step)
@@ -130,6 +130,20 @@ class Trainer:
         come_to("before step", step)
         self.apply(state, buckets, commit.epoch)
         come_to("after step", step)
+
+    def _do_once(self, kind: str) -> None:
+        size = basics.size()
+        cells: Any = (ctypes.c_int64 * (2 * size))(*range(2 * size))
+        address = ctypes.addressof(cells)
+        tensor = _core.Tensor(kind, _INT64, [size], address, address + 8 * size)
+        if kind == "alltoall":
+            handle = basics.engine().alltoall(kind, tensor, keep=cells)
+        elif kind == "reducescatter":
+            handle = basics.engine().reducescatter(kind, [tensor], _SUM, keep=cells)
+        else:
+            handle = basics.engine().broadcast(kind, [tensor], 1, keep=cells)
+        self.journal.write("once")
+        handle.wait()
 
     def apply(self, state: Weights, buckets: list[array[int]], epoch: int) -> None:
         """Change the weights, and write down by whom the gradients were made."""
@@ -163,20 +177,6 @@ class Trainer:
 
 def _history() -> list[tuple[int, tuple[int, ...]]]:
     return [(epoch.number, epoch.workers) for epoch in hvdlite.elastic.history()]
-
-
-def _do_once(kind: str) -> None:
-    size = basics.size()
-    cells: Any = (ctypes.c_int64 * (2 * size))(*range(2 * size))
-    address = ctypes.addressof(cells)
-    tensor = _core.Tensor(kind, _INT64, [size], address, address + 8 * size)
-    if kind == "alltoall":
-        handle = basics.engine().alltoall(kind, tensor, keep=cells)
-    elif kind == "reducescatter":
-        handle = basics.engine().reducescatter(kind, [tensor], _SUM, keep=cells)
-    else:
-        handle = basics.engine().broadcast(kind, [tensor], 1, keep=cells)
-    handle.wait()
 
 
 def main() -> None:

@@ -27,8 +27,9 @@ class Fault:
         point: the name of the place in the training loop or in the steward.
         at: the step, at points of a step; the epoch, while an epoch forms; else how many times the
             worker has come to the point before.
-        how: "kill" (SIGKILL), "term" (SIGTERM), "raise" (an exception), "exit" (exit status 0), or
-            "soon" (SIGKILL after `delay`, while the worker goes on).
+        how: "kill" (SIGKILL), "last" (SIGKILL, once all others of the epoch have written "once"),
+            "term" (SIGTERM), "raise" (an exception), "exit" (exit status 0), or "soon" (SIGKILL
+            after `delay`, while the worker goes on).
         delay: in seconds.
     """
 
@@ -98,13 +99,24 @@ class Journal:
     """A file to which a worker adds one JSON line in one write, which SIGKILL cannot cut."""
 
     def __init__(self, folder: Path | str) -> None:
-        path = Path(folder) / f"worker.{this_worker()}"
+        self._folder = Path(folder)
+        path = self._folder / f"worker.{this_worker()}"
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(self, kind: str, **facts: Any) -> None:
         """Add a line."""
         line = json.dumps({"kind": kind, "at": time.monotonic(), **facts})
         os.write(self._fd, line.encode() + b"\n")
+
+    def await_others(self, kind: str) -> None:
+        """Wait until all other workers of the epoch have written a line of this kind."""
+        from hvdlite.elastic import epochs
+
+        epoch = epochs.current()
+        assert epoch is not None
+        for worker in set(epoch.workers) - {epoch.worker}:
+            while f'"kind": "{kind}"' not in (self._folder / f"worker.{worker}").read_text():
+                time.sleep(0.01)
 
 
 class Faults:
@@ -131,6 +143,8 @@ class Faults:
             raise PlannedError(f"planned {fault.point}")
         if fault.how == "exit":
             raise SystemExit(0)
+        if fault.how == "last":
+            self._journal.await_others("once")
         if fault.how == "soon":
             threading.Thread(target=_kill_after, args=(fault.delay,), daemon=True).start()
             return

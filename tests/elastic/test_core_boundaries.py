@@ -53,7 +53,7 @@ UNREDOABLE = [("alltoall", 2, 1), ("alltoall", 4, 2), ("reducescatter", 3, 1), (
 def test_what_cannot_be_redone_restores_the_last_commit(
     kind: str, ranks: int, hosts: int, tmp_path: Path
 ) -> None:
-    fault = Fault(1, "unredoable", 10)
+    fault = Fault(1, "unredoable", 10, "last")
     plan = Plan(str(tmp_path), 20, (fault,), hosts, unredoable_at=10, unredoable=kind)
     job = run_job("core_worker.py", ranks, plan)
     check_core_job(job.journeys, 20)

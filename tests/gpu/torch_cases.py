@@ -131,6 +131,9 @@ def scenario_reducescatter(device: torch.device) -> None:
         share = hvd.reducescatter(rows * (hvd.rank() + 1), op=hvd.Sum)
         everything = hvd.allgather(share)
         assert share.device.type == device.type and torch.equal(everything, rows * total()), dtype
+        splits = [0] * (hvd.size() - 1) + [7]
+        last = hvd.reducescatter(rows * (hvd.rank() + 1), op=hvd.Sum, splits=splits)
+        assert torch.equal(hvd.allgather(last), rows * total()), dtype
 
 
 def scenario_alltoall(device: torch.device) -> None:

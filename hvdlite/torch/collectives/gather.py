@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,6 +28,29 @@ from hvdlite.torch.collectives.submit import (
 )
 from hvdlite.torch.collectives.tensors import Named, grouped, single, spec
 from hvdlite.torch.compression import Compression
+
+# The number of rows for each rank.
+Splits: TypeAlias = torch.Tensor | Iterable[int] | None
+
+
+def _split_list(verb: str, splits: Splits, name: str) -> list[int]:
+    if splits is None:
+        return []
+    values = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    try:
+        numbers = [operator.index(value) for value in values]
+    except TypeError as error:
+        raise _not_rows(verb, splits, name) from error
+    if not numbers:  # the core would divide rows as without splits
+        raise _not_rows(verb, splits, name)
+    return numbers
+
+
+def _not_rows(verb: str, splits: Splits, name: str) -> ArgumentError:
+    error: ArgumentError = ArgumentError(
+        f"{verb} '{name}': splits={splits!r}; give one whole number of rows for each rank"
+    )
+    return error
 
 
 def _specs(sent: Named, sources: Sequence[torch.Tensor]) -> list[_core.Tensor]:
@@ -131,10 +154,14 @@ def grouped_allgather_async(
     return _start_gathering(sent, process_set, blocking=False)
 
 
-def _start_scattering(sent: Named, reduction: Reduction, blocking: bool) -> Handle:
+def _start_scattering(
+    sent: Named, reduction: Reduction, blocking: bool, splits: Splits = None
+) -> Handle:
     """Submit a reducescatter; `wait` of its handle returns the list of results."""
     sources = sent.read()
-    core = start_reducescatter(sent.name, _specs(sent, sources), reduction, sources, blocking)
+    numbers = _split_list("reducescatter", splits, sent.name)
+    specs = _specs(sent, sources)
+    core = start_reducescatter(sent.name, specs, reduction, sources, blocking, numbers)
 
     def finish(core: Submission) -> list[torch.Tensor]:
         received = take_received(core, sources)
@@ -162,9 +189,11 @@ def _scattered_gradient(
     return _start_gathering(sent, reduction.process_set, blocking=True).wait()[0]
 
 
-def _scatter_compressed(sent: Named, reduction: Reduction, compression: Any) -> list[torch.Tensor]:
+def _scatter_compressed(
+    sent: Named, reduction: Reduction, compression: Any, splits: Splits = None
+) -> list[torch.Tensor]:
     return send_named(
-        sent, compression, lambda wires: _start_scattering(wires, reduction, blocking=True)
+        sent, compression, lambda wires: _start_scattering(wires, reduction, True, splits)
     )
 
 
@@ -176,11 +205,13 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    splits: Splits = None,
 ) -> torch.Tensor:
     """Reduce a tensor over all ranks, and keep this rank's share of the rows.
 
-    With r rows and n ranks each gets r // n rows, and the first r % n ranks get one more. The
-    shares in rank order are the result of `allreduce`, bit for bit.
+    Without `splits`, of r rows each of n ranks gets r // n, and the first r % n ranks get one more.
+    The shares in rank order are the result of `allreduce`, bit for bit.
 
     Args:
         tensor: at least one dimension, the same shape on all ranks; not bool.
@@ -190,20 +221,22 @@ def reducescatter(
         process_set: its members take part; by default all ranks.
         prescale_factor: multiplies this rank's input.
         postscale_factor: multiplies the result.
+        splits: the number of rows that each rank gets, zero or more, the same numbers on all ranks;
+            they add up to the first dimension.
 
     Returns:
         A new tensor: this rank's rows.
 
     Raises:
         ArgumentError: the tensor or an argument cannot be used; the message says what to do.
-        MismatchError: the ranks' tensors differ in shape, dtype or op.
+        MismatchError: the ranks' tensors differ in shape, dtype or op, or their splits.
 
     Example:
         >>> my_rows = hvd.reducescatter(torch.ones(5, 3), op=hvd.Sum)
     """
     sent = single("reducescatter", tensor, name, process_set)
     reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
-    return _scatter_compressed(sent, reduction, compression)[0]
+    return _scatter_compressed(sent, reduction, compression, splits)[0]
 
 
 def reducescatter_async(
@@ -213,6 +246,8 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    *,
+    splits: Splits = None,
 ) -> Handle:
     """Start a `reducescatter`.
 
@@ -222,7 +257,7 @@ def reducescatter_async(
     """
     sent = single("reducescatter", tensor, name, process_set)
     reduction = reduction_of(None, op, prescale_factor, postscale_factor, None, process_set)
-    return _start_scattering(sent, reduction, blocking=False).first()
+    return _start_scattering(sent, reduction, blocking=False, splits=splits).first()
 
 
 def grouped_reducescatter(
@@ -263,28 +298,16 @@ def grouped_reducescatter_async(
     return _start_scattering(sent, reduction, blocking=False)
 
 
-def _split_list(splits: torch.Tensor | Iterable[int] | None, name: str) -> list[int]:
-    if splits is None:
-        return []
-    values = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-    try:
-        return [operator.index(value) for value in values]
-    except TypeError as error:
-        raise ArgumentError(
-            f"alltoall '{name}': splits={splits!r}; give one whole number of rows for each rank"
-        ) from error
-
-
 def _start_exchanging(
     sent: Named,
-    splits: torch.Tensor | Iterable[int] | None,
+    splits: Splits,
     process_set: ProcessSet,
     blocking: bool,
 ) -> Handle:
     """Submit an alltoall; `wait` of its handle returns the result of `alltoall`."""
     name, (tensor,), _ = sent
     (source,) = sent.read()
-    numbers = _split_list(splits, name)
+    numbers = _split_list("alltoall", splits, name)
     one = spec(name, source, None)
     core = start_alltoall(name, one, numbers, process_set, source, blocking)
 
@@ -312,7 +335,7 @@ def _exchanged_gradient(
 
 def alltoall(
     tensor: torch.Tensor,
-    splits: torch.Tensor | Iterable[int] | None = None,
+    splits: Splits = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -345,7 +368,7 @@ def alltoall(
 
 def alltoall_async(
     tensor: torch.Tensor,
-    splits: torch.Tensor | Iterable[int] | None = None,
+    splits: Splits = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:

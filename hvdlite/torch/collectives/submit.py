@@ -145,10 +145,15 @@ def start_reducescatter(
     reduction: Reduction,
     keep: object,
     blocking: bool,
+    splits: Sequence[int] = (),
 ) -> Submission:
-    """Submit tensors to be reduced and divided among the ranks; see `take_received`."""
+    """Submit tensors to be reduced and divided among the ranks; see `take_received`.
+
+    `splits` has the rows of each rank, tensor after tensor; without them they are nearly the same.
+    """
     op, prescale, postscale, _, process_set, _, _ = reduction
-    enqueue = partial(basics.engine().reducescatter, name, specs, op, prescale, postscale)
+    scatter = basics.engine().reducescatter
+    enqueue = partial(scatter, name, specs, op, prescale, postscale, splits=splits)
     return _submit(enqueue, specs, process_set, keep, blocking)
 
 

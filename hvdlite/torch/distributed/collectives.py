@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from hvdlite import _core
 from hvdlite.errors import ArgumentError
@@ -24,7 +25,7 @@ from hvdlite.torch.distributed.memory import (
     spec,
     spec_of_reduced,
 )
-from hvdlite.torch.distributed.received import Target, copying, receiving
+from hvdlite.torch.distributed.received import Target, copying, place_of, receiving
 from hvdlite.torch.distributed.submission import Submissions
 from hvdlite.torch.distributed.work import Work
 
@@ -95,7 +96,8 @@ class Collectives(Submissions):
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [
-                spec(f"{name}.{index}", memory, memory) for index, memory in enumerate(memories)
+                spec(f"{name}.{index}", memory, memory.data_ptr())
+                for index, memory in enumerate(memories)
             ]
             return self._engine.broadcast(name, specs, root, keep=memories, blocking=blocking)
 
@@ -131,7 +133,7 @@ class Collectives(Submissions):
         return self._gather("all_gather_single", inputs, outputs, opts)
 
     def _gather(self, verb: str, inputs: Tensors, targets: Sequence[Target], opts: Any) -> Work:
-        opts = opts or distributed.AllgatherOptions()
+        opts = opts or distributed_c10d.AllgatherOptions()
         for target, tensor in zip(targets, inputs, strict=True):
             wanted = target if isinstance(target, list) else [target]
             check(verb, [*wanted, tensor])
@@ -140,14 +142,20 @@ class Collectives(Submissions):
                     f"{verb}: {len(target)} output tensors for {self._members} ranks; give one each"
                 )
         sources = [readable(tensor) for tensor in inputs]
+        places = [
+            place_of(verb, target, source) for target, source in zip(targets, sources, strict=True)
+        ]
 
         def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = [spec(f"{name}.{index}", source) for index, source in enumerate(sources)]
-            return self._engine.allgather(name, specs, keep=sources, blocking=blocking)
+            specs = [
+                spec(f"{name}.{index}", source, place.address, place.capacity)
+                for index, (source, place) in enumerate(zip(sources, places, strict=True))
+            ]
+            return self._engine.allgather(name, specs, keep=(sources, places), blocking=blocking)
 
         totals = "+".join(str(_numel(target)) for target in targets)
         signature = f"{verb}.{sources[0].dtype}.{totals}"
-        finish = receiving(verb, targets, self._members)
+        finish = receiving(verb, targets, places, self._members)
         return self._start(signature, submit, _flat(targets), finish, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
@@ -162,19 +170,33 @@ class Collectives(Submissions):
     def _reduce_uneven(
         self, output: torch.Tensor, joined: torch.Tensor, parts: Tensors, opts: Any
     ) -> Work:
-        """Reduce parts of different sizes; the engine's reducescatter has equal ones."""
+        """Reduce parts of different sizes; rank r gets its r-th part in `output`."""
         opts = opts or distributed.ReduceScatterOptions()
-        own = joined.split([part.numel() for part in parts])[self._own_rank].view(output.shape)
-        how = self._reduction("reduce_scatter", [joined], opts)
+        splits = [part.numel() for part in parts]
+        wanted = splits[self._own_rank]
+        if output.numel() != wanted:
+            raise ArgumentError(
+                f"reduce_scatter: an output of {output.numel()} elements for the part of this "
+                f"rank, which has {wanted}"
+            )
+        how = self._reduction("reduce_scatter", [joined, output], opts)
+        memory = as_written(output)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
-            specs = [spec_of_reduced(name, joined, joined, how)]
-            return self._engine.allreduce(
-                name, specs, how.op, how.prescale, keep=joined, blocking=blocking
+            specs = [spec_of_reduced(name, joined, memory, how, parts=joined.numel())]
+            return self._engine.reducescatter(
+                name,
+                specs,
+                how.op,
+                how.prescale,
+                keep=(joined, memory),
+                blocking=blocking,
+                splits=splits,
             )
 
         signature = f"reduce_scatter.uneven.{how.word}.{joined.numel()}"
-        return self._start(signature, submit, [output], copying([own], [output]), opts)
+        finish = copying([memory], [output])
+        return self._start(signature, submit, [output], finish, opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
@@ -198,21 +220,21 @@ class Collectives(Submissions):
                     f"{verb}: an input of {tensor.numel()} elements for an output of "
                     f"{output.numel()}; {self._members} ranks need {self._members} times as many"
                 )
-        how = self._reduction(verb, inputs, opts)
+        how = self._reduction(verb, [*inputs, *outputs], opts)
         sources = [readable(tensor) for tensor in inputs]
+        memories = [as_written(output) for output in outputs]
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             specs = [
-                spec_of_reduced(f"{name}.{index}", source, None, how, self._members)
-                for index, source in enumerate(sources)
+                spec_of_reduced(f"{name}.{index}", source, memory, how, self._members)
+                for index, (source, memory) in enumerate(zip(sources, memories, strict=True))
             ]
             return self._engine.reducescatter(
-                name, specs, how.op, how.prescale, keep=sources, blocking=blocking
+                name, specs, how.op, how.prescale, keep=(sources, memories), blocking=blocking
             )
 
         signature = f"{verb}.{how.word}.{_counts(sources)}"
-        finish = receiving(verb, outputs, self._members)
-        return self._start(signature, submit, outputs, finish, opts)
+        return self._start(signature, submit, outputs, copying(memories, outputs), opts)
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called `barrier`."""

@@ -12,7 +12,7 @@ from hvdlite import _core
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.tensors import readable
 from hvdlite.torch.distributed.memory import check, spec, units_of
-from hvdlite.torch.distributed.received import Target, deliver
+from hvdlite.torch.distributed.received import Target, deliver, place_of
 from hvdlite.torch.distributed.submission import Submissions
 from hvdlite.torch.distributed.work import Work
 
@@ -119,23 +119,23 @@ class Exchanges(Submissions):
             opts: of the call.
         """
         units = units_of(source.dtype)
+        place = place_of(verb, target, source)
 
         def submit(name: str, blocking: bool) -> _core.Handle:
             splits = [count * units for count in counts]
+            exchanged = spec(name, source, place.address, place.capacity)
             return self._engine.alltoall(
-                name, spec(name, source), splits, keep=source, blocking=blocking
+                name, exchanged, splits, keep=(source, place), blocking=blocking
             )
 
         def finish(handle: _core.Handle) -> None:
-            rows = handle.first_dimensions
-            arrived = [count // units for count in rows]
+            arrived = [count // units for count in handle.first_dimensions]
             if arrived != list(wanted):
                 raise ArgumentError(
                     f"{verb}: {arrived} elements arrived from the ranks, and the outputs of rank "
                     f"{self._own_rank} are for {list(wanted)}"
                 )
-            if isinstance(target, torch.Tensor) or target:
-                deliver(verb, handle, 0, target, rows)
+            deliver(target, place)
 
         outputs = target if isinstance(target, list) else [target]
         return self._start(f"{verb}.{source.dtype}", submit, outputs, finish, opts)

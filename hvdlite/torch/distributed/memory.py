@@ -71,12 +71,18 @@ def units_of(dtype: torch.dtype) -> int:
     return 1 if dtype in NUMBER_OF else dtype.itemsize
 
 
-def spec(name: str, source: torch.Tensor, target: torch.Tensor | None = None) -> _core.Tensor:
-    """Describe plain tensors to the engine, for an operation that copies."""
+def spec(name: str, source: torch.Tensor, output: int = 0, capacity: int = 0) -> _core.Tensor:
+    """Describe a plain tensor to the engine, for an operation that copies.
+
+    Args:
+        name: of the tensor.
+        source: the tensor that is sent, or as much memory.
+        output: the address to which the operation writes.
+        capacity: where that may be another number of bytes than in `source`, how many fit there.
+    """
     number = NUMBER_OF.get(source.dtype, _BYTE)
     count = source.numel() * units_of(source.dtype)
-    output = 0 if target is None else target.data_ptr()
-    return _core.Tensor(name, number, (count,), source.data_ptr(), output)
+    return _core.Tensor(name, number, (count,), source.data_ptr(), output, capacity=capacity)
 
 
 class Reduction(NamedTuple):
@@ -120,15 +126,16 @@ def _found(kind: Any, dtype: torch.dtype) -> Reduction | None:
 def spec_of_reduced(
     name: str,
     source: torch.Tensor,
-    target: torch.Tensor | None,
+    target: torch.Tensor,
     how: Reduction,
     parts: int | None = None,
 ) -> _core.Tensor:
     """Describe plain tensors to the engine, for a reduction; with `parts`, as so many rows."""
-    count = source.numel()
-    shape = (count,) if parts is None else (parts, count // parts)
-    output = 0 if target is None else target.data_ptr()
-    return _core.Tensor(name, how.number, shape, source.data_ptr(), output)
+    count, addresses = source.numel(), (source.data_ptr(), target.data_ptr())
+    if parts is None:
+        return _core.Tensor(name, how.number, (count,), *addresses)
+    shape = (parts, count // parts)
+    return _core.Tensor(name, how.number, shape, *addresses, capacity=target.nbytes)
 
 
 def _factor(verb: str, op: ReduceOp) -> float:

@@ -3,7 +3,8 @@
 A name is the operation's *signature* (kind, reduce operation, dtype, number of elements), which all
 members know, and the number of the operation among those of its signature, modulo 8. So names
 repeat from step to step, and the engine's response cache knows them. And members that submit
-operations of different signatures in different orders still get the right results.
+operations of different signatures in different orders still get the right results. A counter stays
+for each signature.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from hvdlite import _core
 
 SLOTS = 8
+_FEWEST = 512
 
 
 class Numbering:
@@ -28,6 +30,7 @@ class Numbering:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._in_flight: dict[str, _core.Handle] = {}
+        self._look_at = _FEWEST  # names in `_in_flight` at which those that have ended go
 
     def next(self, signature: str, slots: int = SLOTS, seconds: float | None = None) -> str:
         """Return the name of the next operation; wait while the name is in flight.
@@ -56,4 +59,9 @@ class Numbering:
 
     def note(self, name: str, handle: _core.Handle) -> None:
         """Take note of the operation that has this name now."""
-        self._in_flight[name] = handle
+        with self._lock:
+            self._in_flight[name] = handle
+            if len(self._in_flight) >= self._look_at:
+                names = self._in_flight.items()
+                self._in_flight = {name: one for name, one in names if not one.done()}
+                self._look_at = max(_FEWEST, 2 * len(self._in_flight))

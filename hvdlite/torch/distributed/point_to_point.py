@@ -43,7 +43,7 @@ class PointToPoint(Submissions):
         memory = as_written(tensors[0])
 
         def submit(name: str, blocking: bool) -> _core.Handle:
-            place = spec(name, memory, memory)
+            place = spec(name, memory, memory.data_ptr())
             return self._engine.recv(name, place, source, keep=memory, blocking=blocking)
 
         finish = copying([memory], tensors)

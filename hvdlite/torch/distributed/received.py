@@ -1,19 +1,68 @@
-"""Copies results from where the engine has put them to the tensors of the caller."""
+"""Where results go: to the tensors of the caller, or to memory from which they are copied there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from hvdlite import _core
 from hvdlite.errors import ArgumentError
-from hvdlite.torch.distributed.memory import units_of
+from hvdlite.torch.distributed.memory import is_plain, units_of
 from hvdlite.torch.distributed.work import Finish
 
 # One tensor for all that is received, or a list with a tensor for each rank.
 Target: TypeAlias = torch.Tensor | list[torch.Tensor]
+
+
+class Place(NamedTuple):
+    """Plain memory for all that is received for a target.
+
+    Attributes:
+        address: where it begins.
+        capacity: how many bytes it has.
+        memory: tensors that keep it alive.
+        new: the memory itself, where it is not the target's own.
+    """
+
+    address: int
+    capacity: int
+    memory: list[torch.Tensor]
+    new: torch.Tensor | None
+
+
+def place_of(verb: str, target: Target, source: torch.Tensor) -> Place:
+    """Return memory for what is received for a target.
+
+    It is the target's own if the tensors of the target lie one behind the other, as the chunks of
+    a tensor do, and new memory otherwise.
+
+    Args:
+        verb: of the operation.
+        target: checked tensors.
+        source: what this rank sends.
+
+    Raises:
+        ArgumentError: the target is of another dtype than the source.
+    """
+    outputs = target if isinstance(target, list) else [target]
+    begin, end, plain = 0, 0, True
+    for output in outputs:
+        if output.dtype != source.dtype:
+            raise ArgumentError(
+                f"{verb}: an output is of {output.dtype}, and the input of {source.dtype}; "
+                "convert one of them first"
+            )
+        bytes_here = output.numel() * output.itemsize
+        if bytes_here:
+            address = output.data_ptr()
+            plain = plain and is_plain(output) and end in (0, address)
+            begin, end = begin or address, address + bytes_here
+    if plain:
+        return Place(begin, end - begin, [output.detach() for output in outputs], None)
+    new = torch.empty(sum(output.numel() for output in outputs), dtype=source.dtype)
+    return Place(new.data_ptr(), new.numel() * new.itemsize, [new], new)
 
 
 def copying(memories: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> Finish | None:
@@ -31,43 +80,53 @@ def copying(memories: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
     return finish if pairs else None
 
 
-def receiving(verb: str, targets: Sequence[Target], members: int) -> Finish:
-    """Return what copies the received outputs of an operation to its targets."""
+def receiving(
+    verb: str, targets: Sequence[Target], places: Sequence[Place], members: int
+) -> Finish:
+    """Return what checks how much an allgather has received, and brings it to its targets."""
 
     def finish(handle: _core.Handle) -> None:
         dimensions = handle.first_dimensions
-        for index, target in enumerate(targets):
-            rows = dimensions[index * members : (index + 1) * members]
-            deliver(verb, handle, index, target, rows)
+        for index, (target, place) in enumerate(zip(targets, places, strict=True)):
+            check_received(verb, target, dimensions[index * members : (index + 1) * members])
+            deliver(target, place)
 
     return finish
 
 
-def deliver(
-    verb: str, handle: _core.Handle, index: int, target: Target, rows: Sequence[int]
-) -> None:
-    """Copy one received output to its target; `rows` has the engine's elements from each rank."""
-    one = target[0] if isinstance(target, list) else target
-    received = _take(handle, index, one.dtype)
+def check_received(verb: str, target: Target, rows: Sequence[int]) -> None:
+    """Check that a target has as many elements as have arrived.
+
+    Args:
+        verb: of the operation.
+        target: of the elements.
+        rows: by rank, how many elements of the engine came from there.
+
+    Raises:
+        ArgumentError: it has more, or its tensors have others.
+    """
     if isinstance(target, list):
-        units = units_of(one.dtype)
-        parts = list(received.split([count // units for count in rows]))
+        arrived, wanted = list(rows), [one.numel() * units_of(one.dtype) for one in target]
     else:
-        target, parts = [target], [received]
-    for rank, (wanted, part) in enumerate(zip(target, parts, strict=True)):
-        if wanted.numel() != part.numel():
-            raise ArgumentError(
-                f"{verb}: {part.numel()} elements arrived (from rank {rank}, where each rank has "
-                f"its own output), and the output has {wanted.numel()}"
-            )
-        write(wanted, part.view(wanted.shape))
+        arrived, wanted = [sum(rows)], [target.numel() * units_of(target.dtype)]
+    if arrived == wanted:
+        return
+    rank = next(i for i, count in enumerate(arrived) if count != wanted[i])
+    one = target[rank] if isinstance(target, list) else target
+    raise ArgumentError(
+        f"{verb}: {arrived[rank] // units_of(one.dtype)} elements arrived (from rank {rank}, where "
+        f"each rank has its own output), and the output has {one.numel()}"
+    )
 
 
-def _take(handle: _core.Handle, index: int, dtype: torch.dtype) -> torch.Tensor:
-    data = handle.take_output(index)
-    if len(data) == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype)
+def deliver(target: Target, place: Place) -> None:
+    """Copy what has arrived to its target, unless it is there."""
+    if place.new is None:
+        return
+    outputs = target if isinstance(target, list) else [target]
+    parts = place.new.split([output.numel() for output in outputs])
+    for output, part in zip(outputs, parts, strict=True):
+        write(output, part.view(output.shape))
 
 
 def write(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ from hvdlite.subclass import subclass_in_place
 from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
-from hvdlite.torch.optimizers.formation import plan_buckets
+from hvdlite.torch.optimizers.bucket_plan import plan_buckets
 from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction

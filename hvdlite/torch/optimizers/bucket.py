@@ -1,12 +1,9 @@
-"""Buckets of gradients that travel together: the trip of one bucket.
+"""Buckets of gradients that all ranks get, reduced by an allreduce; see `gradient_bucket`.
 
-A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
-*present* on a rank that has a gradient for it; the other ranks send zeros. A vector of flags, one
-per parameter, travels with the gradients: if no rank had a gradient, every rank leaves `grad` at
-None. Further flags have the numbers of rows of sparse gradients, from which all ranks choose how
-these travel next: as rows, by a second operation, or dense (see `sparse`). They arrive sparse
-either way. The last flags have the number of the step: without it, if a rank called backward() more
-often than the others, its gradients would be reduced with those of their next step unnoticed.
+A vector of flags, one per parameter, travels with the gradients: if no rank had a gradient, every
+rank leaves `grad` at None. Further flags have the numbers of rows of sparse gradients, from which
+all ranks choose how these travel next: as rows, by a second operation, or dense (see `sparse`).
+They arrive sparse either way. The last flags have the number of the step.
 
 With PowerSGD a bucket has two operations in a cycle. The first has the left factors of the
 gradients that are compressed (see `low_rank`), and the second, which `advance` submits, all else.
@@ -21,13 +18,14 @@ from typing import Any
 
 import torch
 
-from hvdlite import _core, basics, ops
+from hvdlite import _core, ops
 from hvdlite.compression import cast_in_core
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
 from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
+from hvdlite.torch.optimizers.gradient_bucket import STEPS, GradientBucket
 from hvdlite.torch.optimizers.gradient_memory import (
     COMMON_FLAGS,
     FLAGS,
@@ -37,8 +35,6 @@ from hvdlite.torch.optimizers.gradient_memory import (
 )
 from hvdlite.torch.optimizers.layout import layout_spec
 from hvdlite.torch.optimizers.low_rank import LowRank
-
-STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
 
 
 @dataclass
@@ -85,11 +81,8 @@ def _shorten(name: str, limit: int) -> str:
     return name.encode()[:limit].decode(errors="ignore")
 
 
-class Bucket:
-    """The gradients of some parameters, trip after trip: `submit`, `advance` if it leads, `finish`.
-
-    Between these calls the gradients belong to the core. Not thread-safe.
-    """
+class Bucket(GradientBucket):
+    """A bucket whose gradients all ranks get."""
 
     def __init__(
         self,
@@ -115,11 +108,8 @@ class Bucket:
                 `hvdlite.torch.optimizers.layout`.
             low_rank: compresses some of the gradients by PowerSGD.
         """
-        self.params = list(params)
+        super().__init__(name, params, names)
         self.low_rank = low_rank
-        self.missing = len(self.params)  # number of gradients that are not ready; the owner counts
-        self._name = name
-        self._names = list(names)
         self._labels = [_shorten(one, 400) for one in names]  # their names in the core
         self._compression = compression
         self._by_hand = compression  # the part of it that is not a cast in the core
@@ -138,8 +128,6 @@ class Bucket:
         self._gathered: list[int] = []  # positions of the parameters whose rows are in flight
         self._gathering: RowGathering | None = None
         self._reduction: Reduction | None = None
-        self._step = 0
-        self._steps_met = 0.0  # the mean of the ranks' step numbers; 0: not read, or without weight
         self._masks: dict[int, torch.Tensor] = {}  # masks in flight, by position
 
     @property
@@ -166,30 +154,8 @@ class Bucket:
             return []
         return [self._in_flight, *([] if self._gathering is None else [f"{self._name}.rows"])]
 
-    @property
-    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters and their names."""
-        return list(zip(self._names, self.params, strict=True))
-
-    def scale(self, factor: float) -> None:
-        """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""
-        if factor != 1.0:
-            with torch.no_grad():
-                for param in self.params:
-                    if param.grad is not None:
-                        param.grad.mul_(factor)
-
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
-        """Submit the gradients, and zeros for those that this rank does not have.
-
-        Args:
-            reduction: how they are combined.
-            blocking: whether the caller will wait at once.
-            step: the number of the step, which all ranks count alike.
-
-        Raises:
-            HvdliteError: a gradient cannot be sent; nothing was submitted.
-        """
+        """Submit the gradients; see `GradientBucket.submit`."""
         by_rows = self._ways.begin()
         self._compressed = set() if self.low_rank is None else self.low_rank.begin(step)
         self._cast, self._by_hand = cast_in_core(self._compression, reduction.op)
@@ -223,11 +189,7 @@ class Bucket:
         self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
 
     def advance(self) -> None:
-        """Wait for the left factors, and submit all else; without any, do nothing.
-
-        Raises:
-            HvdliteError: the reduction failed, and nothing is in flight.
-        """
+        """Wait for the left factors, and submit all else; see `GradientBucket.advance`."""
         leading, self._leading, reduction = self._leading, None, self._reduction
         if leading is None:
             return
@@ -348,15 +310,7 @@ class Bucket:
             flags.copy_(torch.tensor([*values, *begun, step, 1.0], dtype=dtype))
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
-        """Wait, and put the results into `grad`.
-
-        Args:
-            counts: whether this rank's gradients count (its weight is not zero).
-            dropped: whether the results are not used, so that changed gradients are not an error.
-
-        Raises:
-            HvdliteError: the reduction failed, or the script changed a gradient in flight.
-        """
+        """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
         handle, trips, reduction = self._handle, self._trips, self._reduction
         gathering, positions = self._gathering, self._gathered
         assert handle is not None and reduction is not None
@@ -373,11 +327,7 @@ class Bucket:
         self.reset()
         for name, trip in zip(self._names, trips, strict=True):
             if not dropped and not trip.untouched():
-                raise HvdliteError(
-                    f"the gradient of {name} was changed while it was being reduced, and is wrong "
-                    "now; call optimizer.synchronize() after backward(), before clipping, "
-                    "unscaling, zeroing or a second backward()"
-                )
+                raise self._changed(name)
         if not dropped:
             self._check_step()
         with torch.no_grad():
@@ -430,17 +380,6 @@ class Bucket:
         any_rows = any(rows) or self._gathering is not None
         ways.dense_for_good = self._flags.is_cuda and all(present) and not any_rows
         return present, rows
-
-    def _check_step(self) -> None:
-        """Raise an error if gradients of different steps were reduced together."""
-        met, own = self._steps_met, 1.0 + self._step % STEPS
-        if met > 0 and abs(met - own) > 0.25:
-            raise HvdliteError(
-                f"rank {basics.rank()}: the gradients of its step {self._step + 1}, in "
-                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
-                "backward() and step() equally often on every rank; run further backward() calls "
-                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
-            )
 
     def _make_masks(
         self, positions: Sequence[int], trips: Sequence[_Trip]

@@ -23,7 +23,7 @@ from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import member_id
-from hvdlite.torch.optimizers.reducer import GradientReducer
+from hvdlite.torch.optimizers.reducer import NO_WEIGHT, GradientReducer
 from hvdlite.torch.optimizers.time_budget import MEASURED, PERIOD, Measurement
 
 Weigh = Callable[[Any], float] | None
@@ -252,6 +252,8 @@ def _check(reducer: GradientReducer, batches: Any, most: int, seconds: float | N
         )
     if settings.reduction.op != ops.Average:
         raise ArgumentError("micro_batches() goes with op=hvd.Average: it counts what was done")
+    if reducer.divides:
+        raise ArgumentError(NO_WEIGHT)
     if settings.weight is not None:
         raise ArgumentError(
             "micro_batches() sets the weight of this rank itself; set optimizer.weight to None, "

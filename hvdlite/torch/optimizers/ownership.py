@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from hvdlite import basics
+from hvdlite.process_sets import ProcessSet
+
 
 def successors(hosts: Sequence[int]) -> list[list[int]]:
     """List for each rank the other ranks that copy what it owns, the best one first.
@@ -83,10 +86,47 @@ class Ownership:
         """Return the rank whose result for a parameter all ranks take."""
         return self._owners[param]
 
+    def positions(self, params: Sequence[torch.Tensor], rank: int) -> list[int]:
+        """List the positions of the parameters that have this owner."""
+        return [position for position, param in enumerate(params) if self.owns(rank, param)]
+
     def has_state(self, param: torch.Tensor, rank: int) -> bool:
         """Return whether a rank updates a parameter: as its owner, or as one of its copies."""
         owner = self._owners.get(param)
         return owner is None or owner == rank or rank in self._copiers[owner]
+
+
+class Division:
+    """The ownership of parameters among the members of a process set, as they are now."""
+
+    def __init__(self, process_set: ProcessSet, copies: int) -> None:
+        """Begin without an ownership.
+
+        Args:
+            process_set: its members own the parameters.
+            copies: see `Ownership`.
+        """
+        self._process_set = process_set
+        self._copies = copies
+        self._ownership: Ownership | None = None
+        self._world: tuple[int, ...] = ()  # this rank and the members, when it began
+
+    def present(self) -> Ownership:
+        """Return the ownership, which begins anew when the ranks have changed."""
+        members = self._process_set.ranks
+        world = (basics.rank(), *members)
+        if self._ownership is None or world != self._world:
+            hosts = basics.host_of()
+            self._ownership = Ownership([hosts[rank] for rank in members], self._copies)
+            self._world = world
+        return self._ownership
+
+    def of_copies(self, copied: Mapping[int, Any]) -> Division:
+        """Return the same division of deep copies of the parameters, by the memo of `deepcopy`."""
+        other = copy.copy(self)
+        if self._ownership is not None:
+            other._ownership = self._ownership.of_copies(copied)
+        return other
 
 
 def _bytes_of(param: torch.Tensor) -> int:

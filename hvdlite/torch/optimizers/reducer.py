@@ -18,30 +18,37 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from hvdlite import basics, operation_names, ops
-from hvdlite.errors import CollectiveError, HvdliteError, MismatchError
+from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
+from hvdlite.torch.optimizers import phases
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
-from hvdlite.torch.optimizers.bucket import Bucket
-from hvdlite.torch.optimizers.formation import Settings, Weight, form_buckets
+from hvdlite.torch.optimizers.bucket_making import make_buckets
+from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
 from hvdlite.torch.optimizers.layout import explain, meet_without_parameters
 from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
+from hvdlite.torch.optimizers.ownership import Division, Ownership
+from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 
+NO_WEIGHT = (
+    "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "
+    "and sums; use stage=1"
+)
+
 _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
-_in_phases: weakref.WeakSet[GradientReducer] = weakref.WeakSet()  # those with PowerSGD
-_PAUSE = 1e-4  # seconds between two looks at several reducers
 
 
 def owner_of(params: Iterable[torch.Tensor]) -> GradientReducer | None:
@@ -105,21 +112,23 @@ class GradientReducer:
         self.name = name
         self.read_groups = read_groups
         self._watched = WatchedParameters(read_groups, names, _calling(self, "_on_gradient"))
-        self._buckets: list[Bucket] = []
-        self._bucket_of: dict[torch.Tensor, Bucket] = {}
+        self._buckets: Sequence[GradientBucket] = ()
+        self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._cycle = _Cycle()
         self.steps = 0  # since all ranks began to count
         self._schedule: Schedule | None = None  # of PowerSGD
+        self._phases: phases.Phases | None = None  # likewise
         if isinstance(settings.compression, PowerSGD):
             self._schedule = Schedule(settings.compression, settings.reduction.process_set)
-            _in_phases.add(self)
+            self._phases = phases.Phases(_calling(self, "_on_failed_advance"))
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self, "_on_backward_end"))
-        # Reduced gradients, to which no backward may add; used with op=Sum only.
-        self._sums: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
+        self._once = ReducedOnce(self._watched.names)
+        self._division: Division | None = None
+        self._owners: Ownership | None = None  # of the parameters in the buckets, with `divide`
         self._reduced = False  # whether gradients are reduced, and none was computed since
         self._paused = False
         self._weight: float | None = None  # of this cycle, or of the last one
@@ -181,8 +190,20 @@ class GradientReducer:
             )
         self.settings.passes = ops.check_passes(passes)
 
+    def divide(self, division: Division) -> None:
+        """Reduce each gradient to the owner of its parameter alone, from the next cycle on."""
+        self._division = division
+        self._update_layout()
+
+    @property
+    def divides(self) -> bool:
+        """Whether reduced gradients go to the owners of their parameters alone."""
+        return self._division is not None
+
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
+        if weight is not None and self.divides:
+            raise ArgumentError(NO_WEIGHT)
         if self.in_flight:
             raise HvdliteError("set the weight before backward(), which sends the gradients")
         self.settings.weight = weight
@@ -236,13 +257,13 @@ class GradientReducer:
         self._cycle.backwards += 1
         if self._cycle.open and self._cycle.backwards >= self.settings.passes:
             self._submit_rest(blocking=False)
-            queue(self._advance_in_backward if _in_phases else self._wait)
+            queue(self._advance_in_backward if phases.in_use() else self._wait)
 
     def _advance_in_backward(self) -> None:
         self._advance()
         queue(self._wait)
 
-    def _submit(self, bucket: Bucket, blocking: bool) -> None:
+    def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
         if not self._cycle.weighed:
             weight = self.settings.weight
             weight = weight() if callable(weight) else weight
@@ -275,15 +296,7 @@ class GradientReducer:
         if self._cycle.open:
             return
         self._update_layout()
-        for param, reduced in self._sums.items():
-            if param.grad is not None and reduced() is param.grad:
-                name = self._watched.names[param]
-                raise HvdliteError(
-                    f"backward() would add to the gradient of {name}, which is a sum "
-                    "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
-                    "say backward_passes_per_step=, run all but the last backward() of a step "
-                    "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
-                )
+        self._once.check(self._watched.params)
         if self._restarts != operation_names.restarts():
             # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
@@ -332,44 +345,19 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
-        if self._buckets and self._cycle.open and not self._leads:
+        leads = self._phases is not None and self._phases.leads
+        if self._buckets and self._cycle.open and not leads:
             self._transaction.end()
-
-    @property
-    def _leads(self) -> bool:
-        """Whether buckets have to advance."""
-        return self._schedule is not None and any(bucket.leads for bucket in self._buckets)
 
     def _advance(self) -> None:
-        """Submit what follows the left factors of PowerSGD, when these have arrived.
+        """Submit what follows the left factors of PowerSGD, when these have arrived."""
+        if self._phases is not None:
+            self._phases.advance()
+            if self._buckets and self._cycle.open:
+                self._transaction.end()
 
-        Another rank may be in another reducer's `_advance`, or in its `step`. So reducers of this
-        thread that are in the same phase go on while this one waits.
-        """
-        if self._schedule is None:
-            return
-        others = [one for one in _in_phases if one._thread == self._thread and one._leads]
-        while self._leads:
-            moved = [one._advance_buckets(wait=len(others) == 1) for one in others]
-            if not any(moved):
-                time.sleep(_PAUSE)
-        if self._buckets and self._cycle.open:
-            self._transaction.end()
-
-    def _advance_buckets(self, wait: bool) -> bool:
-        """Advance buckets in their order, as far as `wait` allows; return whether one did."""
-        moved = False
-        for bucket in self._buckets:
-            if not bucket.leads:
-                continue
-            if not wait and not bucket.arrived:
-                break
-            moved = True
-            try:
-                bucket.advance()
-            except HvdliteError as error:
-                self._cycle.failure = self._cycle.failure or self._explain(bucket, error)
-        return moved
+    def _on_failed_advance(self, bucket: GradientBucket, error: HvdliteError) -> None:
+        self._cycle.failure = self._cycle.failure or self._explain(bucket, error)
 
     def _wait(self, dropped: bool = False) -> None:
         failure = self._cycle.failure
@@ -395,12 +383,12 @@ class GradientReducer:
         if failure is not None:
             raise failure
         self._reduced = self.takes_part  # a later member looks again in its next step
-        if self.settings.in_backward and self.settings.reduction.op == ops.Sum:
-            grads = ((param, param.grad) for param in self._watched.params)
-            self._sums = {param: weakref.ref(one) for param, one in grads if one is not None}
+        summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
+        if summed or self.divides:
+            self._once.note(self._watched.params, owned=self.divides)
         warn(differing)
 
-    def _explain(self, bucket: Bucket, error: HvdliteError) -> HvdliteError:
+    def _explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
         if bucket is not self._buckets[0] or not isinstance(error, MismatchError):
             return error
         buckets = [one.named_parameters for one in self._buckets]
@@ -447,7 +435,7 @@ class GradientReducer:
     def expect_gradients(self) -> None:
         """Note that the gradients, reduced or not, have been used: the next ones are new."""
         self._reduced = False
-        self._sums.clear()
+        self._once.use()
 
     def before_zero_grad(self) -> None:
         """Refuse to zero gradients that are not reduced yet.
@@ -467,25 +455,33 @@ class GradientReducer:
             self._end_cycle()
         self._cycle.weighed = False
         self.expect_gradients()
+        self._once.forget()
 
     # The layout.
 
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
         watched = self._watched
-        if not watched.update(self.takes_part):
+        division = self._division if self.takes_part else None
+        owners = None if division is None else division.present()
+        if not watched.update(self.takes_part) and owners is self._owners:
             return
-        self._buckets = form_buckets(
-            self.name, watched.params, watched.names, self.settings, self._schedule
+        self._owners = owners
+        if owners is not None:
+            owners.take(watched.params)
+        self._buckets = make_buckets(
+            self.name, watched.params, watched.names, self.settings, owners, self._schedule
         )
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
+        if self._phases is not None:
+            self._phases.buckets = self._buckets
 
 
 def _calling(reducer: GradientReducer, method: str) -> Callable[..., None]:
     """Return a function that calls a method of a reducer as long as the reducer lives."""
     reference = weakref.ref(reducer)
 
-    def call(*arguments: torch.Tensor) -> None:
+    def call(*arguments: Any) -> None:
         reducer = reference()
         if reducer is not None:
             getattr(reducer, method)(*arguments)

@@ -141,6 +141,12 @@ TEST(engine_moves_rows_between_those_that_have_not_joined) {
           CHECK_OK(run(engine, scatter));
           const std::int64_t own = 2 + (rank == active[0] ? 1 : 0);
           CHECK_EQ(output_of(scatter), std::vector<float>(own, static_cast<float>(count)));
+          scatter = rows_entry(Kind::kReducescatter, "by splits", whole);
+          scatter->request.splits = splits;
+          scatter->request.splits[active.back()] += 1;
+          CHECK_OK(run(engine, scatter));
+          const std::int64_t given = 2 + (rank == active.back() ? 1 : 0);
+          CHECK_EQ(output_of(scatter), std::vector<float>(given, static_cast<float>(count)));
 
           std::vector<float> shared(4, static_cast<float>(rank));
           EntryPtr broadcast = allreduce_entry("broadcast", shared);
@@ -179,6 +185,12 @@ TEST(engine_refuses_what_only_a_joined_rank_could_give_and_goes_on) {
       CHECK_EQ(status.message(),
                "alltoall 's': rank 0 sends 2 rows to rank 1, which has joined and takes nothing "
                "any more; send it none");
+      EntryPtr scatter = rows_entry(Kind::kReducescatter, "r", values);
+      scatter->request.splits = {1, 3, 0};
+      status = run(engine, scatter);
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK(status.message().find("sends 3 rows to rank 1, which has joined and takes nothing") !=
+            std::string::npos);
       std::vector<float> odd(3, 1.0F);
       status = run(engine, rows_entry(Kind::kAlltoall, "odd", odd));
       CHECK_STATUS(status, StatusCode::kInvalidArgument);

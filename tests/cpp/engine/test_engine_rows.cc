@@ -107,6 +107,108 @@ TEST(engine_scatters_what_it_reduced) {
   }
 }
 
+TEST(engine_scatters_by_splits) {
+  std::vector<Hosts> worlds = kWorlds;
+  worlds.push_back({0, 0, 1, 1});
+  for (const Hosts& hosts : worlds) {
+    run_world(hosts, [](int rank, Engine& engine) {
+      const auto size = static_cast<std::size_t>(engine.size());
+      // Rows for one rank only, none for it, uneven ones, many chunks; of each, and of each twice.
+      for (const std::int64_t unit : {1, 3, 2500}) {
+        for (std::size_t none = 0; none < size; ++none) {
+          std::vector<std::int64_t> splits(size, unit);
+          splits[none] = 0;
+          splits[(none + 1) % size] += 2 * unit + 1;
+          std::int64_t rows = 0;
+          std::int64_t begin = 0;
+          for (std::size_t i = 0; i < size; ++i) {
+            if (i < static_cast<std::size_t>(rank)) begin += splits[i];
+            rows += splits[i];
+          }
+          std::vector<float> values(2 * static_cast<std::size_t>(rows));
+          std::iota(values.begin(), values.end(), static_cast<float>(rank));
+          EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values, 2);
+          entry->request.splits = splits;
+          CHECK_OK(run(engine, entry));
+          const std::int64_t own = splits[static_cast<std::size_t>(rank)];
+          std::vector<float> expected;
+          for (std::int64_t i = 2 * begin; i < 2 * (begin + own); ++i) {
+            expected.push_back(
+                static_cast<float>(engine.size() * i + engine.size() * (engine.size() - 1) / 2));
+          }
+          CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{own}));
+          CHECK_EQ(output_of(entry), expected);
+        }
+      }
+    });
+  }
+}
+
+TEST(engine_remembers_splits_of_a_reducescatter) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    const std::vector<std::vector<std::int64_t>> steps = {{1, 0, 3}, {1, 0, 3}, {4, 0, 0}, {}};
+    for (const auto& splits : steps) {
+      std::vector<float> values(4, 1.0F);
+      EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values);
+      entry->request.splits = splits;
+      CHECK_OK(run(engine, entry));
+      const std::int64_t even = rank == 0 ? 2 : 1;
+      const auto place = static_cast<std::size_t>(rank);
+      CHECK_EQ(entry->completion->first_dimensions,
+               (std::vector<std::int64_t>{splits.empty() ? even : splits[place]}));
+    }
+    CHECK_EQ(engine.counters().cache_hits.get(), std::uint64_t{1});
+  });
+}
+
+TEST(engine_scatters_several_tensors_by_splits) {
+  run_world({0, 1, 1}, [](int rank, Engine& engine) {
+    std::vector<float> a(6, 1.0F);
+    std::vector<double> b(3, rank);
+    EntryPtr entry = rows_entry(Kind::kReducescatter, "s", a, 2);
+    entry->request.tensors.push_back({"b", DataType::kFloat64, {3}});
+    entry->request.tensors.push_back({"empty", DataType::kFloat32, {0, 7}});
+    entry->inputs = {a.data(), b.data(), nullptr};
+    entry->outputs = {nullptr, nullptr, nullptr};
+    entry->request.splits = {3, 0, 0, 0, 1, 2, 0, 0, 0};
+    CHECK_OK(run(engine, entry));
+    CHECK_EQ(entry->completion->first_dimensions,
+             (std::vector<std::int64_t>{rank == 0 ? 3 : 0, rank, 0}));
+    CHECK_EQ(output_of(entry, 0), std::vector<float>(rank == 0 ? 6 : 0, 3.0F));
+    CHECK_EQ(entry->completion->outputs.at(1).bytes, sizeof(double) * rank);
+  });
+}
+
+TEST(engine_tells_every_rank_of_bad_splits_of_a_reducescatter) {
+  const std::vector<std::pair<std::vector<std::int64_t>, std::string>> cases = {
+      {{1, 1, 1}, "has splits [1, 1, 1], which add up to 3, but 4 rows"},
+      {{4}, "has 1 splits in a process set of 3; give one for each member"},
+      {{5, -1, 0}, "has a negative split: [5, -1, 0]"},
+      {{INT64_MAX, INT64_MAX, 6}, "but 4 rows"}};
+  run_world({0, 0, 1}, [&](int rank, Engine& engine) {
+    std::vector<float> values(4, 1.0F);
+    for (const auto& [splits, text] : cases) {
+      EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values);
+      entry->request.splits = splits;
+      const Status status = run(engine, entry);
+      CHECK_STATUS(status, StatusCode::kInvalidArgument);
+      CHECK(status.message().find("reducescatter 'x': rank ") == 0);
+      CHECK(status.message().find(text) != std::string::npos);
+    }
+    EntryPtr entry = rows_entry(Kind::kReducescatter, "x", values);
+    entry->request.splits = {rank == 1 ? 2 : 1, 1, rank == 1 ? 1 : 2};
+    const Status status = run(engine, entry);
+    CHECK_STATUS(status, StatusCode::kMismatch);
+    CHECK(status.message().find("ranks disagree about the splits: rank ") != std::string::npos);
+    CHECK(status.message().find("rank 1 has [2, 1, 1]") != std::string::npos);
+    CHECK(status.message().find("[1, 1, 2]") != std::string::npos);
+    entry = rows_entry(Kind::kReducescatter, "x", values);
+    if (rank == 2) entry->request.splits = {2, 1, 1};
+    CHECK_STATUS(run(engine, entry), StatusCode::kMismatch);
+    CHECK_OK(run(engine, rows_entry(Kind::kReducescatter, "x", values)));
+  });
+}
+
 TEST(engine_remembers_a_reducescatter) {
   run_world({0, 0}, [](int, Engine& engine) {
     for (int step = 0; step < 5; ++step) {
@@ -155,6 +257,9 @@ TEST(engine_of_one_gives_the_rows_back) {
   }
   EntryPtr bad = rows_entry(Kind::kAlltoall, "x", values, 2);
   bad->request.splits = {3};
+  CHECK_STATUS(run(engine, bad), StatusCode::kInvalidArgument);
+  bad = rows_entry(Kind::kReducescatter, "x", values, 2);
+  bad->request.splits = {1};
   CHECK_STATUS(run(engine, bad), StatusCode::kInvalidArgument);
   EntryPtr flat = rows_entry(Kind::kReducescatter, "x", values, 2);
   flat->request.tensors[0].dims = {};

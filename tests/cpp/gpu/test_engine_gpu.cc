@@ -157,6 +157,38 @@ TEST(engine_gpu_reduces_over_those_that_have_not_joined) {
   });
 }
 
+TEST(engine_gpu_scatters_by_splits) {
+  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 0, 1}}) {
+    GpuWorld{hosts}.run([](int rank, Engine& engine, Framework& gpu) {
+      const int size = engine.size();
+      const OnDevice tensor = gpu.tensor(std::vector<float>(500, static_cast<float>(rank + 1)));
+      for (int none = 0; none < size; ++none) {
+        EntryPtr entry = gpu.entry("shares", tensor, 500);
+        entry->request.kind = Kind::kReducescatter;
+        TensorShape empty = entry->request.tensors[0];
+        empty.dims = {0, 77};
+        entry->request.tensors.push_back(empty);
+        entry->inputs.push_back(tensor.data());
+        entry->outputs = {nullptr, nullptr};
+        std::vector<std::int64_t> splits(2 * static_cast<std::size_t>(size));
+        for (int i = 0; i < size; ++i) splits[i] = i == none ? 0 : 100;
+        splits[(none + 1) % size] += 500 - 100 * (size - 1);
+        entry->request.splits = splits;
+        CHECK_OK(gpu.run(engine, entry));
+        CHECK_EQ(entry->completion->first_dimensions, (std::vector<std::int64_t>{splits[rank], 0}));
+        const Completion::Output& output = entry->completion->outputs.at(0);
+        const auto count = static_cast<std::size_t>(splits[rank]);
+        CHECK_EQ(output.bytes, count * sizeof(float));
+        if (count == 0) continue;
+        const auto* values = reinterpret_cast<const void*>(output.device.address());  // NOLINT
+        CHECK_EQ(gpu.read(values, count),
+                 std::vector<float>(count, static_cast<float>(size * (size + 1) / 2)));
+      }
+      check_usable(engine);
+    });
+  }
+}
+
 TEST(engine_gpu_adasum_goes_through_the_host_and_has_its_bits) {
   constexpr std::size_t kCount = 6000;
   for (const char* nccl : {"libnccl.so.2", "nowhere"}) {

@@ -218,7 +218,7 @@ def test_destroyed_groups_leave_nothing() -> None:
     for result in run_world(2, make_and_destroy, 100, timeout=120):
         before, after = result.value
         grown = after.pop("KiB") - before.pop("KiB")
-        assert after == before
+        assert all(after[what] <= before[what] for what in after), (before, after)
         assert grown < 4096, grown
 
 

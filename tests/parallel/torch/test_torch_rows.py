@@ -143,6 +143,70 @@ def scenario_reducescatter_in_every_form() -> None:
     assert hvd.grouped_reducescatter([]) == []
 
 
+def given(splits: list[int]) -> slice:
+    begin = sum(splits[: hvd.rank()])
+    return slice(begin, begin + splits[hvd.rank()])
+
+
+def scenario_reducescatter_by_splits_is_a_part_of_an_allreduce() -> None:
+    size = hvd.size()
+    tables = [
+        [7] + [0] * (size - 1),
+        [3 * r % 4 for r in everybody()],
+        [40_000 - r for r in everybody()],
+    ]
+    for dtype, op, splits in itertools.product([*INTEGERS, *FLOATS], OPS, tables):
+        number, tail = getattr(hvd, op), (3,) if sum(splits) < 100 else ()
+        tensor = make(hvd.rank(), sum(splits), tail, dtype)
+        part = hvd.reducescatter(tensor, op=number, splits=splits)
+        expected = hvd.allreduce(tensor, op=number)[given(splits)]
+        torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def scenario_reducescatter_by_splits_in_every_form() -> None:
+    splits = [2 * r for r in everybody()]
+    tensor = make(hvd.rank(), sum(splits), (2,))
+    arguments = {"op": hvd.Sum, "prescale_factor": 0.3, "postscale_factor": 1.7}
+    wanted = hvd.allreduce(tensor, **arguments)[given(splits)]
+    for each in (splits, torch.tensor(splits), tuple(splits), (one for one in splits)):
+        assert torch.equal(hvd.reducescatter(tensor, splits=each, **arguments), wanted)
+    handle = hvd.reducescatter_async(tensor, splits=splits, **arguments)
+    assert torch.equal(hvd.synchronize(handle), wanted)
+    fp16 = hvd.Compression.fp16
+    mean = hvd.reducescatter(tensor, compression=fp16, splits=splits)
+    assert torch.equal(mean, hvd.allreduce(tensor, compression=fp16)[given(splits)])
+    tensor.requires_grad_()
+    part = hvd.reducescatter(tensor, op=hvd.Average, splits=splits)
+    (part * (hvd.rank() + 1)).sum().backward()
+    factors = torch.repeat_interleave(torch.arange(1.0, hvd.size() + 1), torch.tensor(splits))
+    assert torch.equal(tensor.grad, factors.unsqueeze(1).expand_as(tensor))
+
+
+def scenario_wrong_splits_of_a_reducescatter() -> None:
+    size = hvd.size()
+    if size == 1:
+        return
+    tensor = torch.ones(2 * size)
+    ones = [1] * size
+    cases = [
+        (ones, f"which add up to {size}, but {2 * size} rows"),
+        ([2] * (size + 1), f"has {size + 1} splits in a process set of {size}; give one for each"),
+        ([-1, 2 * size + 1] + [0] * (size - 2), "has a negative split"),
+    ]
+    for splits, text in cases:
+        with raises(hvd.ArgumentError, f"reducescatter 'x': rank .*{text}"):
+            hvd.reducescatter(tensor, name="x", splits=splits)
+    other = [2] * size
+    other[0], other[1] = other[1] + hvd.rank() // (size - 1), other[0] - hvd.rank() // (size - 1)
+    text = rf"'x': ranks disagree about the splits: .*rank {size - 1} has \[3, 1"
+    with raises(hvd.MismatchError, text):
+        hvd.reducescatter(tensor, name="x", splits=other)
+    for splits in ([], [1.5] * size):
+        with raises(hvd.ArgumentError, "give one whole number of rows for each rank"):
+            hvd.reducescatter(tensor, name="x", splits=splits)
+    assert len(hvd.reducescatter(tensor, name="x", splits=[2] * size)) == 2
+
+
 def scenario_reducescatter_of_much() -> None:
     rows = 700_001
     part = hvd.reducescatter(torch.arange(rows) + hvd.rank(), op=hvd.Sum)

@@ -8,10 +8,8 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,83 +20,23 @@ from harness import run_world
 from hvdlite import basics
 from hvdlite.torch.optimizers.ownership import Ownership, successors
 from parallel.scenarios import make_tests, on_hosts, run_all
+from parallel.torch.modes.sharded_models import (
+    MAKES,
+    Model,
+    assert_near,
+    assert_same_bits,
+    bytes_of,
+    distributed,
+    gradients_in,
+    groups_of,
+    loss_of,
+    sharded,
+    train_on,
+)
 from parallel.torch.small_models import assert_same_everywhere, raises
 from references.sharded import train
 
 PRELOAD = ("torch._dynamo",)
-Make = Callable[[Any], torch.optim.Optimizer]
-MAKES: dict[str, Make] = {
-    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01),
-    "fused AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
-    "Adafactor": lambda params: torch.optim.Adafactor(params, lr=0.01),
-    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
-}
-
-
-class Model(nn.Module):
-    """Has a frozen layer, a layer that no loss uses, and a layer that every second step uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.hidden = nn.Embedding(11, 6), nn.Linear(6, 33)
-        self.frozen, self.unused = nn.Linear(33, 33).requires_grad_(False), nn.Linear(3, 3)
-        self.rare, self.last = nn.Linear(33, 33, dtype=torch.float64), nn.Linear(33, 2)
-
-    def forward(self, x: torch.Tensor, rare: bool) -> torch.Tensor:
-        x = self.frozen(self.hidden(self.table(x)).tanh())
-        if rare:
-            x = self.rare(x.double()).float() + x
-        result: torch.Tensor = self.last(x)
-        return result
-
-
-def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    numbers = torch.Generator().manual_seed(100 * step + rank)
-    x = torch.randint(11, (7,), generator=numbers)
-    loss: torch.Tensor = model(x, rare=step % 2 == 1).square().mean()
-    return loss
-
-
-def groups_of(model: Model) -> list[dict[str, Any]]:
-    """Two groups with options of their own."""
-    first = [*model.table.parameters(), *model.frozen.parameters(), *model.rare.parameters()]
-    last = [*model.hidden.parameters(), *model.unused.parameters(), *model.last.parameters()]
-    return [{"params": first}, {"params": last, "lr": 0.03}]
-
-
-def train_on(model: Model, optimizer: Any, steps: range, norm: float | None = None) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, step, hvd.rank()).backward()
-        if norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), norm)
-        optimizer.step()
-
-
-def assert_same_bits(ours: nn.Module, theirs: nn.Module) -> None:
-    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b), (name, (a - b).abs().max())
-
-
-def sharded(make: Make, model: Model, **arguments: Any) -> Any:
-    optimizer = make(groups_of(model))
-    return hvd.ShardedOptimizer(optimizer, model.named_parameters(), **arguments)
-
-
-def distributed(make: Make, model: Model) -> Any:
-    return hvd.DistributedOptimizer(make(groups_of(model)), model.named_parameters())
-
-
-def assert_near(ours: nn.Module, theirs: nn.Module) -> None:
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), (a - b).abs().max()
-
-
-def bytes_of(optimizer: Any) -> int:
-    tensors = [value for state in optimizer.state.values() for value in state.values()]
-    return sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
 
 
 def scenario_same_bits_as_unsharded_and_near_plain_training() -> None:
@@ -188,10 +126,6 @@ def scenario_hooks_and_gradients_are_those_of_all_parameters() -> None:
     assert seen == [gradients_in(model)] == [5]
 
 
-def gradients_in(model: nn.Module) -> int:
-    return sum(param.grad is not None for param in model.parameters())
-
-
 def scenario_a_deep_copy_trains_on() -> None:
     ours, theirs = Model(), Model()
     optimizer = sharded(MAKES["AdamW"], ours)
@@ -264,8 +198,8 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
     sgd = torch.optim.SGD(params, lr=0.1)
     with raises("cannot be used with op=hvd.Adasum, which updates all parameters"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
-    with raises("give stage=1, which divides the optimizer's state and is the only stage"):
-        hvd.ShardedOptimizer(sgd, stage=2)
+    with raises("give stage=1, which divides the optimizer's state, or stage=2"):
+        hvd.ShardedOptimizer(sgd, stage=3)
     with raises("give the number of ranks that have the state of each parameter, 1 or more"):
         hvd.ShardedOptimizer(sgd, copies=0)
     with raises("takes a torch.optim.Optimizer, not a list"):
@@ -285,7 +219,7 @@ def scenario_other_ranks_need_a_file() -> None:
     model = Model()
     optimizer = sharded(MAKES["AdamW"], model)
     train_on(model, optimizer, range(1))
-    optimizer._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
+    optimizer._division._world = (hvd.rank(), *range(hvd.size() + 1))  # as after another init()
     with raises("the ranks have changed since the last step of this ShardedOptimizer"):
         train_on(model, optimizer, range(1))
     optimizer.load_state_dict({**torch.optim.AdamW(groups_of(model)).state_dict(), "state": {}})

@@ -1,0 +1,138 @@
+"""The face of a bucket: what a reducer calls, and what all kinds of buckets have in common.
+
+A *bucket* is a list of parameters whose gradients are submitted as one operation. A parameter is
+*present* on a rank that has a gradient for it; the other ranks send zeros. Flags travel with the
+gradients: without the number of the step among them, if a rank called backward() more often than
+the others, its gradients would be reduced with those of their next step unnoticed.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import torch
+
+from hvdlite import basics
+from hvdlite.errors import HvdliteError
+from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.optimizers.low_rank import LowRank
+
+STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
+
+
+class GradientBucket(abc.ABC):
+    """The gradients of some parameters, trip after trip: `submit`, `advance` if it leads, `finish`.
+
+    Between these calls the gradients belong to the core. Not thread-safe.
+    """
+
+    low_rank: LowRank | None = None  # compresses some of the gradients by PowerSGD
+
+    def __init__(self, name: str, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """Make it.
+
+        Args:
+            name: identifies its operations on all ranks.
+            params: the parameters whose gradients it reduces.
+            names: the names of the parameters.
+        """
+        self.params = list(params)
+        self.missing = len(self.params)  # number of gradients that are not ready; the owner counts
+        self._name = name
+        self._names = list(names)
+        self._step = 0
+        self._steps_met = 0.0  # the mean of the ranks' step numbers; 0: not read, or without weight
+
+    @property
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters and their names."""
+        return list(zip(self._names, self.params, strict=True))
+
+    @property
+    @abc.abstractmethod
+    def submitted(self) -> bool:
+        """Whether the gradients are in flight."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether something is in flight that `advance` has to follow up."""
+        return False
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `advance` would not wait."""
+        return True
+
+    @property
+    @abc.abstractmethod
+    def operations(self) -> list[str]:
+        """The names of the operations that are in flight."""
+
+    @abc.abstractmethod
+    def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
+        """Submit the gradients, and zeros for those that this rank does not have.
+
+        Args:
+            reduction: how they are combined.
+            blocking: whether the caller will wait at once.
+            step: the number of the step, which all ranks count alike.
+
+        Raises:
+            HvdliteError: a gradient cannot be sent; nothing was submitted.
+        """
+
+    def advance(self) -> None:
+        """Wait for what leads, and submit all else; a bucket that never leads does nothing.
+
+        Raises:
+            HvdliteError: the reduction failed, and nothing is in flight.
+        """
+        return
+
+    def abandon(self) -> None:
+        """Wait for what leads, without using it."""
+        return
+
+    @abc.abstractmethod
+    def finish(self, counts: bool, dropped: bool = False) -> None:
+        """Wait, and put the results into `grad`.
+
+        Args:
+            counts: whether this rank's gradients count (its weight is not zero).
+            dropped: whether the results are not used, so that changed gradients are not an error.
+
+        Raises:
+            HvdliteError: the reduction failed, or the script changed a gradient in flight.
+        """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget this trip of the bucket."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply this rank's gradients; unlike `prescale`, ranks may give different factors."""
+        if factor != 1.0:
+            with torch.no_grad():
+                for param in self.params:
+                    if param.grad is not None:
+                        param.grad.mul_(factor)
+
+    def _check_step(self) -> None:
+        """Raise an error if gradients of different steps were reduced together."""
+        met, own = self._steps_met, 1.0 + self._step % STEPS
+        if met > 0 and abs(met - own) > 0.25:
+            raise HvdliteError(
+                f"rank {basics.rank()}: the gradients of its step {self._step + 1}, in "
+                f"'{self._name}', met those of another step of other ranks and are wrong now. Call "
+                "backward() and step() equally often on every rank; run further backward() calls "
+                "of one rank under optimizer.no_sync(), and end uneven data with hvd.join()"
+            )
+
+    def _changed(self, name: str) -> HvdliteError:
+        error: HvdliteError = HvdliteError(
+            f"the gradient of {name} was changed while it was being reduced, and is wrong "
+            "now; call optimizer.synchronize() after backward(), before clipping, "
+            "unscaling, zeroing or a second backward()"
+        )
+        return error

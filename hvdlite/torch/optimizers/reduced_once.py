@@ -1,0 +1,71 @@
+"""Reduced gradients to which no backward may add, because they could not be reduced again.
+
+A further backward adds to gradients that are there. An average of gradients that are the same on
+all ranks keeps them, but a sum multiplies them. A gradient that its owner alone has would be
+divided by the number of ranks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from hvdlite import basics
+from hvdlite.errors import HvdliteError
+
+
+class ReducedOnce:
+    """Knows the gradients of one reducer that were reduced and that backward must not change."""
+
+    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Begin without gradients; `names` are those of the parameters, and may grow."""
+        self._names = names
+        self._reduced: dict[torch.Tensor, weakref.ref[torch.Tensor]] = {}
+        self._owned = False  # whether other ranks lack them
+
+    def note(self, params: Iterable[torch.Tensor], owned: bool) -> None:
+        """Note that gradients are reduced; `owned`: each is on the owner of its parameter only."""
+        # Parameters that were frozen meanwhile may still have theirs.
+        self._reduced = {param: one for param, one in self._reduced.items() if _is_grad(param, one)}
+        grads = ((param, param.grad) for param in params)
+        self._reduced |= {param: weakref.ref(one) for param, one in grads if one is not None}
+        self._owned = owned
+
+    def check(self, params: Iterable[torch.Tensor]) -> None:
+        """Refuse a backward through these parameters while such gradients are there.
+
+        Raises:
+            HvdliteError: one of them is still its parameter's `grad`.
+        """
+        for param in params:
+            if param not in self._reduced or not _is_grad(param, self._reduced[param]):
+                continue
+            name = self._names[param]
+            if self._owned:
+                raise HvdliteError(
+                    f"the gradient of {name} is reduced, and only rank {basics.rank()} has it "
+                    "(ShardedOptimizer with stage=2): it cannot be added to and reduced again; "
+                    "call optimizer.zero_grad() before the first backward() of each step, and run "
+                    "all but the last one under optimizer.no_sync()"
+                )
+            raise HvdliteError(
+                f"backward() would add to the gradient of {name}, which is a sum "
+                "over the ranks since the last one and cannot be summed again; with op=hvd.Sum "
+                "say backward_passes_per_step=, run all but the last backward() of a step "
+                "under optimizer.no_sync(), or call optimizer.zero_grad() to drop it"
+            )
+
+    def use(self) -> None:
+        """Forget gradients that the optimizer has used, unless other ranks lack them."""
+        if not self._owned:
+            self.forget()
+
+    def forget(self) -> None:
+        """Forget all of them: they are zeroed."""
+        self._reduced = {}
+
+
+def _is_grad(param: torch.Tensor, gradient: weakref.ref[torch.Tensor]) -> bool:
+    return param.grad is not None and gradient() is param.grad

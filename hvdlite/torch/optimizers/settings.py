@@ -1,0 +1,29 @@
+"""How a reducer reduces gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hvdlite.torch.collectives.submit import Reduction
+
+Weight = float | Callable[[], float] | None
+
+
+@dataclass
+class Settings:
+    """How gradients are reduced; see `DistributedOptimizer` for each."""
+
+    reduction: Reduction
+    compression: Any
+    passes: int
+    groups: int | Sequence[Sequence[torch.Tensor]]
+    sparse_as_dense: bool
+    cap_bytes: int
+    weight: Weight
+    bucket_view: bool = False  # gradient_as_bucket_view
+    in_backward: bool = True  # reduce_in="backward"
+    of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer
