@@ -19,7 +19,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, global_process_set, registered_id
 from hvdlite.torch.collectives.submit import Reduction
-from hvdlite.torch.compression import Compression
+from hvdlite.torch.compression import Compression, PowerSGD
 from hvdlite.torch.functions import broadcast_tensors
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
 from hvdlite.torch.optimizers.settings import Settings
@@ -88,6 +88,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
         basics.size()  # raises without init()
         cap = 4.0 if bucket_cap_mb is None else bucket_cap_mb
         _check(module, device_ids, dim, process_group, cap)
+        _check_compression(compression)
         self.module = module
         self.process_set = process_set
         starts_with_buffers = broadcast_buffers or forward_sync_buffers is not None
@@ -176,3 +177,11 @@ def _check(module: Any, device_ids: Any, dim: int, process_group: Any, cap_mb: f
         )
     if cap_mb <= 0:
         raise ArgumentError("bucket_cap_mb must be a positive number of MiB")
+
+
+def _check_compression(compression: Any) -> None:
+    if isinstance(compression, PowerSGD) or compression is PowerSGD:
+        raise ArgumentError(
+            "Compression.powersgd belongs to an optimizer, whose load_state_dict() clears what it "
+            "keeps: use hvd.DistributedOptimizer instead of hvd.DistributedDataParallel"
+        )

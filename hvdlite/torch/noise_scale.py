@@ -18,6 +18,7 @@ import torch
 from hvdlite import ops
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.allreduce import allreduce
+from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
 
@@ -84,6 +85,11 @@ class NoiseScale:
             )
         if reducer.settings.weight is not None:
             raise ArgumentError(_UNEQUAL)
+        if isinstance(reducer.settings.compression, PowerSGD):
+            raise ArgumentError(
+                "NoiseScale needs the mean of the gradients, and Compression.powersgd gives an "
+                "approximation of it; measure in a run without powersgd"
+            )
         if reducer.observer is not None:
             raise ArgumentError("this optimizer has a NoiseScale already; close() that one first")
         self.value = math.nan

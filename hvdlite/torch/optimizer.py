@@ -20,6 +20,7 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.optimizers.low_rank import check_low_rank
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
 from hvdlite.torch.optimizers.settings import Settings, Weight
@@ -229,6 +230,14 @@ class Distributed(Wrapping):
         """Update the parameters, by the step of the wrapped class."""
         return super().step() if closure is None else super().step(closure)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; see `torch.optim.Optimizer.load_state_dict`.
+
+        With `Compression.powersgd` errors begin at zero, because they belong to other parameters.
+        """
+        super().load_state_dict(state_dict)
+        self._reducer.forget_errors()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Distributed:
         plain = self._plain_copy(memo)
         names = self._reducer.parameter_names.items()
@@ -325,7 +334,7 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # raises without init(), here rather than in the first backward()
-    reduction = _reduction(op, gradient_predivide_factor, process_set)
+    reduction = _reduction(op, gradient_predivide_factor, process_set, compression)
     _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
@@ -347,8 +356,11 @@ def DistributedOptimizer(
     return _distribute(optimizer, names, settings)
 
 
-def _reduction(op: int, predivide_factor: float, process_set: ProcessSet) -> Reduction:
+def _reduction(
+    op: int, predivide_factor: float, process_set: ProcessSet, compression: Any
+) -> Reduction:
     ops.check_gradient_op(op, predivide_factor)
+    check_low_rank(compression, op)
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 

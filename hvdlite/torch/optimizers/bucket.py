@@ -4,10 +4,14 @@ A vector of flags, one per parameter, travels with the gradients: if no rank had
 rank leaves `grad` at None. Further flags have the numbers of rows of sparse gradients, from which
 all ranks choose how these travel next: as rows, by a second operation, or dense (see `sparse`).
 They arrive sparse either way. The last flags have the number of the step.
+
+With PowerSGD a bucket has two operations in a cycle. The first has the left factors of the
+gradients that are compressed (see `low_rank`), and the second, which `advance` submits, all else.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +20,7 @@ import torch
 
 from hvdlite import _core, ops
 from hvdlite.compression import cast_in_core
+from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
@@ -29,6 +34,7 @@ from hvdlite.torch.optimizers.gradient_memory import (
     flags_dtype,
 )
 from hvdlite.torch.optimizers.layout import layout_spec
+from hvdlite.torch.optimizers.low_rank import LowRank
 
 
 @dataclass
@@ -87,6 +93,7 @@ class Bucket(GradientBucket):
         sparse_as_dense: bool,
         places: Callable[[], BucketPlaces] | None = None,
         layout: int | None = None,
+        low_rank: LowRank | None = None,
     ) -> None:
         """Make it.
 
@@ -99,8 +106,10 @@ class Bucket(GradientBucket):
             places: returns the bucket's gradient memory; without it gradients are reduced in place.
             layout: a number that must be the same on all ranks, see
                 `hvdlite.torch.optimizers.layout`.
+            low_rank: compresses some of the gradients by PowerSGD.
         """
         super().__init__(name, params, names)
+        self.low_rank = low_rank
         self._labels = [_shorten(one, 400) for one in names]  # their names in the core
         self._compression = compression
         self._by_hand = compression  # the part of it that is not a cast in the core
@@ -110,7 +119,11 @@ class Bucket(GradientBucket):
         self._places: BucketPlaces | None = None  # of this trip
         self._trips: list[_Trip] = []
         self._flags = torch.empty(0)
-        self._handle: Submission | None = None
+        self._leading: Submission | None = None  # the left factors
+        self._handle: Submission | None = None  # all else
+        self._in_flight = name  # the name of the operation that `_handle` is of
+        self._cast: int | None = None  # the dtype as which the core sends
+        self._compressed: set[int] = set()  # positions of gradients that travel as factors
         self._ways = SparseWays(self.params, self._names)
         self._gathered: list[int] = []  # positions of the parameters whose rows are in flight
         self._gathering: RowGathering | None = None
@@ -120,37 +133,94 @@ class Bucket(GradientBucket):
     @property
     def submitted(self) -> bool:
         """Whether the gradients are in flight."""
-        return self._handle is not None
+        return self._handle is not None or self._leading is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether left factors are in flight, so that `advance` has to come."""
+        return self._leading is not None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `advance` would not wait."""
+        return self._leading is None or self._leading.done()
 
     @property
     def operations(self) -> list[str]:
         """The names of the operations that are in flight."""
+        if self._leading is not None:
+            return [self._name]
         if self._handle is None:
             return []
-        return [self._name, *([] if self._gathering is None else [f"{self._name}.rows"])]
+        return [self._in_flight, *([] if self._gathering is None else [f"{self._name}.rows"])]
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients; see `GradientBucket.submit`."""
         by_rows = self._ways.begin()
-        cast, self._by_hand = cast_in_core(self._compression, reduction.op)
+        self._compressed = set() if self.low_rank is None else self.low_rank.begin(step)
+        self._cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         if self._find_places is not None:
             places = self._find_places()
             if places is not self._places:
                 self._places, self._flags = places, places.flags
         with torch.no_grad():
-            trips = [self._leave(position, by_rows) for position in range(len(self.params))]
-            flags = self._write_flags(trips, 1.0 + step % STEPS)
-            self._step = step
+            self._trips = [self._leave(position, by_rows) for position in range(len(self.params))]
+            self._write_flags(self._trips, 1.0 + step % STEPS)
+        self._step = step
+        self._reduction = reduction
+        if self._compressed:
+            self._lead(reduction, blocking)
+        else:
+            self._send(self._name, self._layout, reduction, blocking)
+
+    def _lead(self, reduction: Reduction, blocking: bool) -> None:
+        """Submit the left factors.
+
+        They are handed out at once, also in an elastic job: should a rank die before the right
+        ones arrive, then these factors suit the gradients of the others as well.
+        """
+        assert self.low_rank is not None
+        lefts = self.low_rank.lefts()
+        specs = [spec(self._labels[i], left, left) for i, left in lefts.items()]
+        if self._layout is not None:
+            first = next(iter(lefts.values()))
+            specs.insert(0, layout_spec(f"{self._name}.layout", self._layout, first))
+        reduction, keep = reduction._replace(transaction=""), list(lefts.values())
+        self._leading = start_allreduce(self._name, specs, reduction, keep, blocking)
+
+    def advance(self) -> None:
+        """Wait for the left factors, and submit all else; see `GradientBucket.advance`."""
+        leading, self._leading, reduction = self._leading, None, self._reduction
+        if leading is None:
+            return
+        assert self.low_rank is not None and reduction is not None
+        leading.wait()
+        with torch.no_grad():
+            for position, (wire, target) in self.low_rank.turn().items():
+                trip = self._trips[position]
+                trip.wire, trip.target = wire, target
+        self._send(f"{self._name}.right", None, reduction, blocking=False)
+
+    def abandon(self) -> None:
+        """Wait for the left factors, without using them."""
+        leading, self._leading = self._leading, None
+        if leading is not None:
+            with contextlib.suppress(HvdliteError):
+                leading.wait()
+
+    def _send(self, name: str, layout: int | None, reduction: Reduction, blocking: bool) -> None:
+        """Submit all gradients, with right factors for those that are compressed, and the flags."""
+        by_rows, trips, flags = self._ways.by_rows, self._trips, self._flags
         dense = [
-            (name, trip.wire, trip.target)
-            for position, (name, trip) in enumerate(zip(self._labels, trips, strict=True))
+            (label, trip.wire, trip.target)
+            for position, (label, trip) in enumerate(zip(self._labels, trips, strict=True))
             if position not in by_rows
         ]
-        specs = [spec(name, wire, target, cast) for name, wire, target in dense]
+        specs = [spec(label, wire, target, self._cast) for label, wire, target in dense]
         # float16 is too narrow for the share of a rank with a small weight.
-        narrow = None if cast == dtype_number("float16") else cast
-        if self._layout is not None:
-            specs.append(layout_spec(f"{self._name}.layout", self._layout, flags, narrow))
+        narrow = None if self._cast == dtype_number("float16") else self._cast
+        if layout is not None:
+            specs.append(layout_spec(f"{self._name}.layout", layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
         memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
         masks = self._make_masks(sorted(self._ways.with_mask), trips)
@@ -158,10 +228,9 @@ class Bucket(GradientBucket):
         if by_rows:
             self._gather(sorted(by_rows), trips, reduction)
         keep = memory, flags, masks
-        self._handle = start_allreduce(self._name, specs, reduction, keep, blocking)
+        self._handle = start_allreduce(name, specs, reduction, keep, blocking)
+        self._in_flight = name
         self._masks = masks
-        self._trips = trips
-        self._reduction = reduction
 
     def _gather(self, positions: list[int], trips: Sequence[_Trip], reduction: Reduction) -> None:
         with torch.no_grad():
@@ -192,6 +261,7 @@ class Bucket(GradientBucket):
             gradient = torch.zeros_like(param, memory_format=torch.contiguous_format)
         else:
             as_dense = self._sparse_as_dense or self._ways.dense_for_good
+            as_dense = as_dense or position in self._compressed
             if gradient.layout != torch.strided and as_dense:
                 gradient = param.grad = gradient.to_dense()
             version = gradient._version
@@ -201,6 +271,12 @@ class Bucket(GradientBucket):
         check(dense, name)
         if lies_otherwise(dense):
             dense = dense.resolve_conj().resolve_neg()
+        if position in self._compressed:
+            assert self.low_rank is not None
+            self.low_rank.take(position, dense)
+            return _Trip(
+                param, gradient, version, _address_of(gradient), dense, None, dense, 0, place
+            )
         if place is not None:
             dense = place.wire(dense)
         wire, context = self._by_hand.compress(dense)
@@ -209,9 +285,11 @@ class Bucket(GradientBucket):
         address = _address_of(gradient)
         return _Trip(param, gradient, version, address, wire, context, target, rows, place)
 
-    def _write_flags(self, trips: list[_Trip], step: float) -> torch.Tensor:
+    def _write_flags(self, trips: list[_Trip], step: float) -> None:
         count = len(trips)
-        size = FLAGS * count + COMMON_FLAGS
+        # A bucket that may be compressed has one more: whether this rank has ever compressed.
+        begun = [] if self.low_rank is None else [float(self.low_rank.schedule.begun)]
+        size = FLAGS * count + len(begun) + COMMON_FLAGS
         wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
         dtype = flags_dtype(wire)
         flags, device = self._flags, trips[0].wire.device
@@ -222,13 +300,14 @@ class Bucket(GradientBucket):
             flags[count:-2] = 0
             flags[-2] = step
             flags[-1] = 1
+            if begun:
+                flags[-3] = begun[0]
         else:
             values: list[float] = [trip.present for trip in trips]
             values += [trip.rows for trip in trips]
             values += [trip.rows > 0 for trip in trips]
             values += [self._ways.dimensions_of(trip.gradient) for trip in trips]
-            flags.copy_(torch.tensor([*values, step, 1.0], dtype=dtype))
-        return self._flags
+            flags.copy_(torch.tensor([*values, *begun, step, 1.0], dtype=dtype))
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
@@ -255,12 +334,23 @@ class Bucket(GradientBucket):
             for i, trip in enumerate(trips):
                 if not present[i]:
                     trip.param.grad = None
+                elif i in self._compressed:
+                    self._multiply(i, trip)
                 elif i in gathered:
                     trip.param.grad = gathered[i].tensor
                     rows[i] = gathered[i].rows
                 else:
                     self._arrive(trip, masks[i] if rows[i] > 0 else None)
                 self._ways.choose(i, rows[i])
+                if self.low_rank is not None and present[i] and i not in self._compressed:
+                    self.low_rank.saw(i, dense=rows[i] == 0)
+
+    def _multiply(self, position: int, trip: _Trip) -> None:
+        """Make the gradient of its two factors, in the memory that `grad` has."""
+        assert self.low_rank is not None
+        target = trip.gradient if trip.place is None else trip.place.view
+        self.low_rank.write(position, target)
+        trip.param.grad = target
 
     def _read_flags(
         self, trips: Sequence[_Trip], counts: bool, members: int, op: int
@@ -275,6 +365,8 @@ class Bucket(GradientBucket):
             return [True] * size, [0.0] * size
         factor = members if op == ops.Average else 1
         *flags, step, ones = self._flags.tolist()
+        if self.low_rank is not None:
+            self.low_rank.schedule.agree(flags.pop())
         self._steps_met = step / ones if ones > 0 else 0.0
         present = [flag > 0 for flag in flags[:size]]
         if ways.dense_for_good:
@@ -323,6 +415,7 @@ class Bucket(GradientBucket):
 
     def reset(self) -> None:
         """Forget this trip of the bucket."""
+        self._leading = None
         self._handle = None
         self._gathering = None
         self._masks = {}

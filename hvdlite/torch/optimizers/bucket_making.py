@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hvdlite.compression import NoneCompressor
 from hvdlite.torch.optimizers.bucket import Bucket
 from hvdlite.torch.optimizers.bucket_plan import form
 from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
 from hvdlite.torch.optimizers.gradient_memory import GradientMemory
 from hvdlite.torch.optimizers.layout import digest
+from hvdlite.torch.optimizers.low_rank import LowRank, Schedule
 from hvdlite.torch.optimizers.owned_bucket import OwnedBucket
 from hvdlite.torch.optimizers.ownership import Ownership
 from hvdlite.torch.optimizers.settings import Settings
@@ -23,6 +25,7 @@ def make_buckets(
     names: Mapping[torch.Tensor, str],
     settings: Settings,
     owners: Ownership | None,
+    schedule: Schedule | None,
 ) -> Sequence[GradientBucket]:
     """Make the buckets of these parameters.
 
@@ -33,22 +36,28 @@ def make_buckets(
         settings: how gradients are reduced.
         owners: of the parameters, by position in the process set; each gradient then goes to the
             owner of its parameter alone. None: all ranks get all gradients.
+        schedule: says when PowerSGD compresses gradients; None: it never does.
     """
     formed = form(params, settings.groups, settings.cap_bytes)
     named = [[names[param] for param in bucket] for bucket in formed]
     if owners is not None:
         return _of_owners(name, formed, named, settings, owners)
     memory = GradientMemory(formed) if settings.bucket_view else None
-    layout = digest(named)
+    layout, compression = digest(named), settings.compression
+    low_ranks: list[LowRank | None] = [None] * len(formed)
+    if schedule is not None:
+        layout, compression = digest([*named, [repr(compression)]]), NoneCompressor
+        low_ranks = [LowRank(bucket, schedule) or None for bucket in formed]
     return [
         Bucket(
             f"{name}.{number}",
             bucket,
             named[number],
-            settings.compression,
+            compression,
             settings.sparse_as_dense,
             None if memory is None else functools.partial(memory.of, number),
             layout if number == 0 else None,
+            low_ranks[number],
         )
         for number, bucket in enumerate(formed)
     ]

@@ -16,15 +16,18 @@ import torch
 from hvdlite import basics
 from hvdlite.errors import HvdliteError
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.optimizers.low_rank import LowRank
 
 STEPS = 8  # step numbers are modulo this: few, so that rounding of 16-bit floats does not matter
 
 
 class GradientBucket(abc.ABC):
-    """The gradients of some parameters, trip after trip: `submit`, then `finish`.
+    """The gradients of some parameters, trip after trip: `submit`, `advance` if it leads, `finish`.
 
     Between these calls the gradients belong to the core. Not thread-safe.
     """
+
+    low_rank: LowRank | None = None  # compresses some of the gradients by PowerSGD
 
     def __init__(self, name: str, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """Make it.
@@ -52,6 +55,16 @@ class GradientBucket(abc.ABC):
         """Whether the gradients are in flight."""
 
     @property
+    def leads(self) -> bool:
+        """Whether something is in flight that `advance` has to follow up."""
+        return False
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `advance` would not wait."""
+        return True
+
+    @property
     @abc.abstractmethod
     def operations(self) -> list[str]:
         """The names of the operations that are in flight."""
@@ -68,6 +81,18 @@ class GradientBucket(abc.ABC):
         Raises:
             HvdliteError: a gradient cannot be sent; nothing was submitted.
         """
+
+    def advance(self) -> None:
+        """Wait for what leads, and submit all else; a bucket that never leads does nothing.
+
+        Raises:
+            HvdliteError: the reduction failed, and nothing is in flight.
+        """
+        return
+
+    def abandon(self) -> None:
+        """Wait for what leads, without using it."""
+        return
 
     @abc.abstractmethod
     def finish(self, counts: bool, dropped: bool = False) -> None:

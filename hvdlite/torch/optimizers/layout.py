@@ -62,6 +62,7 @@ def explain(
     in_flight: Sequence[str],
     process_set: ProcessSet,
     cause: MismatchError,
+    compression: str = "None",
 ) -> MismatchError:
     """Find out why ranks could not reduce a first bucket together; all of them call it.
 
@@ -74,6 +75,7 @@ def explain(
         in_flight: the operations of the buckets that this rank has submitted.
         process_set: its members reduce the buckets.
         cause: the core's error.
+        compression: the compression of this rank, as far as it has to be the same on all.
 
     Returns:
         An error that names the parameter and the ranks; `cause` if the layouts are the same.
@@ -82,7 +84,7 @@ def explain(
         [[one, str(param.dtype).removeprefix("torch."), list(param.shape)] for one, param in bucket]
         for bucket in buckets
     ]
-    data = json.dumps([own, list(in_flight)]).encode()
+    data = json.dumps([own, list(in_flight), compression]).encode()
     number = member_id(process_set)
     blocks = gather_bytes(basics.engine(), data, f"#{name}.layout", number)
     said = {
@@ -90,9 +92,10 @@ def explain(
         for rank, block in zip(process_set.ranks, blocks, strict=True)
         if len(block) > 0  # the rank has not joined
     }
-    wanted = {one for _, names in said.values() for one in names}
+    wanted = {one for _, names, _ in said.values() for one in names}
     _complete(wanted - {f"{name}.0", *in_flight}, process_set)
-    text = _difference({rank: layout for rank, (layout, _) in said.items()})
+    text = _difference({rank: layout for rank, (layout, _, _) in said.items()})
+    text = text or _other_compression({rank: one for rank, (_, _, one) in said.items()})
     return cause if text is None else MismatchError(f"'{name}': {text}")
 
 
@@ -153,6 +156,18 @@ def _difference(layouts: dict[int, list[list[list[object]]]]) -> str | None:
             f"rank {first} and rank {rank} put the same parameters into other buckets; give "
             "every rank the same order of parameters, bucket_cap_mb, num_groups and groups"
         )
+    return None
+
+
+def _other_compression(said: dict[int, str]) -> str | None:
+    """Say which ranks compress in another way; None if all do alike."""
+    (first, own), *others = said.items()
+    for rank, other in others:
+        if other != own:
+            return (
+                f"rank {first} has compression={own} and rank {rank} has compression={other}; give "
+                "every rank the same Compression.powersgd()"
+            )
     return None
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,16 +28,20 @@ import torch
 from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.compression import PowerSGD
+from hvdlite.torch.optimizers import phases
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
 from hvdlite.torch.optimizers.bucket_making import make_buckets
 from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
 from hvdlite.torch.optimizers.layout import explain, meet_without_parameters
+from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.transaction import StepTransaction
+from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
 
 NO_WEIGHT = (
     "ShardedOptimizer with stage=2 takes no weight, because its reducescatter makes plain averages "
@@ -92,7 +95,7 @@ class GradientReducer:
     def __init__(
         self,
         name: str,
-        read_groups: Callable[[], list[dict[str, Any]]],
+        read_groups: ReadGroups,
         names: Mapping[torch.Tensor, str],
         settings: Settings,
     ) -> None:
@@ -108,20 +111,22 @@ class GradientReducer:
         self._takes_part = False
         self.name = name
         self.read_groups = read_groups
-        self._names = dict(names)
-        self._hooks: dict[torch.Tensor, Any] = {}
-        weakref.finalize(self, _remove_all, self._hooks)
-        self._layout: list[torch.Tensor] = []
+        self._watched = WatchedParameters(read_groups, names, _calling(self, "_on_gradient"))
         self._buckets: Sequence[GradientBucket] = ()
         self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._cycle = _Cycle()
         self.steps = 0  # since all ranks began to count
+        self._schedule: Schedule | None = None  # of PowerSGD
+        self._phases: phases.Phases | None = None  # likewise
+        if isinstance(settings.compression, PowerSGD):
+            self._schedule = Schedule(settings.compression, settings.reduction.process_set)
+            self._phases = phases.Phases(_calling(self, "_on_failed_advance"))
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
-        self._end = BackwardEnd(_calling(self))
-        self._once = ReducedOnce(self._names)
+        self._end = BackwardEnd(_calling(self, "_on_backward_end"))
+        self._once = ReducedOnce(self._watched.names)
         self._division: Division | None = None
         self._owners: Ownership | None = None  # of the parameters in the buckets, with `divide`
         self._reduced = False  # whether gradients are reduced, and none was computed since
@@ -146,7 +151,7 @@ class GradientReducer:
 
     def watches(self, params: set[torch.Tensor]) -> bool:
         """Return whether it reduces the gradient of one of these parameters."""
-        return not params.isdisjoint(self._hooks)
+        return self._watched.contains_any(params)
 
     @property
     def in_flight(self) -> bool:
@@ -161,7 +166,7 @@ class GradientReducer:
     @property
     def parameter_names(self) -> dict[torch.Tensor, str]:
         """The names by parameter."""
-        return dict(self._names)
+        return dict(self._watched.names)
 
     def may_synchronize(self) -> bool:
         """Return whether the training thread is calling, outside of backward."""
@@ -187,7 +192,7 @@ class GradientReducer:
 
     def divide(self, division: Division) -> None:
         """Reduce each gradient to the owner of its parameter alone, from the next cycle on."""
-        self._division, self._layout = division, []
+        self._division = division
         self._update_layout()
 
     @property
@@ -209,16 +214,6 @@ class GradientReducer:
 
     # The hook, in the thread of backward.
 
-    def _watch(self, param: torch.Tensor) -> None:
-        reference = weakref.ref(self)
-
-        def hook(param: torch.Tensor) -> None:
-            reducer = reference()
-            if reducer is not None:
-                reducer._on_gradient(param)
-
-        self._hooks[param] = param.register_post_accumulate_grad_hook(hook)
-
     def _on_gradient(self, param: torch.Tensor) -> None:
         self._open_cycle()
         bucket = self._bucket_of.get(param)
@@ -238,7 +233,7 @@ class GradientReducer:
                 self._submit(bucket, blocking=False)
 
     def _refuse_pass(self, param: torch.Tensor) -> None:
-        name, passes = self._names[param], self.settings.passes
+        name, passes = self._watched.names[param], self.settings.passes
         if self.settings.in_backward:
             raise HvdliteError(
                 f"the gradient of {name} was computed more than backward_passes_per_step={passes} "
@@ -257,12 +252,16 @@ class GradientReducer:
         """End the cycle with its last backward, in the thread of that backward.
 
         Several reducers may end their cycles here, in a different order on each rank. So all of
-        them submit before the first one waits.
+        them submit before the first one advances, and all advance before the first one waits.
         """
         self._cycle.backwards += 1
         if self._cycle.open and self._cycle.backwards >= self.settings.passes:
             self._submit_rest(blocking=False)
-            queue(self._wait)
+            queue(self._advance_in_backward if phases.in_use() else self._wait)
+
+    def _advance_in_backward(self) -> None:
+        self._advance()
+        queue(self._wait)
 
     def _submit(self, bucket: GradientBucket, blocking: bool) -> None:
         if not self._cycle.weighed:
@@ -274,7 +273,7 @@ class GradientReducer:
             bucket.scale(self.scale)
             if self.observer is not None:
                 self.observer.sends(bucket.params)
-            self._replicas.start(self._layout, self._names)
+            self._replicas.start(self._watched.params, self._watched.names)
             bucket.submit(self._step_reduction, blocking, self.steps)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
@@ -297,7 +296,7 @@ class GradientReducer:
         if self._cycle.open:
             return
         self._update_layout()
-        self._once.check(self._layout)
+        self._once.check(self._watched.params)
         if self._restarts != operation_names.restarts():
             # Joined ranks have missed steps, so all ranks start to count anew.
             self._restarts = operation_names.restarts()
@@ -322,6 +321,7 @@ class GradientReducer:
             return
         self._open_cycle()
         self._submit_rest(blocking=True)
+        self._advance()
         self._wait()
         if self.takes_part and not self._buckets:
             self._replicas.begin_anew()  # as the other ranks do if they train something
@@ -335,6 +335,7 @@ class GradientReducer:
     def _drop_what_is_under_way(self) -> None:
         """Finish the reductions of a backward that raised, because other ranks wait for them."""
         self._submit_rest(blocking=True)
+        self._advance()
         self._wait(dropped=True)
 
     def _submit_rest(self, blocking: bool) -> None:
@@ -344,8 +345,19 @@ class GradientReducer:
                     self._submit(bucket, blocking)
                 except HvdliteError as error:
                     self._cycle.failure = self._cycle.failure or error
-        if self._buckets and self._cycle.open:
+        leads = self._phases is not None and self._phases.leads
+        if self._buckets and self._cycle.open and not leads:
             self._transaction.end()
+
+    def _advance(self) -> None:
+        """Submit what follows the left factors of PowerSGD, when these have arrived."""
+        if self._phases is not None:
+            self._phases.advance()
+            if self._buckets and self._cycle.open:
+                self._transaction.end()
+
+    def _on_failed_advance(self, bucket: GradientBucket, error: HvdliteError) -> None:
+        self._cycle.failure = self._cycle.failure or self._explain(bucket, error)
 
     def _wait(self, dropped: bool = False) -> None:
         failure = self._cycle.failure
@@ -353,10 +365,8 @@ class GradientReducer:
             if bucket.submitted:
                 try:
                     bucket.finish(self._weight != 0, dropped)
-                except MismatchError as error:
-                    failure = failure or self._explain(bucket, error)
                 except HvdliteError as error:
-                    failure = failure or error
+                    failure = failure or self._explain(bucket, error)
         differing = None
         try:
             differing = self._replicas.finish()
@@ -364,26 +374,35 @@ class GradientReducer:
             failure = failure or error
         ended = self._transaction.finish(dropped or failure is not None)
         failure = failure or ended
-        if failure is None and not dropped and self.observer is not None:
-            self.observer.received(self._layout)
+        used = failure is None and not dropped
+        if self._schedule is not None:
+            settle([bucket.low_rank for bucket in self._buckets], used, self._weight != 0)
+        if used and self.observer is not None:
+            self.observer.received(self._watched.params)
         self._end_cycle()
         if failure is not None:
             raise failure
         self._reduced = self.takes_part  # a later member looks again in its next step
         summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
         if summed or self.divides:
-            self._once.note(self._layout, owned=self.divides)
+            self._once.note(self._watched.params, owned=self.divides)
         warn(differing)
 
-    def _explain(self, bucket: GradientBucket, error: MismatchError) -> MismatchError:
-        if bucket is not self._buckets[0]:
+    def _explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
+        if bucket is not self._buckets[0] or not isinstance(error, MismatchError):
             return error
         buckets = [one.named_parameters for one in self._buckets]
         in_flight = [name for one in self._buckets for name in one.operations]
         in_flight += self._replicas.operations
         self._replicas.begin_anew()
-        self._layout = []  # Form the buckets anew: their state is not the same on all ranks.
-        return explain(self.name, buckets, in_flight, self.settings.reduction.process_set, error)
+        # Form the buckets anew: their state is not the same on all ranks.
+        self._watched.forget_order()
+        compression = self.settings.compression if self._schedule is not None else None
+        process_set = self.settings.reduction.process_set
+        explained = explain(self.name, buckets, in_flight, process_set, error, repr(compression))
+        for one in self._buckets:
+            one.abandon()
+        return explained
 
     def _end_cycle(self) -> None:
         for bucket in self._buckets:
@@ -398,9 +417,15 @@ class GradientReducer:
     def drop_accumulated(self) -> None:
         """Drop gradients that were accumulated on this rank, unless some of them were sent."""
         if self._cycle.open and not self.in_flight:
-            for param in self._layout:
+            for param in self._watched.params:
                 param.grad = None
             self._end_cycle()
+
+    def forget_errors(self) -> None:
+        """Forget what PowerSGD has not sent yet: it belongs to other parameters now."""
+        for bucket in self._buckets:
+            if bucket.low_rank is not None:
+                bucket.low_rank.forget()
 
     def count_step(self) -> None:
         """Count a step of the optimizer, also one that it skipped."""
@@ -436,41 +461,29 @@ class GradientReducer:
 
     def _update_layout(self) -> None:
         """Follow the parameter groups: watch new parameters, form the buckets anew."""
-        params = []
-        for number, group in enumerate(self.read_groups() if self.takes_part else ()):
-            for index, param in enumerate(group["params"]):
-                if param.requires_grad:
-                    params.append(param)
-                    if param not in self._names:
-                        self._names[param] = f"parameter.{number}.{index}"
-        owners = self._division.present() if self._division is not None and params else None
-        same = len(params) == len(self._layout) and all(map(operator.is_, params, self._layout))
-        if same and owners is self._owners:
+        watched = self._watched
+        division = self._division if self.takes_part else None
+        owners = None if division is None else division.present()
+        if not watched.update(self.takes_part) and owners is self._owners:
             return
-        for param in self._hooks.keys() - set(params):
-            self._hooks.pop(param).remove()
-        for param in params:
-            if param not in self._hooks:
-                self._watch(param)
-        self._layout, self._owners = params, owners
+        self._owners = owners
         if owners is not None:
-            owners.take(params)
-        self._buckets = make_buckets(self.name, params, self._names, self.settings, owners)
+            owners.take(watched.params)
+        self._buckets = make_buckets(
+            self.name, watched.params, watched.names, self.settings, owners, self._schedule
+        )
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
+        if self._phases is not None:
+            self._phases.buckets = self._buckets
 
 
-def _calling(reducer: GradientReducer) -> Callable[[], None]:
-    """Return a function that calls `_on_backward_end` of a reducer as long as the reducer lives."""
+def _calling(reducer: GradientReducer, method: str) -> Callable[..., None]:
+    """Return a function that calls a method of a reducer as long as the reducer lives."""
     reference = weakref.ref(reducer)
 
-    def call() -> None:
+    def call(*arguments: Any) -> None:
         reducer = reference()
         if reducer is not None:
-            reducer._on_backward_end()
+            getattr(reducer, method)(*arguments)
 
     return call
-
-
-def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
-    for hook in hooks.values():
-        hook.remove()

@@ -13,7 +13,9 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_modes.py"
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "dropcompute", "sharded", "localsgd", "diloco"])
+@pytest.mark.parametrize(
+    "mode", ["synchronous", "dropcompute", "sharded", "powersgd", "localsgd", "diloco"]
+)
 def test_digits_are_learnt(mode: str) -> None:
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", "3"]
     done = subprocess.run(

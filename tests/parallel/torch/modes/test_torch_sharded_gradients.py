@@ -376,6 +376,7 @@ def scenario_what_does_not_go_with_stage_2_is_refused() -> None:
     for arguments, text in (
         ({"copies": 2}, "copies=2, because a reduced gradient reaches one rank; use stage=1"),
         ({"compression": hvd.Compression.fp16}, "does not take compression=, because"),
+        ({"compression": hvd.Compression.powersgd()}, "does not take compression=, because"),
         ({"gradient_as_bucket_view": True}, "does not take gradient_as_bucket_view=True"),
         ({"weight": 1.0}, "with stage=2 takes no weight"),
     ):

@@ -1,0 +1,79 @@
+"""The parameters that a reducer watches: those of the optimizer's groups, each with a hook."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+ReadGroups = Callable[[], list[dict[str, Any]]]
+
+
+class WatchedParameters:
+    """Follows the parameter groups of an optimizer, whenever `update` is called.
+
+    Attributes:
+        params: the parameters that are trained, in the order of the groups.
+        names: the names of all that were ever watched.
+    """
+
+    def __init__(
+        self,
+        read_groups: ReadGroups,
+        names: Mapping[torch.Tensor, str],
+        on_gradient: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            read_groups: returns the optimizer's param_groups.
+            names: the names of the parameters, as far as known.
+            on_gradient: called in backward when the gradient of a parameter was accumulated; it
+                must not keep the owner of this object alive.
+        """
+        self.params: list[torch.Tensor] = []
+        self.names = dict(names)
+        self._read_groups = read_groups
+        self._on_gradient = on_gradient
+        self._hooks: dict[torch.Tensor, Any] = {}
+        weakref.finalize(self, _remove_all, self._hooks)
+
+    def contains_any(self, params: set[torch.Tensor]) -> bool:
+        """Return whether it watches one of these parameters."""
+        return not params.isdisjoint(self._hooks)
+
+    def update(self, any_at_all: bool) -> bool:
+        """Watch the parameters that the groups have now; return whether they are other ones.
+
+        Args:
+            any_at_all: False: watch nothing.
+        """
+        params = []
+        for number, group in enumerate(self._read_groups() if any_at_all else ()):
+            for index, param in enumerate(group["params"]):
+                if param.requires_grad:
+                    params.append(param)
+                    if param not in self.names:
+                        self.names[param] = f"parameter.{number}.{index}"
+        known = self.params
+        if len(params) == len(known) and all(map(lambda a, b: a is b, params, known)):
+            return False
+        for param in self._hooks.keys() - set(params):
+            self._hooks.pop(param).remove()
+        for param in params:
+            if param not in self._hooks:
+                hook = param.register_post_accumulate_grad_hook(self._on_gradient)
+                self._hooks[param] = hook
+        self.params = params
+        return True
+
+    def forget_order(self) -> None:
+        """Make the next `update` find other parameters, whatever the groups have."""
+        self.params = []
+
+
+def _remove_all(hooks: dict[torch.Tensor, Any]) -> None:
+    for hook in hooks.values():
+        hook.remove()

@@ -1,0 +1,45 @@
+"""With PowerSGD handwritten digits are learnt as well as with exact gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import run_world
+from parallel.torch.small_models import make
+
+PRELOAD = ("torch._dynamo",)
+
+
+def digits_right(images: Any, digits: Any, compression: Any) -> int:
+    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(digits)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = make(model, compression=compression)
+    numbers = torch.Generator().manual_seed(1 + hvd.rank())
+    for _ in range(250):
+        mine = 357 + torch.randint(1440, (32,), generator=numbers)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
+        optimizer.step()
+    return int((model(x[:357]).argmax(1) == y[:357]).sum())
+
+
+def learn(images: Any, digits: Any) -> tuple[int, int]:
+    hvd.init()
+    exact = digits_right(images, digits, hvd.Compression.none)
+    return exact, digits_right(images, digits, hvd.Compression.powersgd(rank=2, start=20))
+
+
+def test_digits_are_learnt_as_well() -> None:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0)).numpy()
+    for result in run_world(2, learn, images[order], digits[order]):
+        exact, approximate = result.value
+        assert exact > 0.95 * 357
+        assert approximate >= exact - 0.005 * 357
