@@ -57,6 +57,7 @@ LAUNCH = (
     *("hvdlite.launch.hosts", "hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
+    "hvdlite.launch.emit",
     "hvdlite.launch",
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
