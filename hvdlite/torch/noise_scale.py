@@ -91,6 +91,11 @@ class NoiseScale:
                 "NoiseScale needs the mean of the gradients, and Compression.powersgd gives an "
                 "approximation of it; measure in a run without powersgd"
             )
+        if reducer.settings.late is not None:
+            raise ArgumentError(
+                "NoiseScale compares gradients of one step, and with late= they may come from "
+                "several; measure in a run without late="
+            )
         if reducer.observer is not None:
             raise ArgumentError("this optimizer has a NoiseScale already; close() that one first")
         self.value = math.nan

@@ -20,14 +20,16 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.optimizers.late import Late, check_late
 from hvdlite.torch.optimizers.low_rank import check_low_rank
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.roll_call import Attending
 from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
-class Distributed(Wrapping):
+class Distributed(Attending):
     """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
     A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
@@ -211,6 +213,11 @@ class Distributed(Wrapping):
         self._opt_called = True  # LR schedulers check this
         if self._micro_batches is not None:
             self._micro_batches.before_step(closure)
+        if closure is not None and self._reducer.roll_call is not None:
+            raise ArgumentError(
+                "step(closure) evaluates the model on every rank, and with late= a rank that is "
+                "behind computes nothing; call step() without a closure"
+            )
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(
@@ -224,6 +231,8 @@ class Distributed(Wrapping):
         else:
             result = self._update(Evaluations(self._reducer, closure))
         self._reducer.count_step()
+        if self._reducer.roll_call is not None:
+            self._reducer.roll_call.after_step()
         return result
 
     def _update(self, closure: Any) -> Any:
@@ -290,6 +299,7 @@ def DistributedOptimizer(
     weight: Weight = None,
     gradient_as_bucket_view: bool = False,
     reduce_in: str = "backward",
+    late: Late | None = None,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
@@ -320,6 +330,8 @@ def DistributedOptimizer(
         reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
+        late: lets steps go on without ranks that are late, see `hvd.Late`. Loops then read
+            `optimizer.behind`; sparse gradients become dense.
 
     Returns:
         The optimizer, which has become an instance of a subclass of its class of the same name,
@@ -336,6 +348,7 @@ def DistributedOptimizer(
     basics.size()  # raises without init(), here rather than in the first backward()
     reduction = _reduction(op, gradient_predivide_factor, process_set, compression)
     _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
+    check_late(late, op, compression)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
         adasum: Distributed = distribute_adasum(
@@ -347,11 +360,12 @@ def DistributedOptimizer(
         compression=compression,
         passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
-        sparse_as_dense=sparse_as_dense,
+        sparse_as_dense=sparse_as_dense or late is not None,
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
         bucket_view=gradient_as_bucket_view,
         in_backward=reduce_in == "backward",
+        late=late,
     )
     return _distribute(optimizer, names, settings)
 
