@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "base/config.h"
+#include "execution/attendance.h"
 #include "execution/commit_book.h"
 #include "execution/counters.h"
 #include "execution/tensor_queue.h"
@@ -60,6 +61,7 @@ struct EngineParts {
   std::shared_ptr<CommitBook> commits;
   Counters counters;                                  // the runner counts up, any thread reads
   Lateness lateness{size, config.lateness_interval};  // of all ranks, on rank 0
+  Attendance attendance{rank, size};                  // in roll calls
 };
 
 }  // namespace hvdlite
