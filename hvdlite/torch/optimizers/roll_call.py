@@ -14,6 +14,7 @@ median step, and who is told of ranks that are late in every step.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -64,6 +65,8 @@ def refuse_in_roll_call(what: str) -> None:
     Raises:
         ArgumentError: there is one.
     """
+    if _all:
+        gc.collect()  # It may belong to an optimizer that is no longer used.
     if _all:
         raise ArgumentError(
             f"{what} cannot run beside a DistributedOptimizer with late=: it waits for every rank, "
