@@ -87,12 +87,12 @@ class RollCall:
             process_set: its members reduce their gradients.
         """
         self.late = late
-        self.key = f"{name}@{registered_id(process_set)}"
+        self._name = f"{name}@{registered_id(process_set)}"
         self.step_seconds: float | None = None  # the median
         self._process_set = process_set
         self._cycle = -1  # the number of the cycle, since all ranks began to count
         self._fresh = False  # whether this rank has a gradient in it
-        self._restarts = operation_names.restarts()
+        self._first = self._restarts = operation_names.restarts()
         self._steps = 0  # that have ended, since then
         self._settled = late.seconds is not None  # whether the grace is known to all ranks
         self._durations: deque[float] = deque(maxlen=100)  # of steps with a gradient
@@ -106,6 +106,11 @@ class RollCall:
                 LateGradientsWarning,
                 stacklevel=2,
             )
+
+    @property
+    def key(self) -> str:
+        """The name of the roll in the engine: another one whenever ranks count anew."""
+        return f"{self._name}.{self._restarts - self._first}"
 
     @property
     def behind(self) -> int:
