@@ -429,7 +429,12 @@ class Engine:
         """
 
     def counters(self) -> dict[str, int]:
-        """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent."""
+        """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent.
+
+        "bytes" are those of the reduced tensors, as they travel within a host;
+        "bytes_to_other_hosts" is what this rank's data plane on the CPU has sent to ranks of other
+        hosts; "nonfinite" counts what HVDLITE_CHECK_FINITE has found.
+        """
 
     def lateness(self) -> dict[str, Any]:
         """Tell how late the ranks are (csrc/negotiation/lateness.h); only rank 0 sees any steps.

@@ -57,6 +57,7 @@ LAUNCH = (
     *("hvdlite.launch.hosts", "hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
+    "hvdlite.launch.emit",
     "hvdlite.launch",
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
@@ -78,6 +79,8 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
         part: (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH[:i])
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
+    "hvdlite.ray": (*NEUTRAL, *LAUNCH),
+    "hvdlite.spark": (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH),
 }
 # Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
 # hvdlite.init() in an elastic job, and hvdlite.tensorflow's DistributedOptimizer, which also takes
@@ -93,6 +96,8 @@ FACES = {
 # a module counts.
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
+    "hvdlite.ray": {"ray"},
+    "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},
     "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},
     "hvdlite.keras": {"keras", "numpy"},

@@ -209,6 +209,7 @@ py::dict counters(const HolderPtr& self) {
   row["cache_hits"] = counters.cache_hits.get();
   row["full_requests"] = counters.full_requests.get();
   row["messages_sent"] = counters.messages_sent.get();
+  row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
   row["nonfinite"] = counters.nonfinite.get();
   return row;
 }

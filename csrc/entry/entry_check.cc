@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/packed.h"
+
 namespace hvdlite {
 
 Status invalid_call(const Request& request, const std::string& why) {
@@ -26,8 +28,29 @@ Status of_call(const Request& request, const Status& why) {
 
 namespace {
 
+// "'layer1', of dtype complex64," for a refusal.
+std::string described(const Request& request, const TensorShape& tensor) {
+  return "'" + (tensor.name.empty() ? request.name : tensor.name) + "', of dtype " +
+         std::string(name_of(tensor.dtype)) + ",";
+}
+
+Status check_packed(const Request& request, const TensorShape& tensor) {
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  if (request.kind != Kind::kAllreduce || !sums) {
+    return invalid_call(request,
+                        "int8 between hosts goes with an allreduce by sum or average, not with " +
+                            std::string(name_of(request.kind)) + " by " +
+                            std::string(name_of(request.op)) + "; use another compression or none");
+  }
+  if (can_be_packed(tensor.dtype)) return Status();
+  return invalid_call(request, described(request, tensor) +
+                                   " cannot travel as int8 between hosts; float32, float16 and "
+                                   "bfloat16 can, so convert it, or send it uncompressed");
+}
+
 Status check_wire(const Request& request, const TensorShape& tensor) {
   if (tensor.wire == tensor.dtype) return Status();
+  if (tensor.packed()) return check_packed(request, tensor);
   const bool narrow = tensor.wire == DataType::kFloat16 || tensor.wire == DataType::kBfloat16;
   if (request.kind != Kind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return invalid_call(request, "a wire dtype goes with allreduce, and not with Adasum");
@@ -36,12 +59,6 @@ Status check_wire(const Request& request, const TensorShape& tensor) {
   if (narrow && wide) return Status();
   return invalid_call(request,
                       "a wire dtype is float16 or bfloat16, of a float32 or float64 tensor");
-}
-
-// "'layer1', of dtype complex64," for a refusal.
-std::string described(const Request& request, const TensorShape& tensor) {
-  return "'" + (tensor.name.empty() ? request.name : tensor.name) + "', of dtype " +
-         std::string(name_of(tensor.dtype)) + ",";
 }
 
 Status check_reduction(const Request& request, const TensorShape& tensor) {

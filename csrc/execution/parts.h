@@ -41,6 +41,7 @@ struct EngineParts {
         gpus(*backend, fabric.get(), config, std::move(gpu_libraries)),
         sets(size, highest_set) {
     backend->trace_to(*trace);
+    backend->count_in(counters.bytes_to_other_hosts);
     if (elastic == nullptr) return;
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();
     for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);

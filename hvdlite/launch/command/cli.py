@@ -18,7 +18,9 @@ from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
+from hvdlite.launch.command.emit_flags import emit_request
 from hvdlite.launch.description import Description
+from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT
@@ -164,6 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = dict(os.environ)
     try:
         options = parse(parser, arguments)
+        request = emit_request(options, flags.variables(options))
+        if request is not None:
+            sys.stdout.write(emit(options.emit, request))
+            return 0
         hosts = choose_hosts(parser, options)
         if options.doctor:
             from hvdlite.launch.command.doctor import examine

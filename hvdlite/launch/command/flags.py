@@ -13,6 +13,7 @@ from typing import Any
 
 import hvdlite
 from hvdlite.launch.command.elastic_flags import add_elastic_flags
+from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
@@ -145,6 +146,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     add_elastic_flags(
         parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/elastic.md")
     )
+    add_emit_flags(parser.add_argument_group("cluster software", "see docs/slurm.md"))
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
