@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
-from parallel.scenarios import make_tests, run_all, sizes
+from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
     MAKES,
     Model,
@@ -54,6 +54,7 @@ SHARDED: tuple[Distribute, ...] = (stage_1, copied, stage_2)
 ARGUMENTS: list[tuple[dict[str, Any], bool]] = [  # whether stage 2 takes them
     ({"compression": hvd.Compression.fp16}, False),
     ({"compression": hvd.Compression.bf16}, False),
+    ({"compression": hvd.Compression.int8}, False),
     ({"weight": lambda: 1.0 + hvd.rank()}, False),
     ({"gradient_as_bucket_view": True}, False),
     ({"backward_passes_per_step": 2}, True),
@@ -136,7 +137,12 @@ def drop(model: Model, optimizer: Any, steps: int = 4) -> None:
 
 def scenario_drop_compute_over_sharded_state() -> None:
     for distribute in (stage_1, copied):
-        for arguments in ({}, {"compression": hvd.Compression.bf16}, {"reduce_in": "step"}):
+        for arguments in (
+            {},
+            {"compression": hvd.Compression.bf16},
+            {"compression": hvd.Compression.int8},
+            {"reduce_in": "step"},
+        ):
             trained = make_pair(distribute, **arguments)
             for model, optimizer in trained:
                 drop(model, optimizer)
@@ -424,9 +430,8 @@ def scenario_a_watch_is_refused_where_ranks_step_for_themselves() -> None:
 def scenario_what_the_table_refuses() -> None:
     model = Model()
     sgd = MAKES["SGD"](groups_of(model))
-    for compression in (hvd.Compression.int8, hvd.Compression.int4):
-        with raises("are for the rounds of"):
-            send_ones(unsharded(MAKES["SGD"](groups_of(Model())), compression=compression))
+    with raises("Compression.int4 is for the rounds of"):
+        send_ones(unsharded(MAKES["SGD"](groups_of(Model())), compression=hvd.Compression.int4))
     with raises("with op=hvd.Adasum"):
         hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
     with raises("Compression.powersgd goes with op=hvd.Average"):
@@ -450,4 +455,5 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_mode_combinations = make_tests(body, sizes(2, 3, 4), timeout=100)
+# On two hosts, because int8 travels between hosts only.
+test_mode_combinations = make_tests(body, on_hosts([0, 1], [0, 1, 1], [0, 0, 1, 1]), timeout=100)

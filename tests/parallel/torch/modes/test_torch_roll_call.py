@@ -20,7 +20,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from hvdlite.torch.optimizers import roll_call
-from parallel.scenarios import make_tests, run_all, sizes
+from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
 from references.roll_call import train as replay
 
@@ -228,6 +228,7 @@ def scenario_other_arguments() -> None:
         ({"gradient_predivide_factor": 2.0}, 1e-5),
         ({"compression": hvd.Compression.bf16}, 5e-2),
         ({"compression": hvd.Compression.fp16}, 1e-2),
+        ({"compression": hvd.Compression.int8}, 5e-2),
     ]
     for arguments, near in cases:
         run = Run(Traced(), late(), **arguments)
@@ -409,4 +410,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_roll_call = make_tests(body, sizes(2, 3, 4), timeout=100)
+test_roll_call = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]), timeout=100)
