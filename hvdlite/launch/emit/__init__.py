@@ -12,10 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from hvdlite.launch.emit.kubernetes import job, jobset
+from hvdlite.launch.emit.kubernetes_kubeflow import mpijob, trainjob
 from hvdlite.launch.emit.request import EmitRequest
 from hvdlite.launch.emit.slurm import slurm
 
-KINDS: Mapping[str, Callable[[EmitRequest], str]] = {"slurm": slurm}
+KINDS: Mapping[str, Callable[[EmitRequest], str]] = {
+    "slurm": slurm,
+    "job": job,
+    "jobset": jobset,
+    "trainjob": trainjob,
+    "mpijob": mpijob,
+}
 
 
 def emit(kind: str, request: EmitRequest) -> str:

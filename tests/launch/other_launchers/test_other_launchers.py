@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,6 +22,8 @@ BIN = Path(sys.executable).parent
 # The wheels of Open MPI and MPICH both have an mpirun, so each is called by a name of its own.
 OPEN_MPI = [str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root", "--oversubscribe"]
 MPICH = [str(BIN / "mpiexec.hydra")]
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+Process: TypeAlias = "subprocess.Popen[str]"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -123,6 +127,21 @@ def test_a_script_of_ones_own() -> None:
     outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
     status = max(rank.returncode for rank in ranks)
     assert_one_host(subprocess.CompletedProcess([], status, "".join(outputs), ""), 3)
+
+
+def start_with_tf_config(kind: str, index: int, cluster: dict[str, list[str]]) -> Process:
+    config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+    return subprocess.Popen(PROGRAM, env=environment(TF_CONFIG=config), **PIPES)
+
+
+def test_chief_and_worker_of_tf_config() -> None:
+    """Two processes that cluster software would start for TensorFlow make one world."""
+    cluster = {"worker": ["localhost:2223"], "chief": ["localhost:2222"]}
+    ranks = [start_with_tf_config(kind, 0, cluster) for kind in ("worker", "chief")]
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    status = max(rank.returncode for rank in ranks)
+    stdout, stderr = ("".join(part) for part in zip(*outputs, strict=True))
+    assert_one_host(subprocess.CompletedProcess([], status, stdout, stderr), 2)
 
 
 def test_open_mpi_5() -> None:
