@@ -7,7 +7,6 @@ and hvdlite, would keep what they had in the last job.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import socket
 import sys
@@ -31,7 +30,7 @@ from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import start_worker
+from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
 from hvdlite.launch.supervisor import AnyRank, Supervisor
 from hvdlite.spark.alarm import Hub, Line
@@ -112,8 +111,8 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
     own = token_bytes(JOB_ID_BYTES)
     nodes = list(dict.fromkeys(place.node for place in one.places))
     placement = place_as([nodes.index(place.node) for place in one.places])[rank]
-    environment = {**os.environ, **_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env}
-    environment["HVDLITE_JOB_ID"] = own.hex()
+    more = {**_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env, "HVDLITE_JOB_ID": own.hex()}
+    environment = inherited_environment(more)
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_seated, (one.seat, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
