@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -116,6 +117,49 @@ def test_lost_task_is_named_and_not_begun_again_in_silence(
     begun = path.read_text()
     time.sleep(2)
     assert path.read_text() == begun
+
+
+def name_the_executor(path: str) -> None:
+    """Write the process id of the executor: rank, Spark's worker, its daemon, the executor."""
+    pid = os.getpid()
+    for _ in range(3):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    Path(path).write_text(str(pid))
+    time.sleep(100)
+
+
+def test_lost_executor_is_named(session: Any, mark: dict[str, str], tmp_path: Path) -> None:
+    if not session.sparkContext.master.startswith("local-cluster"):
+        pytest.skip("the executor is the driver here")
+    path = tmp_path / "executor"
+
+    def kill_it() -> None:
+        while not (path.exists() and path.read_text()):
+            time.sleep(0.05)
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    with pytest.raises(RankFailedError, match="Spark lost the task of rank .*ExecutorLostFailure"):
+        hvdlite.spark.run(name_the_executor, (str(path),), num_proc=2, env=mark)
+    killer.join()
+    # Spark starts another executor, which a second run waits for.
+    assert hvdlite.spark.run(os.getpid, num_proc=2, env=mark, verbose=0)
+
+
+def test_cancelled_job_ends_its_ranks(session: Any, mark: dict[str, str]) -> None:
+    text = f"HVDLITE_TEST_MARK={mark['HVDLITE_TEST_MARK']}"
+
+    def cancel() -> None:
+        while len(processes_with(text)) < 2:
+            time.sleep(0.05)
+        session.sparkContext.cancelAllJobs()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(Exception, match="cancel"):
+        hvdlite.spark.run(time.sleep, (100,), num_proc=2, env=mark)
+    canceller.join()
 
 
 def fail_at_first(path: str) -> int:
