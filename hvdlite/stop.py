@@ -35,6 +35,7 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 _NAME = "stop.requested"
 _INT64 = _core.DTYPES["int64"]
 _MAX = _core.REDUCE_OPS["max"]
+_OTHER = 0xFF  # stands for what `ask_also` asks, where else the number of a signal is
 _ABOVE_RANKS = 1 << 31  # of the ranks that have noted a signal, the first one is named
 
 # Written by the main thread: by `stop_on`, and by the handler, which Python calls there.
@@ -42,6 +43,8 @@ _earlier: dict[int, list[Handler]] = {}  # by signal that is watched: the handle
 _noted: list[int] = []  # signals that this process has got, the first one first
 _calling: set[int] = set()  # signals whose earlier handlers run now
 _leaves = False  # whether this process has asked to leave its elastic job
+_asked: Callable[[], bool] | None = None  # who else may ask this process to stop
+_asked_name = ""
 _warned: set[int] = set()  # signals for which the loss of the handler was told
 
 
@@ -79,6 +82,27 @@ def stop_on(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
         before = signal.getsignal(number)
         if before is not _note:
             _install(number, before)
+
+
+def ask_also(asks: Callable[[], bool] | None, name: str = "") -> None:
+    """Have `stop_requested` also call `asks`, for cluster software that sends no signal.
+
+    All ranks call it alike.
+
+    Args:
+        asks: returns whether this rank is asked to stop; None takes the former one away.
+        name: what stands in the reason instead of a signal.
+
+    Example:
+        >>> import hvdlite.torch as hvd
+        >>> hvd.init()
+        >>> ask_also(lambda: True, "maintenance")
+        >>> hvd.stop_requested()
+        'rank 0: maintenance'
+        >>> ask_also(None)
+    """
+    global _asked, _asked_name
+    _asked, _asked_name = asks, name
 
 
 def watched() -> bool:
@@ -163,6 +187,8 @@ def stop_requested(every: int = 1) -> str | None:
         return None
     elastic = basics.in_elastic_job()
     ends_all = [one for one in _noted if not (elastic and one == signal.SIGTERM)]
+    if _asked is not None and _asked():
+        ends_all.append(_OTHER)
     mine = (_ABOVE_RANKS - basics.rank()) << 8 | ends_all[0] if ends_all else 0
     first, some_stay = _maximum(mine, int(signal.SIGTERM not in _noted))
     if first:
@@ -215,6 +241,8 @@ def _describe(handler: Handler) -> str:
 
 
 def _name(number: int) -> str:
+    if number == _OTHER:
+        return _asked_name
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -79,6 +79,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
         part: (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH[:i])
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
+    "hvdlite.ray": (*NEUTRAL, *LAUNCH),
     "hvdlite.spark": (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH),
 }
 # Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
@@ -95,6 +96,7 @@ FACES = {
 # a module counts.
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
+    "hvdlite.ray": {"ray"},
     "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},
     "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},

@@ -17,6 +17,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/counter.h"
 #include "base/deadline.h"
 #include "base/dtype.h"
 #include "base/status.h"
@@ -48,6 +49,11 @@ struct Allreduce {
   // the one cast, and after the other. A factor times an integer is cut towards zero, and stays
   // within the type.
   std::span<const Piece> pieces;
+  // Between hosts the numbers travel as small integers (kernels/packed.h): each host gives the
+  // reduction of its members packed, and the result travels packed as well, so that every member
+  // unpacks the same bytes. Blocks count from the first element of each piece. Sums and averages
+  // without a cast, of types that can_be_packed(). Of a group on one host nothing is packed.
+  bool packed = false;
 };
 
 // Concatenates the ranks' bytes in the order of group.ranks.
@@ -109,6 +115,8 @@ class Backend {
   // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
   // (Trace::span).
   virtual void trace_to(Trace&) {}
+  // Likewise: counts the bytes that this rank sends to ranks of other hosts.
+  virtual void count_in(Counter& /*to_other_hosts*/) {}
 
   virtual Status allreduce(const Allreduce& call, Patience patience) = 0;
   // Whether allreduce() by this op makes the copies that pieces ask for (Piece::copy): each part of

@@ -113,7 +113,8 @@ Status BatchRun::allreduce() {
     HVDLITE_RETURN_IF_ERROR(check_finite());
   }
   const ReduceOp op = batch_.weighted ? ReduceOp::kSum : batch_.op;
-  return plane_of(batch_.device).allreduce({members_.group, batch_.types, op, pieces}, patience_);
+  return plane_of(batch_.device)
+      .allreduce({members_.group, batch_.types, op, pieces, batch_.packed}, patience_);
 }
 
 Status BatchRun::sum_weights() {

@@ -11,7 +11,9 @@ namespace {
 // Looking for room stays cheap, however many tensors do not fit where others went.
 constexpr std::size_t kMostOpen = 16;
 
-ElementTypes types_of(const TensorShape& tensor) { return {tensor.dtype, tensor.wire}; }
+ElementTypes types_of(const TensorShape& tensor) {
+  return tensor.packed() ? tensor.dtype : ElementTypes(tensor.dtype, tensor.wire);
+}
 
 // What the tensors of a batch have in common. By Adasum those of one entry keep to themselves.
 using Likeness = std::tuple<DataType, DataType, DeviceType, ReduceOp, bool, std::uint32_t,
@@ -84,6 +86,7 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
         if (open.size() == kMostOpen) open.erase(open.begin());
         open.push_back(batches.size());
         batches.push_back(make_batch(round[i], types_of(tensor), tensor.device));
+        batches.back().packed = tensor.packed();
         home = open.rbegin();
       }
       Batch& batch = batches[*home];

@@ -35,8 +35,9 @@ ElementTypes widened(ElementTypes types) {
 }  // namespace
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
-  const auto& [group, types, op, pieces] = call;
-  if (op == ReduceOp::kAdasum || !runs_on_device(group, types.memory, op, pieces)) {
+  const auto& [group, types, op, pieces, packed] = call;
+  const bool packs = packed && spans_hosts_;
+  if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     through_host.look_in(std::move(nonfinite_));
     return through_host.allreduce(call, patience);

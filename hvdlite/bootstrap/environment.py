@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from pathlib import Path
@@ -406,3 +406,12 @@ def tell_scripts(**numbers: int) -> None:
     """
     for name, value in numbers.items():
         os.environ[f"HVDLITE_{name}"] = os.environ[f"HOROVOD_{name}"] = str(value)
+
+
+def show_gpus(gpus: Sequence[str]) -> None:
+    """Let CUDA see these GPUs alone; call it before the process uses CUDA.
+
+    Args:
+        gpus: their numbers or names on this host, in the order of local ranks.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -71,7 +71,8 @@ def _give(fd: int, returned: Returned) -> None:
         pipe.write(pickle.dumps((returned.value, returned.error, returned.text)))
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def pickled_error(error: BaseException) -> bytes | None:
+    """Pickle an exception for `unpack_error`; None if it cannot be pickled, or unpickled."""
     try:
         data: bytes = cloudpickle.dumps(error)
         pickle.loads(data)
@@ -90,7 +91,7 @@ def main() -> None:
         fn, args, kwargs = pickle.loads(call)
         value = cloudpickle.dumps(fn(*args, **kwargs))
     except Exception as error:
-        _give(result, Returned(error=_pickled(error), text=traceback.format_exc()))
+        _give(result, Returned(error=pickled_error(error), text=traceback.format_exc()))
         raise
     _give(result, Returned(value=value))
 

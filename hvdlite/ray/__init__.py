@@ -1,0 +1,37 @@
+"""Train on a Ray cluster: `run`, an executor with Horovod's names, and a backend of Ray Train.
+
+Workers are actors of Ray, and meet as the ranks of hvdlite-run do. `run` and `RayExecutor` start
+them (`executor`, by `group`, `worker` and `placement`); with `HvdliteTrainer`, Ray Train starts
+them (`train`).
+
+This package imports Ray on first use only.
+
+Example:
+    >>> import hvdlite.ray
+    >>> def number():
+    ...     import hvdlite.torch as hvd
+    ...     hvd.init()
+    ...     return hvd.rank() * 10
+    >>> hvdlite.ray.run(number, num_workers=2)
+    [0, 10]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hvdlite.ray.executor import RayExecutor, run
+
+if TYPE_CHECKING:
+    from hvdlite.ray.train import HvdliteConfig, HvdliteTrainer
+
+__all__ = ["HvdliteConfig", "HvdliteTrainer", "RayExecutor", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the classes of Ray Train on first use: they derive from Ray's."""
+    if name in ("HvdliteConfig", "HvdliteTrainer"):
+        from hvdlite.ray import train
+
+        return getattr(train, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,37 @@
+"""Ray itself, imported when it is needed, and where this process runs in its cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdlite.bootstrap.meeting import Place
+
+NEEDS_RAY = (
+    "hvdlite.ray needs Ray, which is not installed here; install it by "
+    "pip install 'hvdlite[ray]', on every node of the cluster"
+)
+
+
+def import_ray() -> Any:
+    """Import Ray.
+
+    Raises:
+        ImportError: it is not installed.
+
+    Example:
+        >>> import_ray().is_initialized()
+        False
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ImportError(NEEDS_RAY) from None
+    return ray
+
+
+def own_place() -> Place:
+    """Return the node of the cluster on which this process runs, and its address."""
+    ray = import_ray()
+    return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())

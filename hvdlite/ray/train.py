@@ -1,0 +1,206 @@
+"""The backend of Ray Train: `HvdliteTrainer`, and the `HvdliteConfig` that it is made of.
+
+Ray Train starts the workers, calls `on_start`, which gives every worker its rank, and runs the
+training function in a thread of each. When Ray Train restarts the workers, `on_start` runs again,
+and the new ranks get a fresh secret and the next epoch, so that what is left of the former ones is
+refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from hvdlite import basics, stop
+from hvdlite.bootstrap.environment import give_seat
+from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, Place, seats, start_store
+from hvdlite.bootstrap.store import Store
+from hvdlite.errors import ArgumentError
+from hvdlite.ray.cluster import import_ray, own_place
+
+import_ray()
+
+import ray  # noqa: E402
+from ray.train.backend import Backend, BackendConfig  # noqa: E402
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
+
+_store: Store | None = None  # of the worker of rank 0
+
+
+@dataclass
+class HvdliteConfig(BackendConfig):  # type: ignore[misc]
+    """Has Ray Train make its workers the ranks of a world: `backend_config` of its trainers.
+
+    Attributes:
+        start_timeout_s: seconds that `hvd.init()` waits for the other ranks; 0 for no limit.
+        interfaces: names of the network interfaces by which nodes reach each other; by default
+            the addresses by which Ray reaches them.
+
+    Example:
+        >>> HvdliteConfig(start_timeout_s=120).start_timeout_s
+        120
+    """
+
+    start_timeout_s: float = 60
+    interfaces: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the timeout.
+
+        Raises:
+            ArgumentError: it is not a number of seconds.
+        """
+        if not self.start_timeout_s >= 0:
+            raise ArgumentError(
+                f"HvdliteConfig(start_timeout_s={self.start_timeout_s}): give a number of seconds, "
+                "or 0 for no limit"
+            )
+
+    @property
+    def backend_cls(self) -> type[HvdliteBackend]:
+        """The class that starts the backend."""
+        return HvdliteBackend
+
+    @property
+    def train_func_context(self) -> type[TrainingContext]:
+        """What is entered around the training function."""
+        return TrainingContext
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings, for what Ray shows of a run."""
+        return {"start_timeout_s": self.start_timeout_s, "interfaces": list(self.interfaces)}
+
+
+class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """Trains a function on workers of Ray Train, which are the ranks of a world.
+
+    Everything but the communication is Ray Train's: reports, checkpoints, data sets, restarts.
+
+    Example:
+        >>> from ray.train import ScalingConfig
+        >>> def loop(config):
+        ...     import hvdlite.torch as hvd
+        ...     hvd.init()
+        ...     ...
+        >>> HvdliteTrainer(loop, scaling_config=ScalingConfig(num_workers=4)).fit()
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        hvdlite_config: HvdliteConfig | None = None,
+        scaling_config: Any = None,
+        run_config: Any = None,
+        datasets: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        """Describe the training; `fit` runs it.
+
+        Args:
+            train_loop_per_worker: the training function, without arguments or with a dictionary.
+            train_loop_config: the dictionary.
+            hvdlite_config: settings of the communication.
+            scaling_config: Ray's ScalingConfig: how many workers there are, and what they need.
+            run_config: Ray's RunConfig: where results go, and how often workers are restarted.
+            datasets: Ray's data sets, by name.
+            **others: further arguments of Ray's DataParallelTrainer.
+        """
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=hvdlite_config or HvdliteConfig(),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            datasets=datasets,
+            **others,
+        )
+
+
+class HvdliteBackend(Backend):  # type: ignore[misc]
+    """Gives the workers their ranks. Ray keeps one object of this class in its controller."""
+
+    share_cuda_visible_devices = True
+
+    def __init__(self) -> None:
+        self._starts = 0
+
+    def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
+        """Let the workers meet: each gets its seat, and rank 0 serves the store."""
+        places: list[Place] = worker_group.execute(own_place)
+        token, job_id = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(JOB_ID_BYTES)
+        epoch, self._starts = self._starts, self._starts + 1
+        store = worker_group.execute_single(0, _serve, places, token, job_id, epoch)
+        pending = []
+        for seat in seats(places, store, token, job_id, epoch):
+            own = replace(
+                seat,
+                launcher="Ray Train",
+                interfaces=backend_config.interfaces,
+                start_timeout=float(backend_config.start_timeout_s),
+            )
+            pending.append(worker_group.execute_single_async(seat.rank, give_seat, own))
+        ray.get(pending)
+
+    def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
+        """Have all workers leave their world; some may be dead, which Ray handles."""
+        ray.get(worker_group.execute_async(_leave), timeout=_GOODBYE_SECONDS)
+
+
+_GOODBYE_SECONDS = 5.0
+
+
+def _serve(places: Sequence[Place], token: bytes, job_id: bytes, epoch: int) -> str:
+    """Serve the store in this worker; return its address."""
+    global _store
+    if _store is not None:
+        _store.close()
+    _store = start_store(places, token, job_id, epoch)
+    return _store.address
+
+
+def _leave() -> None:
+    """Leave the world, and stop serving the store."""
+    global _store
+    basics.shutdown()
+    give_seat(None)
+    if _store is not None:
+        _store.close()
+        _store = None
+
+
+class TrainingContext(AbstractContextManager[None]):
+    """Is entered around the training function, in its thread."""
+
+    def __enter__(self) -> None:
+        """Have `hvd.stop_requested` also ask Ray whether a node is to be taken away."""
+        stop.ask_also(_is_preempted, "Ray: preemption")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Tell the other ranks of an exception: Python tells of those of the main thread alone."""
+        stop.ask_also(None)
+        if error is not None:
+            basics.tell_peers(error)
+
+
+def _is_preempted() -> bool:
+    """Return whether Ray has told this worker that a node of its group is to be taken away.
+
+    Ray's `get_preemption_info` is a barrier that takes a message to another process and back, and
+    so too slow for every step. It returns what rank 0 has been told; the ranks combine that
+    themselves in `stop_requested`.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    context = getattr(get_train_context(), "preemption_context", None)
+    return context is not None and context.preemption_info is not None

@@ -1,0 +1,82 @@
+"""Ray for tests: a cluster without a network, whose files are its own, and that leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_CLONE_NEWNET = 0x40000000
+# Ray Train looks at its workers every two seconds by default.
+_VARIABLES = {
+    "RAY_AUTH_MODE": "disabled",  # else it writes a token to the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+}
+INIT = {"include_dashboard": False, "object_store_memory": 100 << 20, "log_to_driver": False}
+
+
+def why_not() -> str:
+    """Return why no cluster can be started here; "" if one can."""
+    if os.getuid() != 0:
+        return "a network namespace needs root"
+    probe = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    return "" if probe.returncode == 0 else "this kernel or container forbids network namespaces"
+
+
+@contextlib.contextmanager
+def no_network() -> Iterator[None]:
+    """Give this thread, and what it starts, a network of its own with nothing but loopback."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    if libc.unshare(_CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    try:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        yield
+    finally:
+        libc.setns(before, _CLONE_NEWNET)
+        os.close(before)
+
+
+@contextlib.contextmanager
+def quiet_surroundings() -> Iterator[Path]:
+    """Set Ray's variables and a short temporary folder, and put all back at the end."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a socket's path is short
+    patch = pytest.MonkeyPatch()
+    for name, value in {**_VARIABLES, "RAY_TMPDIR": str(folder)}.items():
+        patch.setenv(name, value)
+    interrupt = signal.getsignal(signal.SIGINT)  # Ray Train keeps it
+    try:
+        with no_network():
+            yield folder
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        patch.undo()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cluster(cpus: int, gpus: int = 0) -> Iterator[Path]:
+    """Start a cluster of one node, to which this process belongs; give its temporary folder."""
+    ray = pytest.importorskip("ray")
+    with quiet_surroundings() as folder:
+        ray.init(num_cpus=cpus, num_gpus=gpus, **INIT)
+        try:
+            yield folder
+        finally:
+            ray.shutdown()

@@ -1,0 +1,133 @@
+"""Ray Train and Ray Tune: `HvdliteTrainer`, our backend of torch.distributed, and a search."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters.ray_clusters import cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder() -> Iterator[Path]:
+    """A cluster whose workers know the functions of this file; its temporary folder."""
+    ray = pytest.importorskip("ray")
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with cluster(cpus=4) as folder:
+        yield folder
+
+
+def train_in_steps(config: dict[str, Any]) -> None:
+    """Train four steps; rank 1 is killed after the second one of the first attempt."""
+    import os
+    import signal
+    import tempfile
+
+    import torch
+    from ray import train
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    import hvdlite.torch as hvd
+    from hvdlite.bootstrap.environment import detect
+
+    hvd.init()
+    first, checkpoint = 0, train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as saved:
+            first = int((Path(saved) / "step").read_text()) + 1
+    for step in range(first, 4):
+        total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item()
+        with tempfile.TemporaryDirectory() as new:
+            (Path(new) / "step").write_text(str(step))
+            own = train.Checkpoint.from_directory(new) if hvd.rank() == 0 else None
+            metrics = {"step": step, "first": first, "total": total, "epoch": detect().epoch}
+            train.report(metrics, checkpoint=own)
+        if config.get("kills") and step == 1 and detect().epoch == 0:
+            assert hvd.stop_requested() is None
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.barrier()
+    if config.get("kills"):
+        # Ray's watcher of nodes writes this in all workers; here rank 1 alone has it.
+        context = get_train_context().preemption_context
+        context.preemption_info = train.PreemptionInfo(None, {"node": [1]}) if hvd.rank() else None
+        assert hvd.stop_requested() == "rank 1: Ray: preemption"
+
+
+def test_trainer_goes_on_from_the_checkpoint_after_a_kill(folder: Path) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from hvdlite.ray import HvdliteTrainer
+
+    result = HvdliteTrainer(
+        train_in_steps,
+        train_loop_config={"kills": True},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=str(folder / "kill"), failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert result.metrics["first"] in (1, 2)
+    assert {**result.metrics, "first": 0} == {"step": 3, "first": 0, "total": 3.0, "epoch": 1}
+
+
+def test_exception_of_the_training_thread_reaches_the_peers_and_ray(folder: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+
+    from hvdlite.ray import HvdliteTrainer
+
+    def fails() -> None:
+        import torch
+
+        import hvdlite.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            raise KeyError("planted")
+        hvd.allreduce(torch.ones(1))
+
+    trainer = HvdliteTrainer(
+        fails,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(folder / "raise")),
+    )
+    with pytest.raises(TrainingFailedError) as caught:
+        trainer.fit()
+    errors = caught.value.worker_failures
+    assert "planted" in str(errors[1])
+    if 0 in errors:
+        assert "rank 1 raised KeyError" in str(errors[0])
+
+
+def train_by_torch_distributed() -> None:
+    """Train a step by DDP."""
+    import torch
+    from ray import train
+    from ray.train import torch as ray_torch
+
+    model = ray_torch.prepare_model(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total)
+    with_gradient = model.module.weight.grad is not None
+    name = torch.distributed.get_backend()
+    assert (name, total.item(), with_gradient) == ("hvdlite", 2.0, True)
+    train.report({"total": total.item()})
+
+
+def test_torch_trainer_takes_our_backend(folder: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    TorchTrainer(
+        train_by_torch_distributed,
+        torch_config=TorchConfig(backend="hvdlite"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(folder / "torch")),
+    ).fit()
