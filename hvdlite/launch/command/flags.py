@@ -15,6 +15,7 @@ import hvdlite
 from hvdlite.launch.command.elastic_flags import add_elastic_flags
 from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
+from hvdlite.launch.command.node_flags import add_node_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
 from hvdlite.launch.remote.ssh import Ssh
@@ -143,6 +144,9 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
     )
     _add_host_flags(parser.add_argument_group("several hosts"))
+    add_node_flags(
+        parser.add_argument_group("node mode", "hvdlite-run is started once on each node")
+    )
     add_elastic_flags(
         parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/elastic.md")
     )
@@ -167,6 +171,12 @@ def _add_host_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FILE",
         help="the same from a file, a line each: HOST slots=N, or HOST:N",
+    )
+    group.add_argument(
+        "--via",
+        choices=("ssh", "srun"),
+        default="ssh",
+        help="how to reach the hosts; with srun they are those of the Slurm allocation",
     )
     group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of their sshd")
     group.add_argument(
