@@ -217,9 +217,7 @@ def run_pods(
                 **variables_of(env, index, address, token),
                 **dict(*more[index : index + 1]),
             }
-            words = [
-                re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], word) for word in command
-            ]
+            words = [re.sub(r"\$\((\w+)\)", r"{\1}", word).format(**variables) for word in command]
             if words[0] == "hvdlite-run":
                 words[:1] = [sys.executable, "-m", "hvdlite.launch"]
             running.append(
