@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
 ]
 _GONE_SECONDS = 10.0
+# What does not depend on where the tasks run is tested with one executor.
+on_one_host = pytest.mark.parametrize("session", ["local[2]"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["local[2]", "local-cluster[2,1,512]"])
@@ -67,6 +69,7 @@ def test_results_come_in_rank_order_and_again_in_the_same_application(
         assert results == [(1, 2, 0, 2, 1.0), (factor + 1, 2, 1, 2, 1.0)]
 
 
+@on_one_host
 def test_large_arguments_and_results_and_all_slots(mark: dict[str, str]) -> None:
     data = bytes(5 << 20)
     results = hvdlite.spark.run(lambda block: block + b"x", (data,), env=mark)
@@ -128,9 +131,8 @@ def name_the_executor(path: str) -> None:
     time.sleep(100)
 
 
+@pytest.mark.parametrize("session", ["local-cluster[2,1,512]"], indirect=True)
 def test_lost_executor_is_named(session: Any, mark: dict[str, str], tmp_path: Path) -> None:
-    if not session.sparkContext.master.startswith("local-cluster"):
-        pytest.skip("the executor is the driver here")
     path = tmp_path / "executor"
 
     def kill_it() -> None:
@@ -174,6 +176,7 @@ def fail_at_first(path: str) -> int:
     return basics.rank()
 
 
+@on_one_host
 def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> None:
     path = str(tmp_path / "starts")
     assert hvdlite.spark.run(
@@ -182,6 +185,7 @@ def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> Non
     assert Path(f"{path}.0").read_text() == "xx"
 
 
+@on_one_host
 def test_exception_of_the_first_attempt_is_raised(mark: dict[str, str], tmp_path: Path) -> None:
     count = tmp_path / "count"
 
