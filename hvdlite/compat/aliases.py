@@ -27,6 +27,7 @@ _MODULES = {
     "horovod.common.elastic": "hvdlite.compat.elastic",
     "horovod.common.exceptions": "hvdlite.errors",
     "horovod.common.process_sets": "hvdlite.process_sets",
+    "horovod.ray.runner": "hvdlite.ray",
     "horovod.runner": "hvdlite.compat.runner",
 }
 _NOT_OURS = {
@@ -36,7 +37,11 @@ _NOT_OURS = {
         "Spark has written, for a function that hvdlite.spark.run calls"
         for part in ("common", "keras", "lightning", "torch")
     },
-    "horovod.ray": "Ray is not supported; start ranks with hvdlite-run or hvdlite.run",
+    **{
+        f"horovod.ray.{part}": "workers of hvdlite.ray are started together; docs/ray.md shows how "
+        "Ray Train restarts them from a checkpoint"
+        for part in ("elastic", "elastic_v2")
+    },
 }
 # Packages of Horovod that only hold other modules.
 _FOLDERS = ("horovod.common",)

@@ -92,6 +92,10 @@ class Settings:
     nics: tuple[str, ...] = ()
 
 
+# Horovod's arguments of workers that come and go.
+_ELASTIC = ("min_workers", "max_workers", "reset_limit", "elastic_timeout", "override_discovery")
+
+
 class RayExecutor:
     """Workers of a Ray cluster that are called again and again, with Horovod's names.
 
@@ -148,6 +152,7 @@ class RayExecutor:
         *,
         placement: str = "PACK",
         env: Mapping[str, str] | None = None,
+        **elastic: Any,
     ) -> None:
         """Describe the workers; `start` starts them.
 
@@ -163,10 +168,19 @@ class RayExecutor:
                 group in which the caller runs, if that has room for them.
             placement: how Ray spreads the workers over nodes, with `num_workers`.
             env: variables of the workers' environment.
+            **elastic: Horovod's arguments of elastic workers, which are refused.
 
         Raises:
             ArgumentError: a number cannot be used, or arguments contradict each other.
+            UnsupportedError: an argument of elastic workers is given.
         """
+        for name in elastic:
+            if name not in _ELASTIC:
+                raise TypeError(f"RayExecutor has no argument {name!r}")
+            raise UnsupportedError(
+                f"RayExecutor({name}=...): the number of workers is fixed here; give num_workers, "
+                "or have HvdliteTrainer start the workers again from a checkpoint"
+            )
         if bool(num_workers) == bool(num_hosts):
             raise ArgumentError("RayExecutor: give either num_workers or num_hosts")
         if gpus_per_worker and not use_gpu:
@@ -248,6 +262,8 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call `fn(*args, **kwargs)` on all workers, and do not wait.
+
+        After an exception, call `shutdown` and `start`: the workers' world has ended.
 
         Returns:
             A reference to each result, for `ray.get`, in rank order.
