@@ -1,4 +1,4 @@
-"""examples/torch_digits.py, unchanged, gives the same losses to the bit, whoever starts its ranks.
+"""examples/torch_digits.py, unchanged, has the same losses to the bit under every launcher.
 
 A launcher is a function in `LAUNCHERS`: it runs the example with two ranks, and rank 0 writes the
 losses to the given folder.
@@ -7,6 +7,7 @@ losses to the given folder.
 from __future__ import annotations
 
 import json
+import runpy
 import secrets
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite.ray
+from clusters import ray_clusters
 from clusters.slurm import Slurm
 from harness import base_environment
 from multihost.bed import Bed, end, finish
@@ -85,19 +88,37 @@ def node_mode(folder: Path, request: pytest.FixtureRequest) -> None:
             end(node)
 
 
+def ray_actors(folder: Path, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("ray").cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with ray_clusters.cluster(cpus=2):
+        hvdlite.ray.run(run_as_script, (example(folder),), num_workers=2)
+
+
+def run_as_script(arguments: list[str]) -> None:
+    """Run a script in this process; Ray starts functions, not programs."""
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
 LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
     "torchrun": torchrun,
     "mpirun": mpirun,
     "srun": srun,
     "node mode": node_mode,
+    "Ray": ray_actors,
 }
 
 
-MARKS = {"srun": pytest.mark.slurm}  # of the tests of launchers that need a cluster system
+# Of the tests of launchers that need a cluster system.
+MARKS = {
+    "srun": [pytest.mark.slurm],
+    "Ray": [pytest.mark.ray, pytest.mark.filterwarnings("default")],
+}
 
 
 def marks_of(launcher: str) -> list[pytest.MarkDecorator]:
-    return [MARKS[launcher]] if launcher in MARKS else []
+    return MARKS.get(launcher, [])
 
 
 def losses(folder: Path) -> list[float]:
