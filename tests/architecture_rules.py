@@ -53,8 +53,9 @@ TENSORFLOW = (
 LAUNCH = (
     "hvdlite.launch.process",
     "hvdlite.launch.output",
+    "hvdlite.launch.hosts",
     "hvdlite.launch.remote",
-    *("hvdlite.launch.hosts", "hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
+    *("hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
     "hvdlite.launch.emit",

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from clusters import slurm
 from harness import base_environment
-from launch.other_launchers import slurm
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("report_placement.py"))]
 BIN = Path(sys.executable).parent
@@ -205,12 +205,12 @@ def test_slurm_on_one_node(cluster: slurm.Slurm) -> None:
 
 def test_slurm_on_two_nodes(cluster: slurm.Slurm) -> None:
     own = environment(
-        HVDLITE_TOKEN=secrets.token_hex(32), HVDLITE_RENDEZVOUS=f"{cluster.address}:23456"
+        HVDLITE_TOKEN=secrets.token_hex(32),
+        HVDLITE_RENDEZVOUS=f"{cluster.hosts.addresses[0]}:23456",
     )
     found = placements(cluster.run("srun", "-N2", "-n4", *PROGRAM, env=own))
     assert sorted(found) == [0, 1, 2, 3]
     assert {tuple(placement[:2]) for placement in found.values()} == {(4, 6)}
-    # Both "nodes" are this machine, but the local ranks are those that Slurm tells.
     assert Counter((placement[2], placement[4]) for placement in found.values()) == Counter(
         [(0, 0), (0, 1), (1, 0), (1, 1)]
     )
