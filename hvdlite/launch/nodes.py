@@ -29,7 +29,7 @@ from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, DialIn, gather, introduction
+from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, NodeLines, gather, introduction
 from hvdlite.launch.remote.sealed import SealedLine
 
 _REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
@@ -96,7 +96,7 @@ def _launch(seat: NodeSeat, what: Description) -> int:
         what,
         ranks=sum(host.slots for host in hosts),
         hosts=hosts,
-        way=DialIn(nodes, seat.start_timeout),
+        way=NodeLines(nodes, seat.start_timeout),
         job=Job(seat.token, secrets.token_bytes(JOB_ID_BYTES), seat.epoch),
     )
     return run_job(whole).status
