@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.marked import DEAF_SLEEPER
+from launch.marked import DEAF_SLEEPER, SLEEPER
 from launch.test_real_job import LOOP
 from multihost.bed import Bed, end, finish, python
 
@@ -347,6 +347,17 @@ def test_signal_on_all_nodes_at_once_leaves_the_ranks_their_grace(nodes: Nodes) 
     statuses, stdouts, stderrs = nodes.finish()
     assert statuses == [75, 75, 75], stderrs
     assert stdouts[0].count("saved") == 5
+
+
+def test_signal_on_a_node_whose_ranks_have_ended(nodes: Nodes) -> None:
+    nodes.start(0, *python(SLEEPER), nodes=2)
+    nodes.start(1, *python("print('ready')"), nodes=2)
+    nodes.wait_until_ready(2)
+    time.sleep(2)
+    nodes.signal(1, signal.SIGINT)
+    statuses, _, stderrs = nodes.finish()
+    assert statuses == [130, 130], stderrs
+    assert "Ctrl-C on host node2 [node 1]: stopping 1 ranks" in stderrs[0]
 
 
 def test_signal_while_others_are_missing(nodes: Nodes) -> None:

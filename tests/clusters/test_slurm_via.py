@@ -193,6 +193,33 @@ def agents(job: Allocation) -> list[int]:
     ]
 
 
+def test_elastic_job_survives_a_worker(start: Callable[..., Allocation]) -> None:
+    code = (
+        "import os, signal\n"
+        "from hvdlite import basics\n"
+        "from hvdlite.elastic.run import run\n"
+        "from hvdlite.elastic.state import ObjectState\n"
+        "from hvdlite.objects import broadcast_object\n"
+        "basics.init()\n"
+        "state = ObjectState(broadcast_object, basics.rank, step=0)\n"
+        "@run\n"
+        "def train(state):\n"
+        "    while state.step < 60:\n"
+        "        broadcast_object(state.step)\n"
+        "        if state.step == 30 and os.environ['HVDLITE_WORKER'] == '3':\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        state.step += 1\n"
+        "        if state.step % 5 == 0: state.check_host_updates()\n"
+        "train(state)\n"
+        "print('done with', basics.size(), flush=True)\n"
+    )
+    job = start("--min-np", "3", "--max-np", "4", *python(code))
+    status, stdout, stderr, _ = job.finish()
+    assert status == 0, stderr
+    assert stdout.count("done with") >= 3, stdout
+    assert "worker 3 (host node2" in stderr
+
+
 def test_node_mode_as_a_step_with_one_task_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
     mark = f"TEST_MARK={tmp_path}"
     node = [sys.executable, "-m", "hvdlite.launch", "--nodes", "auto", "-np", "2", *STEPPER]
