@@ -70,6 +70,19 @@ def spark(master: str, folder: Path, **settings: str) -> Iterator[Any]:
         _end_jvm(SparkContext)
 
 
+def gpus(folder: Path, *addresses: str) -> dict[str, str]:
+    """Return settings by which Spark finds these GPUs on each worker, and gives one to a task."""
+    script = folder / "gpus.sh"
+    names = ", ".join(f'"{address}"' for address in addresses)
+    script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": [{names}]}}\'\n')
+    script.chmod(0o755)
+    found = {}
+    for owner in ("worker", "executor"):
+        found[f"spark__{owner}__resource__gpu__amount"] = str(len(addresses))
+        found[f"spark__{owner}__resource__gpu__discoveryScript"] = str(script)
+    return {**found, "spark__task__resource__gpu__amount": "1"}
+
+
 def _end_jvm(context: Any) -> None:
     """End the JVM, which pyspark leaves running for the next session."""
     gateway = context._gateway

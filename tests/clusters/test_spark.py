@@ -31,7 +31,9 @@ on_one_host = pytest.mark.parametrize("session", ["local[2]"], indirect=True)
 
 @pytest.fixture(scope="module", params=["local[2]", "local-cluster[2,1,512]"])
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with spark_sessions.spark(request.param, tmp_path_factory.mktemp("spark")) as running:
+    folder = tmp_path_factory.mktemp("spark")
+    gpus = spark_sessions.gpus(folder, "4") if "cluster" in request.param else {}
+    with spark_sessions.spark(request.param, folder, **gpus) as running:
         yield running
 
 
@@ -67,6 +69,12 @@ def test_results_come_in_rank_order_and_again_in_the_same_application(
     for factor in (10, 20):
         results = hvdlite.spark.run(numbers, (factor,), {"plus": 1}, num_proc=2, env=mark)
         assert results == [(1, 2, 0, 2, 1.0), (factor + 1, 2, 1, 2, 1.0)]
+
+
+@pytest.mark.parametrize("session", ["local-cluster[2,1,512]"], indirect=True)
+def test_rank_sees_the_gpus_that_spark_gives_to_its_task(mark: dict[str, str]) -> None:
+    found = hvdlite.spark.run(os.getenv, ("CUDA_VISIBLE_DEVICES",), num_proc=2, env=mark)
+    assert found == ["4", "4"]  # Each executor has one, of the same number.
 
 
 @on_one_host
