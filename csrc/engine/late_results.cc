@@ -60,9 +60,9 @@ void LateResults::attach(Name& name, const WaitingPtr& waiting, EntryPtr late) {
 Status LateResults::stand(Name& name, const Entry& late, std::uint64_t number) {
   Standing& standing = name.standing;
   const std::vector<TensorShape>& tensors = late.request.tensors;
-  if (standing.weight == 0 || !(name.request == late.request)) {
+  if (standing.weight == 0 || name.tensors != tensors) {
     standing = {};
-    name.request = late.request;
+    name.tensors = tensors;
     standing.oldest = number;
   }
   if (standing.sums.empty()) {
@@ -133,9 +133,9 @@ void LateResults::answer_error(const std::string& key, const Status& error) {
 
 void LateResults::merge(Name& name, Entry& entry) {
   Standing standing = std::exchange(name.standing, {});
-  // Another request of this name has other tensors or terms: what stands does not fit any more.
-  if (standing.weight == 0 || !(name.request == entry.request)) return;
   const std::vector<TensorShape>& tensors = entry.request.tensors;
+  // Where the name has other tensors than before, what stands does not fit any more.
+  if (standing.weight == 0 || name.tensors != tensors) return;
   const double total = standing.weight + entry.weight;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     fold_out(tensors[i].dtype, standing.sums[i].get(), entry.inputs[i], entry.outputs[i],

@@ -63,8 +63,8 @@ class LateResults {
     std::uint64_t oldest = 0;  // the answer that the oldest of them was late for
   };
   struct Name {
-    std::deque<WaitingPtr> waiting;  // for late entries that have not come
-    Request request;                 // of the standing gradient
+    std::deque<WaitingPtr> waiting;    // for late entries that have not come
+    std::vector<TensorShape> tensors;  // of the standing gradient
     Standing standing;
     std::uint64_t answers = 0;
   };

@@ -308,6 +308,11 @@ def ShardedOptimizer(
             "ShardedOptimizer cannot be used with op=hvd.Adasum, which updates all parameters on "
             "every rank; use op=hvd.Average"
         )
+    if arguments.get("late") is not None:
+        raise ArgumentError(
+            "ShardedOptimizer does not go with late=: each step needs the parameters that every "
+            "other rank has updated; use DistributedOptimizer"
+        )
     if basics.in_elastic_job():
         raise ArgumentError(
             "ShardedOptimizer cannot be used in an elastic job: a rank that leaves would take its "

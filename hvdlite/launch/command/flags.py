@@ -143,14 +143,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
     )
-    _add_host_flags(parser.add_argument_group("several hosts"))
-    add_node_flags(
-        parser.add_argument_group("node mode", "hvdlite-run is started once on each node")
-    )
-    add_elastic_flags(
-        parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/elastic.md")
-    )
-    add_emit_flags(parser.add_argument_group("cluster software", "see docs/slurm.md"))
+    _add_cluster_flags(parser)
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
@@ -159,6 +152,16 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     add_horovods_flags(parser, shows_all)
     return parser
+
+
+def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where the ranks run, and how their number may change."""
+    _add_host_flags(parser.add_argument_group("several hosts"))
+    nodes = "hvdlite-run is started once on each node; see docs/launch.md"
+    add_node_flags(parser.add_argument_group("node mode", nodes))
+    elastic = "ranks may die and join; see docs/elastic.md"
+    add_elastic_flags(parser.add_argument_group("elastic jobs", elastic))
+    add_emit_flags(parser.add_argument_group("cluster software", "see docs/slurm.md"))
 
 
 def _add_host_flags(group: argparse._ArgumentGroup) -> None:

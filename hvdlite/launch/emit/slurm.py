@@ -34,7 +34,8 @@ export HVDLITE_EPOCH=${{SLURM_RESTART_COUNT:-0}}
 {exports}
 # The ranks get these signals, too. The script stays, to see how they end.
 trap : TERM USR1
-srun --kill-on-bad-exit=1 {command}
+# Ranks that fail end the others by themselves. srun must not: one rank may save while others ended.
+srun --kill-on-bad-exit=0 --wait=0 {command}
 status=$?
 
 # 75 says: stopped by request, run me again. A job that is cancelled does not run any more here.

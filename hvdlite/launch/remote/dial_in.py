@@ -12,7 +12,6 @@ import json
 import os
 import selectors
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -154,9 +153,8 @@ class _Gathering:
             with contextlib.suppress(OSError):
                 os.write(line.write_fd, data_frame(Kind.OUTCOME, 0, [status, why]))
             line.hang_up()
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and not all(line.ended for line in lines):
-            time.sleep(0.01)
+        for line in lines:
+            line.end()
 
 
 def gather(

@@ -83,12 +83,16 @@ class SealedLine:
             self._owners.shutdown(socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
-        """Close the owner's end."""
-        self._owners.close()
+        """End the line for its owner; `end` closes the descriptor."""
+        self.cut()
 
     def end(self) -> None:
-        """Wait until what the owner has written is sent, for some seconds."""
+        """Wait until what the owner has written is sent, for some seconds; close its end.
+
+        Closed earlier, with bytes that the owner has not read, it would reset the socket pair.
+        """
         self._thread.join(_LONGEST_END)
+        self._owners.close()
 
     def _relay(self) -> None:
         try:

@@ -188,6 +188,7 @@ TEST(packed_numbers_are_alike_with_every_instruction_set) {
     portable::kPackedLoops.sum(same, count, {6, 0.3, counts}, again.data());
     portable::kPackedLoops.unpack(again.data(), count, from_portable.data());
     CHECK(a == again);
+    if (count == 0) continue;
     CHECK(std::memcmp(from_best.data(), from_portable.data(), count * sizeof(float)) == 0);
   }
 }
