@@ -1,4 +1,4 @@
-"""examples/torch_digits.py, unchanged, gives the same losses to the bit, whoever starts its ranks.
+"""examples/torch_digits.py, unchanged, has the same losses to the bit under every launcher.
 
 A launcher is a function in `LAUNCHERS`: it runs the example with two ranks, and rank 0 writes the
 losses to the given folder.
