@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness import package_path
 
 _SETTINGS = {
@@ -29,6 +31,13 @@ def why_not() -> str:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         return "Java is missing: tools/test_packages.sh installs it"
     return ""
+
+
+MARKS = [
+    pytest.mark.spark,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
 
 
 @contextlib.contextmanager

@@ -19,11 +19,7 @@ from clusters import spark_sessions
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.process.guardian import processes_with
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(bool(spark_sessions.why_not()), reason=spark_sessions.why_not()),
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = spark_sessions.MARKS
 _GONE_SECONDS = 10.0
 # What does not depend on where the tasks run is tested with one executor.
 on_one_host = pytest.mark.parametrize("session", ["local[2]"], indirect=True)
