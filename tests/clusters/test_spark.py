@@ -20,7 +20,7 @@ from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.process.guardian import processes_with
 
 pytestmark = spark_sessions.MARKS
-_GONE_SECONDS = 10.0
+_GONE_SECONDS = 30.0
 # What does not depend on where the tasks run is tested with one executor.
 on_one_host = pytest.mark.parametrize("session", ["local[2]"], indirect=True)
 
