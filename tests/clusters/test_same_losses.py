@@ -17,10 +17,13 @@ from pathlib import Path
 import pytest
 
 import hvdlite.ray
-from clusters import ray_clusters
+import hvdlite.spark
+from clusters import ray_clusters, spark_sessions
+from clusters import test_kubernetes as kubernetes
 from clusters.slurm import Slurm
 from harness import base_environment
-from multihost.bed import Bed, end, finish
+from hvdlite.launch.emit.request import EmitRequest
+from multihost.bed import Bed, end, finish, why_not
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 BIN = Path(sys.executable).parent
@@ -88,6 +91,29 @@ def node_mode(folder: Path, request: pytest.FixtureRequest) -> None:
             end(node)
 
 
+def tf_config(folder: Path, request: pytest.FixtureRequest) -> None:
+    cluster = {"chief": ["localhost:2222"], "worker": ["localhost:2223"]}
+    ranks = []
+    for kind in cluster:
+        config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+        env = environment(TF_CONFIG=config)
+        ranks.append(subprocess.Popen([sys.executable, *example(folder)], env=env))
+    assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
+
+
+def pods(folder: Path, request: pytest.FixtureRequest) -> None:
+    with Bed(2) as two:
+        wanted = EmitRequest([sys.executable, *example(folder)], 2, 1, image="a")
+        (one,) = next(kubernetes.pods(kubernetes.objects("job", wanted)))["containers"]
+        names, first = folder / "hosts", "train-0.train"
+        kubernetes.run_pods(two, names, first, one["command"], one["env"])
+
+
+def spark(folder: Path, request: pytest.FixtureRequest) -> None:
+    with spark_sessions.spark("local[2]", folder):
+        hvdlite.spark.run(run_as_script, (example(folder),), num_proc=2)
+
+
 def ray_actors(folder: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("ray").cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with ray_clusters.cluster(cpus=2):
@@ -95,7 +121,7 @@ def ray_actors(folder: Path, request: pytest.FixtureRequest) -> None:
 
 
 def run_as_script(arguments: list[str]) -> None:
-    """Run a script in this process; Ray starts functions, not programs."""
+    """Run a script in this process; Ray and Spark start functions, not programs."""
     sys.argv = arguments
     sys.path.insert(0, str(Path(arguments[0]).parent))
     runpy.run_path(arguments[0], run_name="__main__")
@@ -106,6 +132,9 @@ LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
     "mpirun": mpirun,
     "srun": srun,
     "node mode": node_mode,
+    "TF_CONFIG": tf_config,
+    "pods of Kubernetes": pods,
+    "Spark": spark,
     "Ray": ray_actors,
 }
 
@@ -113,6 +142,8 @@ LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
 # Of the tests of launchers that need a cluster system.
 MARKS = {
     "srun": [pytest.mark.slurm],
+    "pods of Kubernetes": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
+    "Spark": spark_sessions.MARKS,
     "Ray": [pytest.mark.ray, pytest.mark.filterwarnings("default")],
 }
 
