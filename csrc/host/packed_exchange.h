@@ -1,10 +1,11 @@
 // How hosts reduce a slice of an all-reduce of which some pieces travel between hosts as small
 // integers (kernels/packed.h). Part h of the slice goes to host h, which sums the packed numbers of
-// all hosts, its own among them, in ascending host order, packs the result, and sends it to all. All
-// hosts unpack the same bytes, the one that made them too; so results are the same bits everywhere.
-// Packing its own part as well costs a host a little accuracy, and makes the result depend neither
-// on who sums what nor on how tensors were batched. Pieces that are not packed travel along as they
-// are, and get the bits that they would have alone. Thread: the engine's runner.
+// all hosts, its own among them, in ascending host order, packs the result, and sends it to all.
+// All hosts unpack the same bytes, the one that made them too; so results are the same bits
+// everywhere. Packing its own part as well costs a host a little accuracy, and makes the result
+// depend neither on who sums what nor on how tensors were batched. Pieces that are not packed
+// travel along as they are, and get the bits that they would have alone. Thread: the engine's
+// runner.
 #pragma once
 
 #include <cstddef>
