@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from launcher import run_launcher
 
-WORKER = Path(__file__).with_name("modes_worker.py")
+FOLDER = Path(__file__).parent
 
 
-def test_each_mode_goes_on_when_ranks_die_and_join() -> None:
+@pytest.mark.parametrize("script", ["modes_worker.py", "sharded_worker.py"])
+def test_each_mode_goes_on_when_ranks_die_and_join(script: str) -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
-        *(sys.executable, str(WORKER)),
+        *(sys.executable, str(FOLDER / script)),
         timeout=100.0,
         env={"OMP_NUM_THREADS": "1"},
     )
@@ -23,5 +26,5 @@ def test_each_mode_goes_on_when_ranks_die_and_join() -> None:
     lines = [line for line in result.stdout.splitlines() if "worlds" in line]
     assert len(lines) == 3, result.stdout
     survivor = next(line for line in lines if line.startswith("[0]"))
-    worlds = json.loads(survivor[survivor.index("[", 1) : survivor.index(", losses")])
-    assert sum(after < before for before, after in pairwise(worlds)) == 2, survivor
+    worlds = re.findall(r"\d+", survivor.split("worlds [")[1].split("]")[0])
+    assert sum(int(after) < int(before) for before, after in pairwise(worlds)) == 2, survivor

@@ -51,6 +51,11 @@ class Submission:
         """The number by which an average divides; see `_core.Handle`."""
         return self._core.members
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of an elastic job in which it completed; see `_core.Handle`."""
+        return self._core.epoch
+
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
         """Make a tensor of an output; on the host it uses the received memory itself."""
         if like.is_cuda:
