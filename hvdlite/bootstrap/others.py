@@ -79,10 +79,14 @@ _SIGNS = (
     _Sign("MVP_COMM_WORLD_SIZE", _number),
     _Sign("PMIX_RANK", _index),
     _Sign("SLURM_PROCID", _index),
-    _Sign("PET_NNODES", _most_nodes, "start the script with torchrun, which reads PET_NNODES"),
+    _Sign("PET_NNODES", _most_nodes, "start the script with `hvdlite-run --nodes auto`"),
     _Sign("SM_HOSTS", _length),
     _Sign("VC_TASK_INDEX", _index),
-    _Sign("JOB_COMPLETION_INDEX", _index),
+    _Sign(
+        "JOB_COMPLETION_INDEX",
+        _index,
+        f"start the script with `hvdlite-run --nodes N --meet HOST:PORT`, or {_BY_HAND}",
+    ),
 )
 
 

@@ -51,6 +51,8 @@ _OWN_TO_HOST = frozenset(
     )
 )
 _OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
+# Slurm chooses other GPUs on each host; srun has passed the user's choice on, if there is one.
+_OWN_TO_STEP = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def _refuse(link: Link, why: str) -> None:
@@ -63,12 +65,18 @@ def _refuse(link: Link, why: str) -> None:
 def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
     """Combine this login's environment with the user's, which the launcher sent.
 
-    The user's variables win, except those that belong to a host or a login.
+    The user's variables win, except those that belong to a host, a login, or a step of Slurm.
+
+    Example:
+        >>> step = {"SLURM_STEP_ID": "3", "CUDA_VISIBLE_DEVICES": "2,3"}
+        >>> environment_here(step, {"CUDA_VISIBLE_DEVICES": "0,1"})["CUDA_VISIBLE_DEVICES"]
+        '2,3'
     """
+    kept = [name for name in _OWN_TO_STEP if "SLURM_STEP_ID" in own and name in own]
     taken = {
         name: value
         for name, value in sent.items()
-        if name not in _OWN_TO_HOST and not name.startswith(_OWN_TO_LOGIN)
+        if name not in _OWN_TO_HOST and name not in kept and not name.startswith(_OWN_TO_LOGIN)
     }
     return {**own, **taken}
 

@@ -23,17 +23,19 @@ from hvdlite.bootstrap.introduction import reach
 from hvdlite.bootstrap.serving import bound_to, listen_patiently
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent import attend
-from hvdlite.launch.agent_loop import Link
+from hvdlite.launch.agent_loop import Link, tell_signals
 from hvdlite.launch.description import Description
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import run_job
+from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
-from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, DialIn, gather, introduction
+from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, NodeLines, gather, introduction
 from hvdlite.launch.remote.sealed import SealedLine
 
 _REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
 _AGAIN_SECONDS = 0.5  # until a node of another epoch is tried again, which may be a leftover
+_LOOK_SECONDS = 0.25  # between looks at signals
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost")
 
 
@@ -96,7 +98,7 @@ def _launch(seat: NodeSeat, what: Description) -> int:
         what,
         ranks=sum(host.slots for host in hosts),
         hosts=hosts,
-        way=DialIn(nodes, seat.start_timeout),
+        way=NodeLines(nodes, seat.start_timeout),
         job=Job(seat.token, secrets.token_bytes(JOB_ID_BYTES), seat.epoch),
     )
     return run_job(whole).status
@@ -140,9 +142,7 @@ def _join(seat: NodeSeat, what: Description) -> int:
 
     try:
         attend(link, environment, patient=True)
-        while link.outcome is None and not link.lost:
-            link.wait(1.0)
-            link.receive()
+        _wait_for_outcome(link)
     finally:
         line.hang_up()
         line.end()
@@ -156,6 +156,15 @@ def _join(seat: NodeSeat, what: Description) -> int:
         why = why or "node 0 shows the reason"
         print(f"hvdlite-run: {me}: the job ended with status {status}: {why}", file=sys.stderr)
     return status
+
+
+def _wait_for_outcome(link: Link) -> None:
+    """Wait for the ranks of other nodes, which may go on when those of this node have ended."""
+    with SignalInbox(passes_on=True) as inbox:
+        while link.outcome is None and not link.lost:
+            link.wait(_LOOK_SECONDS)
+            tell_signals(link, inbox)
+            link.receive()
 
 
 def _connect(seat: NodeSeat, ranks: int) -> SealedLine:

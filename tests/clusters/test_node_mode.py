@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.marked import DEAF_SLEEPER
+from launch.marked import DEAF_SLEEPER, SLEEPER
 from launch.test_real_job import LOOP
 from multihost.bed import Bed, end, finish, python
 
@@ -213,6 +213,36 @@ def test_another_version(nodes: Nodes, bed: Bed) -> None:
         assert "install the same version on every host" in stderr
 
 
+def test_leftover_of_an_earlier_start(nodes: Nodes) -> None:
+    impatient = ("--start-timeout", "5")
+    nodes.start(0, *python(SHOW), nodes=2, flags=impatient, HVDLITE_EPOCH="1")
+    nodes.start(1, *python(SHOW), nodes=2, flags=impatient, HVDLITE_EPOCH="0")
+    statuses, _, stderrs = nodes.finish()
+    assert statuses == [1, 1]
+    assert "refused a connection: epoch 0 from node 1" in stderrs[0]
+    assert "node 1 belongs to epoch 0 of the job, its peer to epoch 1; " in stderrs[1]
+
+
+def test_name_that_no_other_host_can_reach(nodes: Nodes, bed: Bed) -> None:
+    name = f"train-{secrets.token_hex(3)}"
+    bed.name_host(name, "127.0.1.1")
+    nodes.start(0, *python(SHOW), meet=f"{name}:{PORT}")
+    statuses, _, stderrs = nodes.finish()
+    assert statuses == [1]
+    assert f"node 0 would wait at {name}:{PORT}, which is 127.0.1.1 here" in stderrs[0]
+
+
+def test_address_of_node_0_instead_of_its_name(nodes: Nodes, bed: Bed) -> None:
+    name = f"train-{secrets.token_hex(3)}"
+    nodes.start(
+        0, *python(SHOW), nodes=2, meet=f"{name}:{PORT}", HVDLITE_BIND_ADDRESS=bed.addresses[0]
+    )
+    nodes.start(1, *python(SHOW), nodes=2)
+    statuses, stdouts, stderrs = nodes.finish()
+    assert statuses == [0, 0], stderrs
+    assert len(stdouts[0].splitlines()) == 2
+
+
 def test_two_nodes_with_one_number(nodes: Nodes) -> None:
     nodes.start(0, *python(SHOW))
     first = nodes.start(1, *python(SHOW))
@@ -317,6 +347,17 @@ def test_signal_on_all_nodes_at_once_leaves_the_ranks_their_grace(nodes: Nodes) 
     statuses, stdouts, stderrs = nodes.finish()
     assert statuses == [75, 75, 75], stderrs
     assert stdouts[0].count("saved") == 5
+
+
+def test_signal_on_a_node_whose_ranks_have_ended(nodes: Nodes) -> None:
+    nodes.start(0, *python(SLEEPER), nodes=2)
+    nodes.start(1, *python("print('ready')"), nodes=2)
+    nodes.wait_until_ready(2)
+    time.sleep(2)
+    nodes.signal(1, signal.SIGINT)
+    statuses, _, stderrs = nodes.finish()
+    assert statuses == [130, 130], stderrs
+    assert "Ctrl-C on host node2 [node 1]: stopping 1 ranks" in stderrs[0]
 
 
 def test_signal_while_others_are_missing(nodes: Nodes) -> None:

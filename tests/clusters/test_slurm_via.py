@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import time
@@ -190,6 +191,62 @@ def agents(job: Allocation) -> list[int]:
         for pid in job.processes(b"hvdlite.launch.agent", b"-m")
         if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     ]
+
+
+def test_elastic_job_survives_a_worker(start: Callable[..., Allocation]) -> None:
+    code = (
+        "import os, signal\n"
+        "from hvdlite import basics\n"
+        "from hvdlite.elastic.run import run\n"
+        "from hvdlite.elastic.state import ObjectState\n"
+        "from hvdlite.objects import broadcast_object\n"
+        "basics.init()\n"
+        "state = ObjectState(broadcast_object, basics.rank, step=0)\n"
+        "@run\n"
+        "def train(state):\n"
+        "    while state.step < 60:\n"
+        "        broadcast_object(state.step)\n"
+        "        if state.step == 30 and os.environ['HVDLITE_WORKER'] == '3':\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        state.step += 1\n"
+        "        if state.step % 5 == 0: state.check_host_updates()\n"
+        "train(state)\n"
+        "print('done with', basics.size(), flush=True)\n"
+    )
+    job = start("--min-np", "3", "--max-np", "4", *python(code))
+    status, stdout, stderr, _ = job.finish()
+    assert status == 0, stderr
+    assert stdout.count("done with") >= 3, stdout
+    assert "worker 3 (host node2" in stderr
+
+
+def test_node_mode_as_a_step_with_one_task_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
+    mark = f"TEST_MARK={tmp_path}"
+    node = [sys.executable, "-m", "hvdlite.launch", "--nodes", "auto", "-np", "2", *STEPPER]
+    env = {**base_environment(), "OMP_NUM_THREADS": "1", "TEST_MARK": str(tmp_path)}
+    step = slurm.start(
+        *("srun", "-N2", "--ntasks-per-node=1", "--overcommit", *node),
+        env={**env, "HVDLITE_TOKEN": secrets.token_hex(32)},
+        cwd=tmp_path,
+    )
+    try:
+        assert step.stdout is not None
+        for _ in range(4):
+            assert b" of 4 on node" in step.stdout.readline()
+        slurm.run("scancel", "--signal=TERM", newest_job(slurm))
+        status, stdout, stderr, _ = finish(step, 60)
+    finally:
+        end(step)
+    assert status == 75, stdout + stderr
+    assert len({(tmp_path / f"saved.{rank}").read_text() for rank in range(4)}) == 1, stdout
+    deadline = time.monotonic() + 20
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_with(mark) == []
+
+
+def newest_job(slurm: Slurm) -> str:
+    return slurm.run("squeue", "--noheader", "--format=%i", "--sort=-i").stdout.split()[0]
 
 
 def test_doctor_tries_the_allocation(start: Callable[..., Allocation]) -> None:

@@ -9,15 +9,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from clusters import spark_sessions
 from harness import base_environment
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(bool(spark_sessions.why_not()), reason=spark_sessions.why_not()),
-]
+pytestmark = spark_sessions.MARKS
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "spark_digits.py"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -47,6 +48,12 @@ def test_settings_that_exclude_ranks_are_named(settings: dict[str, str], message
 
 def test_plain_traffic_may_be_allowed() -> None:
     sessions.check_settings(FakeSession(spark__ssl__enabled="true"), allow_plain=True)
+
+
+def test_missing_pyspark_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(ImportError, match=r"needs PySpark .*pip install 'hvdlite\[spark\]'"):
+        hvdlite.spark.run(print)
 
 
 def choose(session: FakeSession, num_proc: int | None) -> int:

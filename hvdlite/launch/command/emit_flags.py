@@ -20,6 +20,7 @@ _WITHOUT = {
     "min_np": "--min-np",
     "max_np": "--max-np",
     "host_discovery_script": "--host-discovery-script",
+    "nodes": "--nodes",
     "output_filename": "--output-filename",
     "prefix_output_with_timestamp": "--prefix-output-with-timestamp",
 }

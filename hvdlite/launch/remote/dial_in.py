@@ -2,7 +2,7 @@
 
 `gather` listens until all nodes have connected. Each proves by the usual handshake that it knows
 the secret of the job, names its node as the rank, and introduces itself: its host, how many ranks
-it runs, and how many nodes it was told. `DialIn` is then the way to these agents.
+it runs, and how many nodes it was told. `NodeLines` is then the way to these agents.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def introduction(nodes: int, ranks: int) -> bytes:
     return json.dumps([socket.gethostname(), ranks, nodes]).encode()
 
 
-class DialIn:
+class NodeLines:
     """The way to nodes that have connected; see `ways.Way`."""
 
     carries_secrets: ClassVar[bool] = False

@@ -21,6 +21,7 @@ _BEAT_SECONDS = 2.5
 _LONGEST_FAREWELL = 2.0  # seconds to send the rest, and again to see the other end hang up
 _LONGEST_END = 5.0
 _BLOCK = 1 << 16
+_HUNG_UP = "it has hung up"
 _CAPACITY = 1 << 20  # bytes that wait for one side; while there are more, the other is not read
 
 
@@ -101,10 +102,12 @@ class SealedLine:
                 selector.register(self._inner, selectors.EVENT_READ)
                 while self._turn(selector):
                     pass
-            self._deliver()
+        except ConnectionError:  # It was killed with bytes under way to it.
+            self._why = self._why or _HUNG_UP
         except (OSError, BootstrapError) as error:
             self._why = self._why or str(error)
         finally:
+            self._deliver()
             self.ended = True
             self._outer.close()
             self._inner.close()
@@ -139,7 +142,7 @@ class SealedLine:
             else:
                 self._to_inner += block
         if not data:
-            self._why = self._why or "it has hung up"
+            self._why = self._why or _HUNG_UP
         return bool(data)
 
     def _take(self) -> None:

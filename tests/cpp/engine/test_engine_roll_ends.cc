@@ -179,6 +179,28 @@ TEST(engine_roll_tells_that_a_late_rank_has_left) {
   CHECK(has(status.message(), "rank 1 left after"));
 }
 
+// What waits for a late rank needs nobody else.
+TEST(engine_roll_gives_results_after_the_others_have_left) {
+  for (const int late : {0, 1}) {
+    auto engines = make_engines({0, 1}, quick_config());
+    Engine& ahead = *engines[static_cast<std::size_t>(1 - late)];
+    Engine& behind = *engines[static_cast<std::size_t>(late)];
+    std::thread other([&] {
+      for (int step = 0; step < 3; ++step) CHECK_OK(step_of(ahead, step));
+      CHECK(waits(behind, 2));
+      ahead.shutdown();
+    });
+    CHECK_OK(step_of(behind, 0));
+    other.join();
+    for (int step = 1; step < 3; ++step) {
+      float value = 5;
+      CHECK_OK(step_of(behind, step, &value));
+      CHECK_EQ(value, 1.0F);
+    }
+    CHECK_EQ(behind.parked(kKey), 0);
+  }
+}
+
 TEST(engine_roll_is_refused_in_elastic_jobs) {
   Engine engine(nullptr, std::make_unique<SelfBackend>(), quick_config(),
                 GpuLibraries::search(Config(), {}), std::make_unique<Trace>(),

@@ -127,6 +127,21 @@ TEST(roll_takes_its_quorum_of_those_that_have_not_joined) {
   CHECK(roll.close(kStart + 1h));
 }
 
+TEST(roll_waits_for_its_quorum_again_when_one_that_is_in_joins) {
+  const RollCall call = call_of(2, 1s);
+  Roll roll = begun(call);
+  roll.arrive("a", 0, call, true);
+  roll.arrive("a", 1, call, true);
+  CHECK(!roll.close(kStart));
+  CHECK(roll.due() == kStart + 1s);
+  roll.join(1);
+  CHECK(!roll.close(kStart));
+  CHECK(!roll.due());
+  CHECK(!roll.close(kStart + 1h));
+  roll.arrive("a", 2, call, true);
+  CHECK(roll.close(kStart + 1h));
+}
+
 TEST(roll_stays_small) {
   const RollCall call = call_of(1);
   Roll roll = begun(call);

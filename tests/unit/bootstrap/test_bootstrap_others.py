@@ -10,7 +10,7 @@ from hvdlite.bootstrap.environment import detect
 from hvdlite.errors import BootstrapError
 
 SEVERAL = [
-    ({"PET_NNODES": "2"}, "PET_NNODES=2 says that this is one of at least 2 .* with torchrun"),
+    ({"PET_NNODES": "2"}, "PET_NNODES=2 says that this is one of at least 2 .* --nodes auto"),
     ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 .* at least 4"),
     ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1 .* HVDLITE_RENDEZVOUS"),
     ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX=3 .* at least 4"),
