@@ -134,7 +134,7 @@ def travels_as(cast: int | None, dtype: str) -> int | None:
 
 def is_packed(cast: int | None) -> bool:
     """Return whether that is `Compression.int8`, which packs floating-point numbers of any size."""
-    return cast == ops.DTYPES[Int8Compressor.wire]
+    return cast == ops.dtype_number(Int8Compressor.wire)
 
 
 def of_rows(compression: Any, op: int) -> Any:

@@ -9,16 +9,17 @@
 #include "kernels/fold.h"
 
 namespace hvdlite {
-namespace {
 
-using Memory = std::unique_ptr<std::byte[]>;
-
-Memory allocate(std::uint64_t bytes) {
+LateResults::Memory LateResults::allocate(std::uint64_t bytes) {
+  if (auto node = spare_.extract(bytes)) return std::move(node.mapped());
   return Memory(new (std::nothrow) std::byte[std::max<std::uint64_t>(bytes, 1)]);
 }
 
-// An entry of the engine's own, which has its results in its own memory. Null: there is none.
-EntryPtr make_proxy(const Request& request) {
+void LateResults::give_back(Memory memory, std::uint64_t bytes) {
+  spare_.emplace(bytes, std::move(memory));
+}
+
+EntryPtr LateResults::make_proxy(const Request& request) {
   auto proxy = std::make_shared<Entry>();
   proxy->request = request;
   proxy->weight = 0;
@@ -30,8 +31,6 @@ EntryPtr make_proxy(const Request& request) {
   }
   return proxy;
 }
-
-}  // namespace
 
 bool LateResults::take(const EntryPtr& entry) {
   const auto found = names_.find(entry->key);
@@ -60,9 +59,9 @@ void LateResults::attach(Name& name, const WaitingPtr& waiting, EntryPtr late) {
 Status LateResults::stand(Name& name, const Entry& late, std::uint64_t number) {
   Standing& standing = name.standing;
   const std::vector<TensorShape>& tensors = late.request.tensors;
-  if (standing.weight == 0 || !(name.request == late.request)) {
+  if (standing.weight == 0 || name.tensors != tensors) {
     standing = {};
-    name.request = late.request;
+    name.tensors = tensors;
     standing.oldest = number;
   }
   if (standing.sums.empty()) {
@@ -133,14 +132,15 @@ void LateResults::answer_error(const std::string& key, const Status& error) {
 
 void LateResults::merge(Name& name, Entry& entry) {
   Standing standing = std::exchange(name.standing, {});
-  // Another request of this name has other tensors or terms: what stands does not fit any more.
-  if (standing.weight == 0 || !(name.request == entry.request)) return;
   const std::vector<TensorShape>& tensors = entry.request.tensors;
+  // Where the name has other tensors than before, what stands does not fit any more.
+  if (standing.weight == 0 || name.tensors != tensors) return;
   const double total = standing.weight + entry.weight;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     fold_out(tensors[i].dtype, standing.sums[i].get(), entry.inputs[i], entry.outputs[i],
              tensors[i].count(), entry.weight, total);
     entry.inputs[i] = entry.outputs[i];
+    give_back(std::move(standing.sums[i]), tensors[i].count() * fold_size_of(tensors[i].dtype));
   }
   entry.weight = total;
   attendance_.folded(entry.request.roll->key, name.answers - standing.oldest);
@@ -148,7 +148,7 @@ void LateResults::merge(Name& name, Entry& entry) {
 
 void LateResults::deliver(Waiting& waiting) {
   const EntryPtr late = std::exchange(waiting.late, nullptr);
-  const Entry& proxy = *waiting.proxy;
+  Entry& proxy = *waiting.proxy;
   Status status = proxy.completion->status();
   if (status.ok() && !(proxy.request == late->request)) {
     status =
@@ -167,6 +167,9 @@ void LateResults::deliver(Waiting& waiting) {
     late->completion->epoch = proxy.completion->epoch;
     late->completion->late = true;
   }
+  for (std::size_t i = 0; i < proxy.own_memory.size(); ++i) {
+    give_back(std::move(proxy.own_memory[i]), proxy.request.tensors[i].bytes());
+  }
   queue_.finish(late, std::move(status));
 }
 
@@ -177,6 +180,7 @@ void LateResults::forget(std::uint32_t process_set) {
 
 void LateResults::clear() {
   names_.clear();
+  spare_.clear();
   attendance_.clear();
 }
 

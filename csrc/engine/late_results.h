@@ -63,12 +63,20 @@ class LateResults {
     std::uint64_t oldest = 0;  // the answer that the oldest of them was late for
   };
   struct Name {
-    std::deque<WaitingPtr> waiting;  // for late entries that have not come
-    Request request;                 // of the standing gradient
+    std::deque<WaitingPtr> waiting;    // for late entries that have not come
+    std::vector<TensorShape> tensors;  // of the standing gradient
     Standing standing;
     std::uint64_t answers = 0;
   };
 
+  using Memory = std::unique_ptr<std::byte[]>;
+
+  // Memory of so many bytes, which is written already where it has been used before: fresh pages
+  // would make all ranks wait. Null: there is none.
+  Memory allocate(std::uint64_t bytes);
+  void give_back(Memory memory, std::uint64_t bytes);
+  // An entry of the engine's own, with its results in its own memory. Null: there is none.
+  EntryPtr make_proxy(const Request& request);
   void attach(Name& name, const WaitingPtr& waiting, EntryPtr late);
   // Adds what the late entry would have given. kOutOfMemory: it is lost.
   Status stand(Name& name, const Entry& late, std::uint64_t number);
@@ -80,7 +88,8 @@ class LateResults {
   const int rank_;
   TensorQueue& queue_;
   Attendance& attendance_;
-  std::unordered_map<std::string, Name> names_;  // by Request::key()
+  std::unordered_map<std::string, Name> names_;           // by Request::key()
+  std::unordered_multimap<std::uint64_t, Memory> spare_;  // by bytes
 };
 
 }  // namespace hvdlite

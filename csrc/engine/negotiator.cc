@@ -290,7 +290,7 @@ void Negotiator::hear_cause(Status cause) {
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
-  coordinator_->close_rolls(Clock::now());
+  if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
   const std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {
     if (const auto late = lateness_.take_line()) log(LogLevel::kWarning, rank_, *late);

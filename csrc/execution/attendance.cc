@@ -20,7 +20,10 @@ std::uint64_t Attendance::answered(const std::string& key, const std::string& na
     ++one.step;
   }
   if (one.names.empty()) {
-    for (const int rank : late) ++one.rows[static_cast<std::size_t>(rank)].late;
+    for (const int rank : late) {
+      const bool exists = rank >= 0 && rank < size_;  // the list has come from a peer
+      if (exists) ++one.rows[static_cast<std::size_t>(rank)].late;
+    }
   }
   one.names.insert(name);
   if (std::binary_search(late.begin(), late.end(), rank_)) ++one.waits[one.step].results;

@@ -22,8 +22,11 @@ using Likeness = std::tuple<DataType, DataType, DeviceType, ReduceOp, bool, std:
 Likeness likeness_of(const Agreed& agreed, std::size_t index, const TensorShape& tensor) {
   const Request& request = agreed.entry->request;
   const std::size_t alone = request.op == ReduceOp::kAdasum ? index + 1 : 0;
-  return {tensor.dtype,     tensor.wire,         tensor.device,     request.op,
-          request.weighted, request.process_set, agreed.generation, alone};
+  // On the host what is packed and what is not may share a batch; of GPUs NCCL takes the latter.
+  const bool on_host = tensor.device == DeviceType::kHost;
+  const DataType wire = on_host && tensor.packed() ? tensor.dtype : tensor.wire;
+  return {tensor.dtype,      wire, tensor.device, request.op, request.weighted, request.process_set,
+          agreed.generation, alone};
 }
 
 Batch make_batch(const Agreed& agreed, ElementTypes types, DeviceType device) {
@@ -86,7 +89,6 @@ std::vector<Batch> plan_batches(const std::vector<Agreed>& round, std::uint64_t 
         if (open.size() == kMostOpen) open.erase(open.begin());
         open.push_back(batches.size());
         batches.push_back(make_batch(round[i], types_of(tensor), tensor.device));
-        batches.back().packed = tensor.packed();
         home = open.rbegin();
       }
       Batch& batch = batches[*home];

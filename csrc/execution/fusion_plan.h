@@ -25,7 +25,6 @@ struct TensorRef {
 struct Batch {
   Kind kind = Kind::kAllreduce;
   ElementTypes types = DataType::kFloat32;
-  bool packed = false;                    // TensorShape::packed()
   DeviceType device = DeviceType::kHost;  // all-reduce, send: of all tensors
   ReduceOp op = ReduceOp::kSum;
   bool weighted = false;

@@ -35,8 +35,9 @@ ElementTypes widened(ElementTypes types) {
 }  // namespace
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
-  const auto& [group, types, op, pieces, packed] = call;
-  const bool packs = packed && spans_hosts_;
+  const auto& [group, types, op, pieces] = call;
+  const bool packs = spans_hosts_ && std::any_of(pieces.begin(), pieces.end(),
+                                                 [](const Piece& piece) { return piece.packed; });
   if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     through_host.look_in(std::move(nonfinite_));

@@ -11,7 +11,7 @@
 namespace hvdlite {
 
 Status SelfDeviceBackend::allreduce(const Allreduce& call, Patience patience) {
-  const auto& [group, types, op, pieces, packed] = call;  // one rank packs nothing
+  const auto& [group, types, op, pieces] = call;
   if (is_complex(types.memory)) {
     // The same for every op, because there is no other rank to reduce with.
     return allreduce({group, component_of(types.memory), op, parts_of_complex(pieces)}, patience);

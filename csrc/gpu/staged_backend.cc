@@ -43,7 +43,7 @@ Status StagedBackend::store(std::span<const std::byte> from, void* to, Patience 
 }
 
 Status StagedBackend::allreduce(const Allreduce& call, Patience patience) {
-  const auto& [group, types, op, pieces, packed] = call;
+  const auto& [group, types, op, pieces] = call;
   std::size_t bytes = 0;
   const std::size_t element_bytes = size_of(types.memory);
   for (const Piece& piece : pieces) bytes += piece.count * element_bytes;
@@ -61,7 +61,7 @@ Status StagedBackend::allreduce(const Allreduce& call, Patience patience) {
     }
   }
   nonfinite_ = nullptr;
-  HVDLITE_RETURN_IF_ERROR(host_.allreduce({group, types, op, staged, packed}, patience));
+  HVDLITE_RETURN_IF_ERROR(host_.allreduce({group, types, op, staged}, patience));
   for (std::size_t i = 0; i < staged.size(); ++i) {
     const auto* result = static_cast<const std::byte*>(staged[i].output);
     HVDLITE_RETURN_IF_ERROR(

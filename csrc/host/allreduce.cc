@@ -14,11 +14,13 @@ Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patie
   const bool in_place =
       layout.driver() && !layout.spans_hosts() && !pieces_.prescaled() && !types.cast();
   const HostReduction reduction(layout, call.group, types.wire, call.op);
-  const bool saves = std::any_of(call.pieces.begin(), call.pieces.end(),
-                                 [](const Piece& piece) { return piece.copy != nullptr; });
-  const Batch batch{layout,    pieces_,  types,
-                    reduction, patience, size_of(types.wire),
-                    in_place,  saves,    call.packed && layout.spans_hosts()};
+  const auto any = [&](auto has) {
+    return std::any_of(call.pieces.begin(), call.pieces.end(), has);
+  };
+  const bool saves = any([](const Piece& piece) { return piece.copy != nullptr; });
+  const bool packs = layout.spans_hosts() && any([](const Piece& piece) { return piece.packed; });
+  const Batch batch{layout,   pieces_, types, reduction, patience, size_of(types.wire),
+                    in_place, saves,   packs};
   const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
   const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
@@ -56,11 +58,11 @@ Status HostAllreduce::reduce_chunks(const Batch& batch) {
       });
 }
 
-// A chunk of a packed batch begins before its even begin, by less than a block. Two blocks fit
+// A chunk of a batch that packs begins before its even begin, by less than a block. Two blocks fit
 // into any staging buffer (transport/segment.h).
 std::uint64_t HostAllreduce::Batch::elements_per_chunk(std::uint64_t chunk_bytes) const {
   const std::uint64_t even = chunk_bytes / element_bytes;
-  return packed ? std::max<std::uint64_t>(even, 2 * kPackedBlock) - kPackedBlock : even;
+  return packs ? std::max<std::uint64_t>(even, 2 * kPackedBlock) - kPackedBlock : even;
 }
 
 Status HostAllreduce::publish(const Chunk& chunk) {
@@ -109,7 +111,7 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
   for (std::size_t h = 0; h < batch.layout.hosts.size(); ++h) {
     parts.push_back(batch.part(slice, batch.layout.hosts.size(), h));
   }
-  if (batch.packed) {
+  if (batch.packs) {
     HVDLITE_RETURN_IF_ERROR(packed_.run(batch.layout, batch.pieces, batch.types.memory,
                                         batch.reduction, {parts, lies_at}, batch.patience));
   } else {

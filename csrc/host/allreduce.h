@@ -7,8 +7,8 @@
 //   (2) if it is a driver, reduces its slice over the locals, in ascending rank order;
 //   (3) exchanges the slice with its peers: part h of the slice goes to host h, which reduces the
 //       parts in ascending host order and sends the result back to all (of an average of 16-bit
-//       floats a host gives its mean, which counts as often as it has members). A packed batch
-//       takes packed_exchange.h instead;
+//       floats a host gives its mean, which counts as often as it has members). A batch
+//       of which something is packed takes packed_exchange.h instead;
 //   (4) finishes the result, takes it, and leaves it in its staging buffer;
 //   (5) copies the other drivers' slices out of their buffers.
 // While others work on chunk k, a rank already publishes chunk k + 1. A small batch within one host
@@ -46,11 +46,11 @@ class HostAllreduce {
     std::uint64_t element_bytes;  // of what travels
     bool own_slice_in_place;      // a driver reads the input of its own slice where it lies
     bool saves;                   // some piece asks for a copy of its input
-    bool packed;                  // hosts give each other packed blocks
+    bool packs;                   // some piece travels packed between hosts
 
-    // Where an even cut would divide a block of a packed batch, it moves to the block's begin.
+    // Where an even cut would divide a block of a batch that packs, it moves to the block's begin.
     Range cut(Range even) const {
-      if (!packed) return even;
+      if (!packs) return even;
       return {pieces.block_begin(even.begin, kPackedBlock),
               pieces.block_begin(even.end, kPackedBlock)};
     }

@@ -1,9 +1,11 @@
-// How hosts reduce a slice of an all-reduce whose numbers travel between hosts as small integers
-// (kernels/packed.h). Part h of the slice goes to host h packed, which sums the packed parts of all
-// hosts, its own among them, in ascending host order, packs the result, and sends it to all. All
-// hosts unpack the same bytes, the one that made them too; so results are the same bits everywhere.
-// Packing its own part as well costs a host a little accuracy, and makes the result depend neither
-// on who sums what nor on how tensors were batched. Thread: the engine's runner.
+// How hosts reduce a slice of an all-reduce of which some pieces travel between hosts as small
+// integers (kernels/packed.h). Part h of the slice goes to host h, which sums the packed numbers of
+// all hosts, its own among them, in ascending host order, packs the result, and sends it to all.
+// All hosts unpack the same bytes, the one that made them too; so results are the same bits
+// everywhere. Packing its own part as well costs a host a little accuracy, and makes the result
+// depend neither on who sums what nor on how tensors were batched. Pieces that are not packed
+// travel along as they are, and get the bits that they would have alone. Thread: the engine's
+// runner.
 #pragma once
 
 #include <cstddef>
@@ -32,11 +34,11 @@ class PackedExchange {
              const HostReduction& reduction, const Slice& slice, Patience patience);
 
  private:
-  // Packs the parts one behind the other, and returns where each one lies.
+  // Puts the parts, as they travel, one behind the other, and returns where each one lies.
   std::vector<std::span<std::byte>> pack_parts(const PieceList& pieces, DataType dtype,
                                                const Slice& slice);
-  // Sums the packed part of this host, of which `sources` are what the hosts gave.
-  void sum(const PieceList& pieces, const HostReduction& reduction, Range part,
+  // Reduces the part of this host, of which `sources` are what the hosts gave.
+  void sum(const PieceList& pieces, DataType dtype, const HostReduction& reduction, Range part,
            std::span<const std::byte* const> sources, std::byte* to);
 
   HostPlane& plane_;

@@ -3,16 +3,8 @@
 #include <algorithm>
 
 #include "kernels/packed_variants.h"
-#include "os/cpu.h"
 
 namespace hvdlite {
-
-const PackedLoops& best_packed_loops() {
-#if defined(__x86_64__)
-  if (cpu_features().avx2_f16c) return avx2::kPackedLoops;
-#endif
-  return portable::kPackedLoops;
-}
 
 namespace {
 

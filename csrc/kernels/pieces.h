@@ -29,6 +29,7 @@ struct Piece {
   double postscale = 1.0;     // factor on the result, after the division of an average
   bool own_scale = false;     // the prescale is this rank's alone: other ranks may have another one
   InputCopy* copy = nullptr;  // where the plane shall make one (Backend::copies_inputs)
+  bool packed = false;        // between hosts it travels as small integers; see Allreduce
 };
 
 class PieceList {

@@ -83,7 +83,6 @@ std::vector<int> Coordinator::note_late(Book& book, const Tally& tally) {
 }
 
 void Coordinator::close_rolls(TimePoint now) {
-  if (!rolls_) return;
   for (auto& [id, book] : books_) {
     for (auto& [key, roll] : book.rolls) close_roll(book, roll, key, now);
   }

@@ -79,7 +79,10 @@ bool Roll::bounded(const Step& step) const {
 bool Roll::can_close(Step& step, TimePoint now) const {
   const Count count = this->count(step);
   if (count.in == count.active) return true;
-  if (count.in < count.quorum) return false;
+  if (count.in < count.quorum) {
+    step.quorate.reset();  // one that was in has joined
+    return false;
+  }
   if (!step.quorate) step.quorate = now;
   const bool waited = now >= *step.quorate + std::chrono::microseconds(step.call.grace_us);
   return step.cached && waited && !bounded(step);

@@ -54,6 +54,9 @@ class Roll {
   // The collective of `name` is answered. Returns the members that are late with it.
   Presence answer(const std::string& name, const Presence& submitted);
 
+  // The steps that it remembers.
+  std::size_t steps() const { return steps_.size(); }
+
   // A member joins: what it was late with it will not ask for any more.
   void join(std::size_t member);
   // All members have joined, and take part again: all names begin a new step.

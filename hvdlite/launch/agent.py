@@ -96,7 +96,8 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         raise OSError(f"the program {program!r} is not found")
     elastic = "heartbeat" in part
     rank, own = (0, part["meeting"]) if elastic else next(iter(part["ranks"].items()))
-    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), 0)
+    epoch = int(own.get("HVDLITE_EPOCH", 0))  # of a job that cluster software has started again
+    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
     address = own["HVDLITE_RENDEZVOUS"]
     try:
         if elastic:  # To a registrar a client of the store is nobody.

@@ -19,7 +19,10 @@ from hvdlite.spark.report import SCHEMA, Report
 from hvdlite.spark.task import Plan, rows, run_task
 
 # In what Spark says of a barrier stage that has failed.
-_LOST = re.compile(r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully.\s*(.*)")
+_LOST = re.compile(
+    r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully.\s*(.*?)(?=\n\s+at |\Z)",
+    re.DOTALL,
+)
 
 
 def run(
@@ -82,6 +85,7 @@ def run(
     sessions.check_settings(session, allow_plain)
     ranks = sessions.choose_ranks(session, num_proc, start_timeout, verbose > 0)
     call = pack(fn, args, kwargs or {})
+    first: Exception | None = None
     for attempt in range(max_attempts):
         plan = Plan(
             call=call,
@@ -92,14 +96,29 @@ def run(
             env=dict(env or {}),
             verbose=verbose > 1,
         )
-        try:
-            return _results(_reports(session, plan, ranks))
-        except Exception as error:
-            if attempt == 0:
-                first = error
-            if attempt + 1 < max_attempts and verbose:
-                print(f"hvdlite.spark starts the ranks again, because of: {error}", file=sys.stderr)
+        results, error = _attempt(session, plan, ranks)
+        if error is None:
+            return results
+        first = first or error
+        if attempt + 1 < max_attempts and verbose:
+            print(f"hvdlite.spark starts the ranks again, because of: {error}", file=sys.stderr)
+    assert first is not None
     raise first
+
+
+def _attempt(session: Any, plan: Plan, ranks: int) -> tuple[list[Any], Exception | None]:
+    """Start the ranks once; return their results, or what ended them.
+
+    What else Spark raises, such as that the job was cancelled, is not returned but raised.
+    """
+    try:
+        reports = _reports(session, plan, ranks)
+    except RankFailedError as error:
+        return [], error
+    try:
+        return _results(reports), None
+    except Exception as error:  # What the function has raised.
+        return [], error
 
 
 def _reports(session: Any, plan: Plan, ranks: int) -> list[Report]:

@@ -24,9 +24,14 @@ def active_session() -> Any:
 
     Raises:
         ArgumentError: there is none.
+        ImportError: PySpark is not installed.
     """
-    from pyspark.sql import SparkSession
-
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ImportError(
+            f"hvdlite.spark needs PySpark ({error}): pip install 'hvdlite[spark]'"
+        ) from error
     try:
         return SparkSession.active()
     except Exception as error:  # Spark has several classes for it.

@@ -7,7 +7,6 @@ and hvdlite, would keep what they had in the last job.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import socket
 import sys
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from secrets import token_bytes
 from typing import Any
 
-from hvdlite.bootstrap.address import address_of, fresh_unix_address, listen
+from hvdlite.bootstrap.address import address_of, fresh_unix_address, is_loopback, listen
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import JOB_ID_BYTES, WorkerEnvironment, give_seat
 from hvdlite.bootstrap.handshake import Job
@@ -31,7 +30,7 @@ from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.report import CAUSE_WINDOW, Failure
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
-from hvdlite.launch.process.local import start_worker
+from hvdlite.launch.process.local import inherited_environment, start_worker
 from hvdlite.launch.process.placement import place_as
 from hvdlite.launch.supervisor import AnyRank, Supervisor
 from hvdlite.spark.alarm import Hub, Line
@@ -75,24 +74,38 @@ def run_task(plan: Plan, context: Any) -> Report:
     places = [Place(one["node"], one["address"]) for one in said]
     job = Job(plan.token, plan.job_id, plan.attempt)
     with ExitStack() as stack:
-        served = {}
-        listener = None
-        if rank == 0:
-            store = stack.enter_context(start_store(places, plan.token, plan.job_id, plan.attempt))
-            listener = stack.enter_context(_listen(places))
-            served = {"store": store.address, "hub": address_of(listener)}
+        served, listener = _serve(stack, places, job) if rank == 0 else ({}, None)
         served = json.loads(context.allGather(json.dumps(served))[0])
+        if "error" in served:
+            failure = None if rank else _did_not_start(rank, served["error"])
+            return Report(rank, failure, status=1)
         seat = seat_for(places, rank, served["store"], plan.token, plan.job_id, plan.attempt)
         seat = replace(seat, start_timeout=plan.start_timeout)
         return _watch(plan, _Rank(seat, job, places, served["hub"], listener), context)
 
 
-def _listen(places: list[Place]) -> socket.socket:
-    """Listen for the lines of the other tasks, where the store listens for the ranks."""
-    if len({place.node for place in places}) == 1:
-        return listen(fresh_unix_address())
+def _serve(
+    stack: ExitStack, places: list[Place], job: Job
+) -> tuple[dict[str, str], socket.socket | None]:
+    """Serve the store, where the ranks meet, and listen for the lines of the other tasks.
+
+    Returns:
+        What the other tasks need to know: two addresses, or why there are none; and the listener.
+    """
+    several = len({place.node for place in places}) > 1
     host = places[0].address
-    return listen(f"[{host}]:0" if ":" in host else f"{host}:0")
+    try:
+        store = stack.enter_context(start_store(places, job.token, job.job_id, job.epoch))
+        if several and is_loopback(store.address):
+            return {
+                "error": f"its executor is called {host}, which only its own host can reach; "
+                "set SPARK_LOCAL_HOSTNAME or SPARK_LOCAL_IP there"
+            }, None
+        address = f"[{host}]:0" if ":" in host else f"{host}:0"
+        listener = stack.enter_context(listen(address if several else fresh_unix_address()))
+    except OSError as error:
+        return {"error": f"its executor cannot listen at {host}: {error.strerror or error}"}, None
+    return {"store": store.address, "hub": address_of(listener)}, listener
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,8 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
     own = token_bytes(JOB_ID_BYTES)
     nodes = list(dict.fromkeys(place.node for place in one.places))
     placement = place_as([nodes.index(place.node) for place in one.places])[rank]
-    environment = {**os.environ, **_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env}
-    environment["HVDLITE_JOB_ID"] = own.hex()
+    more = {**_gpus(context), "PYTHONUNBUFFERED": "1", **plan.env, "HVDLITE_JOB_ID": own.hex()}
+    environment = inherited_environment(more)
     command = [sys.executable, "-m", "hvdlite.launch.call"]
     stdin = pack(_seated, (one.seat, plan.call), {})
     with Console() as console, SignalInbox() as inbox:
@@ -133,8 +146,7 @@ def _watch(plan: Plan, one: _Rank, context: Any) -> Report:
         try:
             supervisor.run([start])
         except (BootstrapError, OSError) as error:
-            failure = Failure(rank, 0, Ending(1, False, str(error)), time.time(), b"", _host())
-            return Report(rank, failure, status=1)
+            return Report(rank, _did_not_start(rank, str(error)), status=1)
         status = supervisor.conclude()
         result = supervisor.results.get(rank, b"")
         return Report(rank, supervisor.failed, status, result)
@@ -212,8 +224,8 @@ def _gpus(context: Any) -> dict[str, str]:
     return {} if found is None else {"CUDA_VISIBLE_DEVICES": ",".join(found.addresses)}
 
 
-def _host() -> str:
-    return socket.gethostname()
+def _did_not_start(rank: int, why: str) -> Failure:
+    return Failure(rank, 0, Ending(1, False, why), time.time(), b"", socket.gethostname())
 
 
 def rows(report: Report) -> Iterator[Any]:

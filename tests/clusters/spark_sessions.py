@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness import package_path
 
 _SETTINGS = {
@@ -29,6 +31,13 @@ def why_not() -> str:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         return "Java is missing: tools/test_packages.sh installs it"
     return ""
+
+
+MARKS = [
+    pytest.mark.spark,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
 
 
 @contextlib.contextmanager
@@ -68,6 +77,19 @@ def spark(master: str, folder: Path, **settings: str) -> Iterator[Any]:
         os.environ.clear()
         os.environ.update(before)
         _end_jvm(SparkContext)
+
+
+def gpus(folder: Path, *addresses: str) -> dict[str, str]:
+    """Return settings by which Spark finds these GPUs on each worker, and gives one to a task."""
+    script = folder / "gpus.sh"
+    names = ", ".join(f'"{address}"' for address in addresses)
+    script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": [{names}]}}\'\n')
+    script.chmod(0o755)
+    found = {}
+    for owner in ("worker", "executor"):
+        found[f"spark__{owner}__resource__gpu__amount"] = str(len(addresses))
+        found[f"spark__{owner}__resource__gpu__discoveryScript"] = str(script)
+    return {**found, "spark__task__resource__gpu__amount": "1"}
 
 
 def _end_jvm(context: Any) -> None:

@@ -166,7 +166,7 @@ def bed() -> Iterator[Bed]:
         yield hosts
 
 
-def environment_of(pod: dict[str, Any], index: int, address: str, token: str) -> dict[str, str]:
+def variables_of(env: list[dict[str, Any]], index: int, address: str, token: str) -> dict[str, str]:
     """Give the variables of a pod the values that Kubernetes would give them."""
     fields = {
         "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index),
@@ -174,7 +174,7 @@ def environment_of(pod: dict[str, Any], index: int, address: str, token: str) ->
         "status.podIP": address,
     }
     variables = {}
-    for one in pod["containers"][0]["env"]:
+    for one in env:
         source = one.get("valueFrom", {})
         if "secretKeyRef" in source:
             assert source["secretKeyRef"] == {"name": "train-token", "key": "token"}
@@ -185,25 +185,45 @@ def environment_of(pod: dict[str, Any], index: int, address: str, token: str) ->
     return variables
 
 
-@pytest.mark.parametrize(("kind", "host"), [("job", "train-0"), ("jobset", "train-ranks-0-0")])
-def test_pods_with_one_rank_start_without_a_launcher(
-    bed: Bed, tmp_path: Path, kind: str, host: str
-) -> None:
-    """Processes with the variables of the pods meet; the name of the first one comes late."""
-    request = EmitRequest([sys.executable, str(REPORT)], 2, 1, image="a")
-    pod = next(pods(objects(kind, request)[-1]))
-    names, token = tmp_path / "hosts", secrets.token_hex(32)
+def run_pods(
+    bed: Bed,
+    names: Path,
+    host: str,
+    command: list[str],
+    env: list[dict[str, Any]],
+    *more: dict[str, str],
+) -> list[str]:
+    """Run the container of each pod as a process on a host of its own; return what they print.
+
+    The name of the first pod is known late.
+
+    Args:
+        bed: the hosts.
+        names: a file that becomes /etc/hosts everywhere.
+        host: the name of the first pod.
+        command: the command of the container.
+        env: its variables.
+        more: by pod, variables that another controller sets.
+    """
+    token = secrets.token_hex(32)
     names.write_text("127.0.0.1 localhost\n")
     own = base_environment()
     own["PYTHONPATH"] = f"{REPORT.parents[2]}:{own.get('PYTHONPATH', '')}"
-    ranks = []
+    running = []
     try:
         for index, address in enumerate(bed.addresses):
             assert bed.run(index, "mount", "--bind", str(names), "/etc/hosts").returncode == 0
-            ranks.append(
+            variables = {
+                **variables_of(env, index, address, token),
+                **dict(*more[index : index + 1]),
+            }
+            words = [re.sub(r"\$\((\w+)\)", r"{\1}", word).format(**variables) for word in command]
+            if words[0] == "hvdlite-run":
+                words[:1] = [sys.executable, "-m", "hvdlite.launch"]
+            running.append(
                 subprocess.Popen(
-                    bed.inside(index, *pod["containers"][0]["command"]),
-                    env={**own, **environment_of(pod, index, address, token)},
+                    bed.inside(index, *words),
+                    env={**own, "OMP_NUM_THREADS": "1", **variables},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -211,19 +231,60 @@ def test_pods_with_one_rank_start_without_a_launcher(
             )
         time.sleep(1)
         with names.open("a") as file:
-            file.write(f"{bed.addresses[0]} {host}.train\n")
-        done = [rank.communicate(timeout=60) for rank in ranks]
+            file.write(f"{bed.addresses[0]} {host}\n")
+        done = [one.communicate(timeout=60) for one in running]
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-        for index in range(2):
+        for one in running:
+            one.kill()
+            one.wait()
+        for index in range(len(bed.addresses)):
             bed.run(index, "umount", "/etc/hosts")
-    lines = [stdout.split() for stdout, _ in done]
-    assert lines == [
-        ["placement", "0", "2", "1", "0", "1", "0", "2"],
-        ["placement", "1", "2", "1", "0", "1", "1", "2"],
-    ], done
+    assert [one.returncode for one in running] == [0] * len(running), done
+    lines = "".join(stdout for stdout, _ in done).splitlines()
+    return sorted(re.sub(r"^\[\d+\] ", "", line) for line in lines)
+
+
+@pytest.mark.parametrize(("kind", "host"), [("job", "train-0"), ("jobset", "train-ranks-0-0")])
+def test_pods_with_one_rank_start_without_a_launcher(
+    bed: Bed, tmp_path: Path, kind: str, host: str
+) -> None:
+    request = EmitRequest([sys.executable, str(REPORT)], 2, 1, image="a")
+    (one,) = next(pods(objects(kind, request)[-1]))["containers"]
+    assert run_pods(bed, tmp_path / "hosts", f"{host}.train", one["command"], one["env"]) == [
+        "placement 0 2 1 0 1 0 2",
+        "placement 1 2 1 0 1 1 2",
+    ]
+
+
+FOUR = [
+    "placement 0 4 6 0 2 0 2",
+    "placement 1 4 6 1 2 0 2",
+    "placement 2 4 6 0 2 1 2",
+    "placement 3 4 6 1 2 1 2",
+]
+
+
+def test_pods_with_several_ranks_start_in_node_mode(bed: Bed, tmp_path: Path) -> None:
+    request = EmitRequest([sys.executable, str(REPORT)], 4, 2, image="a")
+    (one,) = next(pods(objects("jobset", request)))["containers"]
+    names = tmp_path / "hosts"
+    assert run_pods(bed, names, "train-ranks-0-0.train", one["command"], one["env"]) == FOUR
+
+
+def test_pods_of_a_train_job_start_in_node_mode(bed: Bed, tmp_path: Path) -> None:
+    """The variables of Kubeflow's policy for PyTorch say the rest."""
+    request = EmitRequest([sys.executable, str(REPORT)], 4, 2, image="a")
+    _, described = objects("trainjob", request)
+    trainer = described["spec"]["trainer"]
+    policy = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+        "PET_MASTER_ADDR": "train-node-0-0.train",
+        "PET_MASTER_PORT": "29500",
+    }
+    more = [{**policy, "PET_NODE_RANK": str(index)} for index in range(2)]
+    names, host = tmp_path / "hosts", "train-node-0-0.train"
+    assert run_pods(bed, names, host, trainer["command"], trainer["env"], *more) == FOUR
 
 
 def test_page_shows_what_is_printed() -> None:

@@ -7,6 +7,7 @@ losses to the given folder.
 from __future__ import annotations
 
 import json
+import runpy
 import secrets
 import subprocess
 import sys
@@ -15,9 +16,13 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite.spark
+from clusters import spark_sessions
+from clusters import test_kubernetes as kubernetes
 from clusters.slurm import Slurm
 from harness import base_environment
-from multihost.bed import Bed, end, finish
+from hvdlite.launch.emit.request import EmitRequest
+from multihost.bed import Bed, end, finish, why_not
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 BIN = Path(sys.executable).parent
@@ -85,19 +90,57 @@ def node_mode(folder: Path, request: pytest.FixtureRequest) -> None:
             end(node)
 
 
+def tf_config(folder: Path, request: pytest.FixtureRequest) -> None:
+    cluster = {"chief": ["localhost:2222"], "worker": ["localhost:2223"]}
+    ranks = []
+    for kind in cluster:
+        config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+        env = environment(TF_CONFIG=config)
+        ranks.append(subprocess.Popen([sys.executable, *example(folder)], env=env))
+    assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
+
+
+def pods(folder: Path, request: pytest.FixtureRequest) -> None:
+    with Bed(2) as two:
+        wanted = EmitRequest([sys.executable, *example(folder)], 2, 1, image="a")
+        (one,) = next(kubernetes.pods(kubernetes.objects("job", wanted)))["containers"]
+        names, first = folder / "hosts", "train-0.train"
+        kubernetes.run_pods(two, names, first, one["command"], one["env"])
+
+
+def spark(folder: Path, request: pytest.FixtureRequest) -> None:
+    with spark_sessions.spark("local[2]", folder):
+        hvdlite.spark.run(run_as_script, (example(folder),), num_proc=2)
+
+
+def run_as_script(arguments: list[str]) -> None:
+    """Run a script in this process; Spark starts functions, not programs."""
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
 LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
     "torchrun": torchrun,
     "mpirun": mpirun,
     "srun": srun,
     "node mode": node_mode,
+    "TF_CONFIG": tf_config,
+    "pods of Kubernetes": pods,
+    "Spark": spark,
 }
 
 
-MARKS = {"srun": pytest.mark.slurm}  # of the tests of launchers that need a cluster system
+# Of the tests of launchers that need a cluster system.
+MARKS = {
+    "srun": [pytest.mark.slurm],
+    "pods of Kubernetes": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
+    "Spark": spark_sessions.MARKS,
+}
 
 
 def marks_of(launcher: str) -> list[pytest.MarkDecorator]:
-    return [MARKS[launcher]] if launcher in MARKS else []
+    return MARKS.get(launcher, [])
 
 
 def losses(folder: Path) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -18,17 +19,17 @@ from clusters import spark_sessions
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.process.guardian import processes_with
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(bool(spark_sessions.why_not()), reason=spark_sessions.why_not()),
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
-_GONE_SECONDS = 10.0
+pytestmark = spark_sessions.MARKS
+_GONE_SECONDS = 30.0
+# What does not depend on where the tasks run is tested with one executor.
+on_one_host = pytest.mark.parametrize("session", ["local[2]"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["local[2]", "local-cluster[2,1,512]"])
 def session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with spark_sessions.spark(request.param, tmp_path_factory.mktemp("spark")) as running:
+    folder = tmp_path_factory.mktemp("spark")
+    gpus = spark_sessions.gpus(folder, "4") if "cluster" in request.param else {}
+    with spark_sessions.spark(request.param, folder, **gpus) as running:
         yield running
 
 
@@ -66,6 +67,13 @@ def test_results_come_in_rank_order_and_again_in_the_same_application(
         assert results == [(1, 2, 0, 2, 1.0), (factor + 1, 2, 1, 2, 1.0)]
 
 
+@pytest.mark.parametrize("session", ["local-cluster[2,1,512]"], indirect=True)
+def test_rank_sees_the_gpus_that_spark_gives_to_its_task(mark: dict[str, str]) -> None:
+    found = hvdlite.spark.run(os.getenv, ("CUDA_VISIBLE_DEVICES",), num_proc=2, env=mark)
+    assert found == ["4", "4"]  # Each executor has one, of the same number.
+
+
+@on_one_host
 def test_large_arguments_and_results_and_all_slots(mark: dict[str, str]) -> None:
     data = bytes(5 << 20)
     results = hvdlite.spark.run(lambda block: block + b"x", (data,), env=mark)
@@ -118,6 +126,48 @@ def test_lost_task_is_named_and_not_begun_again_in_silence(
     assert path.read_text() == begun
 
 
+def name_the_executor(path: str) -> None:
+    """Write the process id of the executor: rank, Spark's worker, its daemon, the executor."""
+    pid = os.getpid()
+    for _ in range(3):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    Path(path).write_text(str(pid))
+    time.sleep(100)
+
+
+@pytest.mark.parametrize("session", ["local-cluster[2,1,512]"], indirect=True)
+def test_lost_executor_is_named(session: Any, mark: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "executor"
+
+    def kill_it() -> None:
+        while not (path.exists() and path.read_text()):
+            time.sleep(0.05)
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_it)
+    killer.start()
+    with pytest.raises(RankFailedError, match="Spark lost the task of rank .*ExecutorLostFailure"):
+        hvdlite.spark.run(name_the_executor, (str(path),), num_proc=2, env=mark)
+    killer.join()
+    # Spark starts another executor, which a second run waits for.
+    assert hvdlite.spark.run(os.getpid, num_proc=2, env=mark, verbose=0)
+
+
+def test_cancelled_job_ends_its_ranks(session: Any, mark: dict[str, str]) -> None:
+    text = f"HVDLITE_TEST_MARK={mark['HVDLITE_TEST_MARK']}"
+
+    def cancel() -> None:
+        while len(processes_with(text)) < 2:
+            time.sleep(0.05)
+        session.sparkContext.cancelAllJobs()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    with pytest.raises(Exception, match="cancel"):
+        hvdlite.spark.run(time.sleep, (100,), num_proc=2, env=mark)
+    canceller.join()
+
+
 def fail_at_first(path: str) -> int:
     from hvdlite import basics
 
@@ -130,6 +180,7 @@ def fail_at_first(path: str) -> int:
     return basics.rank()
 
 
+@on_one_host
 def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> None:
     path = str(tmp_path / "starts")
     assert hvdlite.spark.run(
@@ -138,6 +189,7 @@ def test_second_attempt_may_succeed(mark: dict[str, str], tmp_path: Path) -> Non
     assert Path(f"{path}.0").read_text() == "xx"
 
 
+@on_one_host
 def test_exception_of_the_first_attempt_is_raised(mark: dict[str, str], tmp_path: Path) -> None:
     count = tmp_path / "count"
 

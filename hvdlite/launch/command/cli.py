@@ -1,8 +1,9 @@
 """The command hvdlite-run: it turns the command line into the description of a job, and runs it.
 
 `main` reads the environment once and passes it on as a mapping. Besides it, `hvdlite.launch.api`
-reads the environment for `hvdlite.run`, the agent reads that of its login, and `call` reads the
-descriptor for its result. No other module of the launcher reads environment variables.
+reads the environment for `hvdlite.run`, the agent reads that of its login, `call` reads the
+descriptor for its result, and `process.local` passes on that of a task of cluster software. No
+other module of the launcher reads environment variables.
 """
 
 from __future__ import annotations

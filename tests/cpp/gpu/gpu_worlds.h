@@ -101,7 +101,7 @@ class ThroughDevice : public Backend {
 
   std::string_view name() const override { return "through a device"; }
   Status allreduce(const Allreduce& call, Patience patience) override {
-    const auto& [group, types, op, pieces, packed] = call;
+    const auto& [group, types, op, pieces] = call;
     std::vector<OnDevice> inputs, outputs;
     std::vector<Piece> moved(pieces.begin(), pieces.end());
     inputs.reserve(pieces.size());
@@ -119,7 +119,7 @@ class ThroughDevice : public Backend {
       }
     }
     HVDLITE_RETURN_IF_ERROR(run(group, patience, [&](DeviceBackend& plane) {
-      return plane.allreduce({call.group, call.types, call.op, moved, call.packed}, patience);
+      return plane.allreduce({call.group, call.types, call.op, moved}, patience);
     }));
     for (std::size_t i = 0; i < moved.size(); ++i) {
       fetch(moved[i].output, pieces[i].output, moved[i].count * size_of(types.memory));

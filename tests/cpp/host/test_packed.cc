@@ -104,6 +104,12 @@ std::vector<Tensor> references(const Hosts& hosts, DataType dtype, ReduceOp op, 
   return results;
 }
 
+Piece packed_piece(const void* input, void* output, std::size_t count, double postscale = 1.0) {
+  Piece piece{input, output, count, 1.0, postscale};
+  piece.packed = true;
+  return piece;
+}
+
 // Reduces tensors of kPackedCounts elements in one batch, and then the largest alone.
 void check_bits(Backend& backend, const Group& world, int rank, DataType dtype, ReduceOp op,
                 double postscale, const std::vector<Tensor>& expected) {
@@ -113,13 +119,13 @@ void check_bits(Backend& backend, const Group& world, int rank, DataType dtype, 
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const void* input = i % 2 == 0 ? outputs[i].data() : inputs[i].data();
-    pieces.push_back({input, outputs[i].data(), kPackedCounts[i], 1.0, postscale});
+    pieces.push_back(packed_piece(input, outputs[i].data(), kPackedCounts[i], postscale));
   }
-  CHECK_OK(backend.allreduce({world, dtype, op, pieces, true}, kPatience));
+  CHECK_OK(backend.allreduce({world, dtype, op, pieces}, kPatience));
   CHECK(outputs == expected);
   Tensor alone = inputs[6];
-  const Piece piece{alone.data(), alone.data(), kPackedCounts[6], 1.0, postscale};
-  CHECK_OK(backend.allreduce({world, dtype, op, {&piece, 1}, true}, kPatience));
+  const Piece piece = packed_piece(alone.data(), alone.data(), kPackedCounts[6], postscale);
+  CHECK_OK(backend.allreduce({world, dtype, op, {&piece, 1}}, kPatience));
   CHECK(alone == expected[6]);
 }
 
@@ -188,6 +194,7 @@ TEST(packed_numbers_are_alike_with_every_instruction_set) {
     portable::kPackedLoops.sum(same, count, {6, 0.3, counts}, again.data());
     portable::kPackedLoops.unpack(again.data(), count, from_portable.data());
     CHECK(a == again);
+    if (count == 0) continue;
     CHECK(std::memcmp(from_best.data(), from_portable.data(), count * sizeof(float)) == 0);
   }
 }
@@ -204,6 +211,33 @@ TEST(packed_allreduce_has_the_bits_of_the_reference_on_every_rank) {
           check_bits(backend, world, rank, dtype, op, postscale, expected);
         });
       }
+    }
+  }
+}
+
+TEST(packed_tensors_and_others_in_one_batch_have_the_bits_that_each_has_alone) {
+  for (const Hosts& hosts : {Hosts{0, 1}, Hosts{0, 1, 0, 2, 1, 0}}) {
+    for (const DataType dtype : {DataType::kFloat32, DataType::kFloat16}) {
+      const std::vector<Tensor> expected = references(hosts, dtype, ReduceOp::kAverage, 0.3);
+      run_hosts(hosts, [&](int rank, Backend& backend, const Group& world) {
+        std::vector<Tensor> mixed, exact;
+        std::vector<Piece> pieces, exact_pieces;
+        for (const std::size_t count : kPackedCounts) {
+          mixed.push_back(input_of(dtype, rank, count));
+          exact.push_back(mixed.back());
+        }
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+          void* at = mixed[i].data();
+          pieces.push_back(packed_piece(at, at, kPackedCounts[i], 0.3));
+          pieces.back().packed = i % 3 != 0;
+          exact_pieces.push_back({exact[i].data(), exact[i].data(), kPackedCounts[i], 1.0, 0.3});
+        }
+        CHECK_OK(backend.allreduce({world, dtype, ReduceOp::kAverage, pieces}, kPatience));
+        CHECK_OK(backend.allreduce({world, dtype, ReduceOp::kAverage, exact_pieces}, kPatience));
+        for (std::size_t i = 0; i < mixed.size(); ++i) {
+          CHECK(mixed[i] == (i % 3 != 0 ? expected[i] : exact[i]));
+        }
+      });
     }
   }
 }
@@ -227,9 +261,9 @@ TEST(packed_allreduce_on_one_host_is_exact) {
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       numbers[i] = static_cast<float>(value_of(rank, i)) + 0x1p-10F;
     }
-    const Piece piece{numbers.data(), numbers.data(), numbers.size()};
-    CHECK_OK(backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, true},
-                               kPatience));
+    const Piece piece = packed_piece(numbers.data(), numbers.data(), numbers.size());
+    CHECK_OK(
+        backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}}, kPatience));
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const double sum = expected(ReduceOp::kSum, size, i) + size * 0x1p-10;
       CHECK(numbers[i] == static_cast<float>(sum));
@@ -256,9 +290,9 @@ TEST(packed_allreduce_is_within_the_bound_of_each_block) {
   run_hosts(hosts, [](int rank, Backend& backend, const Group& world) {
     constexpr std::size_t kCount = 9000;
     Tensor tensor = input_of(DataType::kFloat32, rank, kCount);
-    const Piece piece{tensor.data(), tensor.data(), kCount};
-    CHECK_OK(backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}, true},
-                               kPatience));
+    const Piece piece = packed_piece(tensor.data(), tensor.data(), kCount);
+    CHECK_OK(
+        backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, {&piece, 1}}, kPatience));
     const std::vector<float> sums = floats(tensor);
     for (std::size_t begin = 0; begin < kCount; begin += kPackedBlock) {
       const std::size_t end = std::min(kCount, begin + kPackedBlock);
@@ -288,9 +322,9 @@ TEST(packed_allreduce_tells_every_rank_of_an_infinity) {
         run_hosts(hosts, [&](int rank, Backend& backend, const Group& world) {
           std::vector<float> numbers(1000, 1.0F);
           if (rank == culprit) numbers[600] = bad;
-          const Piece piece{numbers.data(), numbers.data(), numbers.size()};
-          CHECK_OK(backend.allreduce(
-              {world, DataType::kFloat32, ReduceOp::kAverage, {&piece, 1}, true}, kPatience));
+          const Piece piece = packed_piece(numbers.data(), numbers.data(), numbers.size());
+          CHECK_OK(backend.allreduce({world, DataType::kFloat32, ReduceOp::kAverage, {&piece, 1}},
+                                     kPatience));
           for (std::size_t i = 0; i < numbers.size(); ++i) {
             CHECK(i / 256 == 2 ? std::isnan(numbers[i]) : numbers[i] == 1.0F);
           }
@@ -310,16 +344,19 @@ EntryPtr packed_entry(const std::string& name, std::vector<float>& values) {
 
 }  // namespace
 
-TEST(packed_tensors_share_a_batch_with_their_like_alone) {
-  Round round = round_of({"a", "b", "c"}, 100);
-  round.entries[0].entry->request.tensors[0].wire = DataType::kInt8;
-  round.entries[2].entry->request.tensors[0].wire = DataType::kInt8;
-  const auto batches = plan_batches(round.entries, 4000);
-  CHECK_EQ(batches.size(), std::size_t{2});
-  CHECK(batches[0].packed && !batches[1].packed);
-  CHECK_EQ(batches[0].tensors.size(), std::size_t{2});
-  CHECK(batches[0].types == ElementTypes(DataType::kFloat32));
-  CHECK_EQ(batches[0].bytes, std::uint64_t{800});
+TEST(packed_tensors_share_a_batch_with_others_on_the_host_alone) {
+  for (const DeviceType device : {DeviceType::kHost, DeviceType::kGpu}) {
+    Round round = round_of({"a", "b", "c"}, 100);
+    for (Agreed& agreed : round.entries) agreed.entry->request.tensors[0].device = device;
+    round.entries[0].entry->request.tensors[0].wire = DataType::kInt8;
+    round.entries[2].entry->request.tensors[0].wire = DataType::kInt8;
+    const auto batches = plan_batches(round.entries, 4000);
+    const bool on_host = device == DeviceType::kHost;
+    CHECK_EQ(batches.size(), std::size_t{on_host ? 1U : 2U});
+    CHECK_EQ(batches[0].tensors.size(), std::size_t{on_host ? 3U : 2U});
+    CHECK(batches[0].types == ElementTypes(DataType::kFloat32));
+    CHECK_EQ(batches[0].bytes, std::uint64_t{on_host ? 1200U : 800U});
+  }
 }
 
 TEST(packed_tensors_are_agreed_upon_and_cost_a_quarter_of_the_bytes) {

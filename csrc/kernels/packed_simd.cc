@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "kernels/packed_variants.h"
+#include "os/cpu.h"
 
 #if defined(__x86_64__)
 #pragma GCC push_options
@@ -12,3 +13,14 @@ namespace hvdlite::avx2 {
 }  // namespace hvdlite::avx2
 #pragma GCC pop_options
 #endif
+
+namespace hvdlite {
+
+const PackedLoops& best_packed_loops() {
+#if defined(__x86_64__)
+  if (cpu_features().avx2_f16c) return avx2::kPackedLoops;
+#endif
+  return portable::kPackedLoops;
+}
+
+}  // namespace hvdlite
