@@ -15,8 +15,8 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help demo demo-keras demo-elastic check style test test-cpp test-python test-tf-versions lint tidy sanitize tsan \
-        asan bench soak docs ptx wheel install dev clean
+.PHONY: help demo demo-keras demo-elastic check style test test-cpp test-python test-clusters test-tf-versions lint \
+        tidy sanitize tsan asan bench soak docs ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
@@ -24,6 +24,7 @@ help:
 	@echo 'make demo-elastic      the first one while ranks are killed and join'
 	@echo 'make check             before each commit: style, all of C++, and the tests of tests/check.txt'
 	@echo 'make test              every test (C++, Python)'
+	@echo 'make test-clusters     the tests on cluster systems: Slurm, node mode, Kubernetes, Ray, Spark'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
 	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
 	@echo 'make lint              that, layers, and thread-safety annotations'
@@ -57,10 +58,14 @@ test: test-cpp test-python
 test-cpp: build/cpp/hvdlite_tests
 	$<
 
-# What looks at times runs alone.
+# What looks at times runs alone, and so do cluster systems, which have many processes.
 test-python: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/horovod_scripts
 	$(IN_VENV) python -m pytest tests/launch tests/faults tests/elastic tests/multihost tests/gpu
+	$(MAKE) test-clusters
+
+test-clusters: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
+	$(IN_VENV) python -m pytest tests/clusters
 
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py
@@ -134,7 +139,7 @@ $(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
 
 # The extras of the hvdlite that is installed already. Tests also need tf_keras, without what it asks
 # for: `tensorflow`, the wheel for GPUs, which would overwrite tensorflow-cpu.
-$(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/ptx $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
+$(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/test-clusters $(DONE)/ptx $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
 	$(INSTALL) 'hvdlite[$*]'
 	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@

@@ -12,16 +12,19 @@ than cores do not distort it. In units of a step's compute, with 5 % of noise, r
 Each mode is trained in turns with synchronous training:
 
 - `dropcompute`: `optimizer.micro_batches`, with a budget that it measures itself;
-- `localsgd`: `hvd.LocalSGD(every=16)`.
+- `localsgd`: `hvd.LocalSGD(every=16)`;
+- `rollcall`: `late=hvd.Late()`, which measures the first 20 steps, and waits in them.
 
 `step_ms` is the mean step. `effective_speed_up` is the share of the samples that was used, times
-the synchronous step, divided by the mode's. `loss` is that of the training data at the end, and
+the synchronous step, divided by the mode's. `late` is the share of the gradients that came late, in
+modes that have them. `loss` is that of the training data at the end, and
 `accuracy` that of digits that were held out, in percent.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import random
@@ -35,7 +38,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from workers import add_common_arguments, print_row, run_ranks
 
-MODES = ("dropcompute", "localsgd")
+MODES = ("dropcompute", "localsgd", "rollcall")
 DELAYS = ("hiccup", "tail", "slow")
 TRAINED = 1440  # digits
 MICRO = 2  # samples of a micro-batch
@@ -201,7 +204,38 @@ class LocalSGD(Synchronous):
         self.optimizer.step()
 
 
-CONTESTANTS = {"dropcompute": DropCompute, "localsgd": LocalSGD}
+class RollCall(Synchronous):
+    """Steps go on without ranks that are late."""
+
+    _computed = 0  # steps
+
+    def make(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Let the optimizer leave out who is late."""
+        return self.hvd.DistributedOptimizer(optimizer, late=self.hvd.Late())
+
+    def step(self) -> None:
+        """Train on all micro-batches, unless the others are ahead."""
+        compute = next(self._compute)
+        if not self.optimizer.behind:
+            self._computed += 1
+            for i, micro in enumerate(itertools.islice(self.batches, MICROS)):
+                last = i == MICROS - 1
+                with contextlib.nullcontext() if last else self.optimizer.no_sync():
+                    self.learn(micro, compute)
+        self.optimizer.step()
+
+    def share_done(self) -> float:
+        """Return the share of the steps for which a rank has computed a gradient."""
+        share = torch.tensor(self._computed / self.steps)
+        return float(self.hvd.allreduce(share, name="computed"))
+
+    def figures(self) -> dict[str, float]:
+        """Return what this contestant has reached; every rank calls it."""
+        late = sum(row.late for row in self.optimizer.attendance)
+        return {**super().figures(), "late": round(late / self.steps / self.hvd.size(), 3)}
+
+
+CONTESTANTS = {"dropcompute": DropCompute, "localsgd": LocalSGD, "rollcall": RollCall}
 
 
 def compute_times(delay: str, seconds: float, rank: int) -> Iterator[float]:

@@ -12,6 +12,10 @@ steps, in the same processes, with one thread per rank:
 - `views`, with --views: hvdlite with gradient_as_bucket_view=True.
 - `kept`, with --views: like `views`, with gradients that stay allocated
   (zero_grad(set_to_none=False)).
+- `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2.
+
+With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model, which a
+ReplicaWatch runs in one step of `every`.
 
 A figure is the median over all steps on the slowest rank, in milliseconds. An overhead is the time
 of a step minus that of `compute`.
@@ -112,9 +116,11 @@ def main() -> int:
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
+    parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
+        passed_on += ["--modes"] * arguments.modes
         if arguments.model:
             passed_on += ["--model", arguments.model]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
@@ -131,9 +137,13 @@ def measure_all(arguments: argparse.Namespace) -> None:
     join_gloo(arguments.store, hvd.rank(), hvd.size())
     for name in [arguments.model] if arguments.model else MODELS:
         make_model, make_batch = MODELS[name]
-        contestants = make_contestants(make_model, arguments.views)
+        contestants = make_contestants(make_model)
+        contestants |= with_views(make_model) if arguments.views else {}
+        contestants |= sharded(make_model) if arguments.modes else {}
         turns = measure(contestants, make_batch, arguments.quick)
         row = row_of(name, contestants["compute"].model, turns)
+        if arguments.modes:
+            row["check_ms"] = round(check_time(contestants["hvdlite"].model), 2)
         if hvd.rank() == 0:
             print_row(row)
         del contestants
@@ -141,29 +151,27 @@ def measure_all(arguments: argparse.Namespace) -> None:
     hvd.shutdown()
 
 
-def make_contestants(make_model: Callable[[], nn.Module], views: bool) -> dict[str, Contestant]:
+def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
     """Build the copies, with equal parameters on all ranks."""
     import hvdlite.torch as hvd
-
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     torch.manual_seed(0)
     alone, ours = make_model(), make_model()
     theirs = nn.parallel.DistributedDataParallel(make_model())
     hvd.broadcast_parameters(ours.state_dict(), root_rank=0)
     distributed = hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters())
-    contestants = {
+    return {
         "compute": Contestant(alone, sgd(alone), hvd.barrier),
         "hvdlite": Contestant(ours, distributed, lambda: None),
         "ddp": Contestant(theirs, sgd(theirs), lambda: None),
     }
-    return contestants | (with_views(make_model, sgd) if views else {})
 
 
-def with_views(
-    make_model: Callable[[], nn.Module], sgd: Callable[[nn.Module], torch.optim.Optimizer]
-) -> dict[str, Contestant]:
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def with_views(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
     """Build the copies whose gradients are views of buckets."""
     import hvdlite.torch as hvd
 
@@ -176,6 +184,32 @@ def with_views(
         )
         contestants[name] = Contestant(model, distributed, lambda: None, set_to_none)
     return contestants
+
+
+def sharded(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+    """Build the copies whose optimizer is divided among the ranks."""
+    import hvdlite.torch as hvd
+
+    contestants = {}
+    for name, stage in (("sharded", 1), ("sharded_2", 2)):
+        model = make_model()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.ShardedOptimizer(sgd(model), model.named_parameters(), stage=stage)
+        contestants[name] = Contestant(model, optimizer, lambda: None)
+    return contestants
+
+
+def check_time(model: nn.Module) -> float:
+    """Return how long a comparison of the replicas takes, in ms: the median of five."""
+    import hvdlite.torch as hvd
+
+    times = []
+    for _ in range(5):
+        hvd.barrier()
+        begin = time.perf_counter_ns()
+        hvd.check_replicas(model.named_parameters())
+        times.append((time.perf_counter_ns() - begin) / 1e6)
+    return slowest([statistics.median(times)])[0]
 
 
 def measure(

@@ -133,6 +133,13 @@ class Handle:
         """
 
     @property
+    def late(self) -> bool:
+        """Whether the roll was closed without this rank, so that the result is the others'.
+
+        After completion.
+        """
+
+    @property
     def epoch(self) -> int:
         """The number of the world in which the result was made, after completion."""
 
@@ -226,6 +233,9 @@ class Engine:
         blocking: bool = False,
         stream: int = 0,
         transaction: str = "",
+        roll: tuple[str, int, int, int, int, bool]
+        | tuple[str, int, int, int, int, bool, bool]
+        | None = None,
     ) -> Handle:
         """Submit tensors that complete together (one or many, dtypes may differ).
 
@@ -239,6 +249,12 @@ class Engine:
                 woken, the waiting thread does the work itself.
             stream: with GPU tensors, the CUDA stream of their GPU on which they are ready.
             transaction: in an elastic job, hand the results out with `commit` of this name only.
+            roll: of an "average" of floating-point host tensors, where ranks may be late: key,
+                step, quorum, grace in microseconds, bound, whether what is late is folded into a
+                later step, and whether this rank skips. All names of a step with the same key
+                share one decision: who is in. Every rank submits every name once for each step.
+                Without `weight` the weight is 1; where this rank skips, it is 0. All but step and
+                skip is the same on all ranks.
         """
 
     def allgather(
@@ -413,7 +429,12 @@ class Engine:
         """
 
     def counters(self) -> dict[str, int]:
-        """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent."""
+        """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent.
+
+        "bytes" are those of the reduced tensors, as they travel within a host;
+        "bytes_to_other_hosts" is what this rank's data plane on the CPU has sent to ranks of other
+        hosts; "nonfinite" counts what HVDLITE_CHECK_FINITE has found.
+        """
 
     def lateness(self) -> dict[str, Any]:
         """Tell how late the ranks are (csrc/negotiation/lateness.h); only rank 0 sees any steps.
@@ -422,6 +443,18 @@ class Engine:
             "steps": how many; "step_seconds": their mean time; "ranks": by rank, means of the
             seconds after the median, of those before backward, and of the share in which the rank
             was the last.
+        """
+
+    def parked(self, key: str) -> int:
+        """Count the steps of a roll call whose results all wait for this rank, which was late."""
+
+    def attendance(self, key: str) -> list[tuple[int, int, int, int]]:
+        """Tell how often ranks were late in the roll calls of this key.
+
+        Returns:
+            By rank: the steps that it was late in; of these, those that it skipped; those whose
+            gradients it gave later; the most steps from a gradient to the collective it is in. Of
+            other ranks only the first number is known, and the rest is 0.
         """
 
     def tunables(self) -> dict[str, int]:

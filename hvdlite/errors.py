@@ -63,6 +63,10 @@ class ReplicasDifferWarning(UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 
 
+class LateGradientsWarning(UserWarning):
+    """Gradients of some rank are late in every step, or are forgotten; see `hvd.Late`."""
+
+
 class ElasticSamplerWarning(UserWarning):
     """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
 

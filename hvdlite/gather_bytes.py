@@ -33,6 +33,17 @@ def gather_bytes(
         TimeoutError: some member did not submit its bytes in time.
         HvdliteError: the collective failed.
     """
+    return gather_in_epoch(engine, data, name, process_set, timeout)[0]
+
+
+def gather_in_epoch(
+    engine: _core.Engine,
+    data: bytes,
+    name: str,
+    process_set: int = 0,
+    timeout: float | None = None,
+) -> tuple[list[memoryview], int]:
+    """Do as `gather_bytes`; return the blocks, and the epoch of an elastic job whose ranks sent."""
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     tensor = _core.Tensor(name, _UINT8, [len(data)], address, 0)
     handle = engine.allgather(name, [tensor], process_set, keep=data, blocking=True)
@@ -42,4 +53,4 @@ def gather_bytes(
     for length in handle.first_dimensions:
         blocks.append(received[start : start + length])
         start += length
-    return blocks
+    return blocks, handle.epoch

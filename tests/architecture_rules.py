@@ -53,10 +53,12 @@ TENSORFLOW = (
 LAUNCH = (
     "hvdlite.launch.process",
     "hvdlite.launch.output",
+    "hvdlite.launch.hosts",
     "hvdlite.launch.remote",
-    *("hvdlite.launch.hosts", "hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
+    *("hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
+    "hvdlite.launch.emit",
     "hvdlite.launch",
 )
 PYTHON_PARTS: dict[str, tuple[str, ...]] = {
@@ -79,6 +81,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
     "hvdlite.ray": (*NEUTRAL, *LAUNCH),
+    "hvdlite.spark": (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH),
 }
 # Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
 # hvdlite.init() in an elastic job, and hvdlite.tensorflow's DistributedOptimizer, which also takes
@@ -95,6 +98,7 @@ FACES = {
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
     "hvdlite.ray": {"ray"},
+    "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},
     "hvdlite.tensorflow": {"tensorflow", "keras", "tf_keras", "numpy"},
     "hvdlite.keras": {"keras", "numpy"},

@@ -17,6 +17,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/counter.h"
 #include "base/deadline.h"
 #include "base/dtype.h"
 #include "base/status.h"
@@ -47,6 +48,10 @@ struct Allreduce {
   // Addresses and prescales may differ between members. Factors are applied in types.memory: before
   // the one cast, and after the other. A factor times an integer is cut towards zero, and stays
   // within the type.
+  // Numbers of packed pieces travel between hosts as small integers (kernels/packed.h): each host
+  // gives the reduction of its members packed, and the result travels packed as well, so that every
+  // member unpacks the same bytes. Blocks count from the first element of each piece. Sums and
+  // averages without a cast, of types that can_be_packed(). On one host nothing is packed.
   std::span<const Piece> pieces;
 };
 
@@ -109,6 +114,8 @@ class Backend {
   // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
   // (Trace::span).
   virtual void trace_to(Trace&) {}
+  // Likewise: counts the bytes that this rank sends to ranks of other hosts.
+  virtual void count_in(Counter& /*to_other_hosts*/) {}
 
   virtual Status allreduce(const Allreduce& call, Patience patience) = 0;
   // Whether allreduce() by this op makes the copies that pieces ask for (Piece::copy): each part of

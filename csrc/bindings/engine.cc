@@ -71,12 +71,25 @@ HandlePtr submit(const HolderPtr& self, EntryBuilder& call, py::object keep, boo
 
 // The parameters of the functions below are those of Python, see _core.pyi.
 
+// Key, step, quorum, grace in microseconds, bound, whether to fold, and whether to skip.
+using RollTuple =
+    std::tuple<std::string, std::uint64_t, std::uint32_t, std::int64_t, std::uint32_t, bool, bool>;
+constexpr std::size_t kRollSize = std::tuple_size_v<RollTuple>;
+
+void add_roll(EntryBuilder& call, py::tuple roll) {
+  if (roll.size() + 1 == kRollSize) roll = roll + py::make_tuple(false);
+  auto [key, step, quorum, grace_us, bound, fold, skips] = roll.cast<RollTuple>();
+  call.roll({std::move(key), step, quorum, grace_us, bound, fold}, skips);
+}
+
 HandlePtr allreduce(const HolderPtr& self, std::string name, const Tensors& tensors, int op,
                     double prescale, double postscale, std::optional<double> weight,
                     std::uint32_t process_set, py::object keep, bool blocking,
-                    std::uintptr_t stream, std::string transaction) {
+                    std::uintptr_t stream, std::string transaction,
+                    const std::optional<py::tuple>& roll) {
   EntryBuilder call = call_of(Kind::kAllreduce, std::move(name), process_set, tensors, stream);
   call.reduce(op, prescale, postscale).weigh(weight).transaction(std::move(transaction));
+  if (roll) add_roll(call, *roll);
   return submit(self, call, std::move(keep), blocking);
 }
 
@@ -196,6 +209,7 @@ py::dict counters(const HolderPtr& self) {
   row["cache_hits"] = counters.cache_hits.get();
   row["full_requests"] = counters.full_requests.get();
   row["messages_sent"] = counters.messages_sent.get();
+  row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
   row["nonfinite"] = counters.nonfinite.get();
   return row;
 }
@@ -211,6 +225,14 @@ py::dict lateness(const HolderPtr& self) {
   row["step_seconds"] = report.step_seconds;
   row["ranks"] = ranks;
   return row;
+}
+
+py::list attendance(const HolderPtr& self, const std::string& key) {
+  py::list rows;
+  for (const Attendance::Row& row : self->engine().attendance(key)) {
+    rows.append(py::make_tuple(row.late, row.skipped, row.folded, row.oldest));
+  }
+  return rows;
 }
 
 py::dict tunables(const HolderPtr& self) {
@@ -291,7 +313,7 @@ void register_engine(py::module_& module) {
            py::arg("process_sets") = ProcessSetList())
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
-           process_set, keep, blocking, stream, transaction)
+           process_set, keep, blocking, stream, transaction, py::arg("roll") = py::none())
       .def("allgather", &allgather, py::arg("name"), py::arg("tensors"), process_set, keep,
            blocking, stream, transaction)
       .def("reducescatter", &reducescatter, py::arg("name"), py::arg("tensors"), py::arg("op"),
@@ -320,6 +342,11 @@ void register_engine(py::module_& module) {
       .def("core_table", &EngineHolder::core_table)
       .def("counters", &counters)
       .def("lateness", &lateness)
+      .def(
+          "parked",
+          [](const HolderPtr& self, const std::string& key) { return self->engine().parked(key); },
+          py::arg("key"))
+      .def("attendance", &attendance, py::arg("key"))
       .def("tunables", &tunables);
 }
 

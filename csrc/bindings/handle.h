@@ -53,6 +53,7 @@ class HandleObject {
   int set_id() const { return entry_->completion->set_id; }
   int last_joined() const { return entry_->completion->last_joined; }
   int members() const { return entry_->completion->members; }
+  bool late() const { return entry_->completion->late; }
   int epoch() const { return entry_->completion->epoch; }
   pybind11::object take_output(std::size_t index);
   void copy_output(std::size_t index, std::uintptr_t target, std::uintptr_t stream);

@@ -23,7 +23,7 @@ extern "C" {
 struct HvdliteTensor {
   const char* name;
   std::int32_t dtype;   // DataType
-  std::int32_t wire;    // DataType that an allreduce casts to on the way; otherwise as `dtype`
+  std::int32_t wire;    // of an allreduce: TensorShape::wire, as a number; otherwise as `dtype`
   std::int32_t device;  // DeviceType, where `input` and `output` lie
   std::int32_t ndim;
   const std::int64_t* dims;

@@ -69,6 +69,11 @@ Status Engine::check(Entry& entry) {
   if (entry.request.kind == Kind::kRemoveProcessSet) {
     HVDLITE_RETURN_IF_ERROR(name_removed_ranks(entry));
   }
+  if (request.roll && lobby_ != nullptr) {
+    return invalid_call(request,
+                        "an elastic job has no roll calls: what waits for a late rank would "
+                        "be lost with the world; train it without `late`");
+  }
   entry.key = entry.request.key();
   if (entry.gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(entry));
   parts_.timeline.submitted(entry);

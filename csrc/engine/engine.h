@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/lobby.h"
 #include "engine/world.h"
@@ -87,6 +88,11 @@ class Engine {
   Counters counters() const { return parts_.counters; }
   // How late each rank is; only rank 0 sees it.
   Lateness::Report lateness() const { return parts_.lateness.report(); }
+  // Who was late in the roll calls of this key; how many steps of it wait whole for this rank.
+  std::vector<Attendance::Row> attendance(const std::string& key) const {
+    return parts_.attendance.rows(key);
+  }
+  int parked(const std::string& key) const { return parts_.attendance.parked(key); }
   // The settings that this rank's collectives use now.
   Tunables tunables() const { return world_->tunables(); }
   // Those that a search for better ones has ended with, in this world or one before it.

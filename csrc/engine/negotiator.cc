@@ -80,7 +80,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 
 Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
                        TensorQueue& queue, Counters& counters, Lateness& lateness,
-                       const Timeline& timeline, bool elastic)
+                       Attendance& attendance, const Timeline& timeline, bool elastic)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
       elastic_(elastic),
@@ -92,6 +92,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       patience_(config.collective_timeout),
       control_(fabric),
       cache_(cache_capacity(config)),
+      late_(rank_, queue, attendance),
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
   coordinator_ =
@@ -106,7 +107,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
   Submit message;
   for (const EntryPtr& entry : entries) {
-    pending_[entry->key] = entry;
+    if (!entry->request.roll || !late_.take(entry)) pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
@@ -246,7 +247,11 @@ Status Negotiator::root_cause(Status fallback) {
 }
 
 void Negotiator::serve() {
-  if (!control_.poll()) return;
+  const auto due = coordinator_->rolls_due();
+  const auto now = Clock::now();
+  const bool is_due = due && now >= *due;
+  if (!control_.poll() && !is_due) return;
+  if (is_due) coordinator_->close_rolls(now);
   for (Frame& frame : control_.take_frames()) {
     if (frame.type != FrameType::kSubmit) {
       unhandled_.push_back(std::move(frame));
@@ -285,6 +290,7 @@ void Negotiator::hear_cause(Status cause) {
 }
 
 Status Negotiator::coordinate(std::vector<Round>& rounds) {
+  if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
   const std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {
     if (const auto late = lateness_.take_line()) log(LogLevel::kWarning, rank_, *late);
@@ -369,11 +375,10 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const bool sticky = response.form == Response::Form::kError && response.error.sticky();
   if (sticky && elastic_) return response.error;  // the entry is parked with all others
   if (entry != nullptr) pending_.erase(found);
+  const bool late = std::binary_search(response.late.begin(), response.late.end(), rank_);
   if (response.form == Response::Form::kError) {
-    if (entry != nullptr && entry->request.kind == Kind::kRemoveProcessSet) {
-      queue_.reopen(entry->removes);
-    }
-    if (entry != nullptr) queue_.finish(entry, response.error);
+    if (late && entry == nullptr) late_.answer_error(key, response.error);
+    if (entry != nullptr) accept_error(entry, response.error);
     return sticky ? response.error : Status();
   }
   if (response.form == Response::Form::kFull) {
@@ -382,6 +387,13 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   const std::vector<int>& absent = response.absent;
   const bool joined = std::binary_search(absent.begin(), absent.end(), rank_);
   if (joined && entry == nullptr) return Status();
+  if (late && request != nullptr && request->roll) {
+    Result<EntryPtr> proxy = late_.answer_late(*request, response.late, std::move(entry));
+    HVDLITE_RETURN_IF_ERROR(proxy.status());
+    entry = std::move(proxy.value());
+  } else if (entry != nullptr && entry->request.roll) {
+    late_.answer(*entry, response.late);
+  }
   if (entry == nullptr) {
     return Status(StatusCode::kInternal,
                   "the coordinator answered '" + key + "', which this rank has not submitted");
@@ -394,14 +406,23 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
     queue_.finish(entry, misfit);
     return misfit;
   }
-  if (request->kind == Kind::kRemoveProcessSet) cache_.forget(entry->removes);
+  if (request->kind == Kind::kRemoveProcessSet) {
+    cache_.forget(entry->removes);
+    late_.forget(entry->removes);
+  }
+  if (request->kind == Kind::kJoin) late_.clear();
   round.entries.push_back({std::move(entry), response.first_dimensions, absent, response.generation,
                            response.set_id, response.last_joined});
   return Status();
 }
 
+void Negotiator::accept_error(const EntryPtr& entry, const Status& error) {
+  if (entry->request.kind == Kind::kRemoveProcessSet) queue_.reopen(entry->removes);
+  queue_.finish(entry, error);
+}
+
 bool Negotiator::awaited() const {
-  if (!serves()) return false;
+  if (!coordinator_ || coordinator_->for_all_ranks()) return false;
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != rank_ && !left_[rank] && !control_.ended(rank)) return true;
   }
@@ -416,7 +437,9 @@ void Negotiator::warn_stalls() {
 
 Deadline Negotiator::wake_at() const {
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
-  return Deadline::after(next_stall_check_ - Clock::now());
+  auto at = next_stall_check_;
+  if (const auto due = coordinator_->rolls_due()) at = std::min(at, *due);
+  return Deadline::after(at - Clock::now());
 }
 
 void Negotiator::send_all(const Bytes& frame, Deadline deadline) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "engine/late_results.h"
 #include "entry/entry.h"
 #include "execution/counters.h"
 #include "execution/tensor_queue.h"
@@ -28,7 +29,8 @@ class Negotiator {
  public:
   // All borrowed; the engine owns them and outlives this.
   Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config, TensorQueue& queue,
-             Counters& counters, Lateness& lateness, const Timeline& timeline, bool elastic);
+             Counters& counters, Lateness& lateness, Attendance& attendance,
+             const Timeline& timeline, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
@@ -43,7 +45,9 @@ class Negotiator {
   // sends without it do not wait for it. What concerns this rank waits for receive().
   void serve();
   // Whether serve() has anything to do in this world.
-  bool serves() const { return coordinator_ && !coordinator_->for_all_ranks(); }
+  bool serves() const {
+    return coordinator_ && (!coordinator_->for_all_ranks() || coordinator_->rolls());
+  }
   // Rank 0, done with its own work: whether others may still go on without it, in process sets or
   // sends.
   bool awaited() const;
@@ -78,6 +82,7 @@ class Negotiator {
   std::vector<Response> distribute(const std::vector<Response>& responses);
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
+  void accept_error(const EntryPtr& entry, const Status& error);
   void warn_stalls();
   void send_all(const Bytes& frame, Deadline deadline);
 
@@ -92,6 +97,7 @@ class Negotiator {
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;
   ResponseCache cache_;
+  LateResults late_;
   std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
   std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
   Coordinator::TimePoint next_stall_check_;

@@ -19,7 +19,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
       waiter_(*parts.fabric->waiter),
       park_(std::move(park)),
       negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters,
-                  parts.lateness, parts.timeline, /*elastic=*/park_ != nullptr),
+                  parts.lateness, parts.attendance, parts.timeline, /*elastic=*/park_ != nullptr),
       executor_(parts),
       tunables_(tunables_of(parts.config)),
       settled_(settled) {

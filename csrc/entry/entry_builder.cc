@@ -53,6 +53,14 @@ EntryBuilder& EntryBuilder::weigh(std::optional<double> weight) {
   return *this;
 }
 
+EntryBuilder& EntryBuilder::roll(RollCall call, bool skips) {
+  entry_->request.weighted = true;
+  entry_->request.roll = std::move(call);
+  entry_->skips = skips;
+  if (skips) entry_->weight = 0;
+  return *this;
+}
+
 EntryBuilder& EntryBuilder::tensor(TensorShape shape, const void* input, void* output, int gpu,
                                    CudaStream stream) {
   if (gpu != kHostMemory) {

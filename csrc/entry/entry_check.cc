@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/packed.h"
+
 namespace hvdlite {
 
 Status invalid_call(const Request& request, const std::string& why) {
@@ -26,8 +28,29 @@ Status of_call(const Request& request, const Status& why) {
 
 namespace {
 
+// "'layer1', of dtype complex64," for a refusal.
+std::string described(const Request& request, const TensorShape& tensor) {
+  return "'" + (tensor.name.empty() ? request.name : tensor.name) + "', of dtype " +
+         std::string(name_of(tensor.dtype)) + ",";
+}
+
+Status check_packed(const Request& request, const TensorShape& tensor) {
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  if (request.kind != Kind::kAllreduce || !sums) {
+    return invalid_call(request,
+                        "int8 between hosts goes with an allreduce by sum or average, not with " +
+                            std::string(name_of(request.kind)) + " by " +
+                            std::string(name_of(request.op)) + "; use another compression or none");
+  }
+  if (can_be_packed(tensor.dtype)) return Status();
+  return invalid_call(request, described(request, tensor) +
+                                   " cannot travel as int8 between hosts; float32, float16 and "
+                                   "bfloat16 can, so convert it, or send it uncompressed");
+}
+
 Status check_wire(const Request& request, const TensorShape& tensor) {
   if (tensor.wire == tensor.dtype) return Status();
+  if (tensor.packed()) return check_packed(request, tensor);
   const bool narrow = tensor.wire == DataType::kFloat16 || tensor.wire == DataType::kBfloat16;
   if (request.kind != Kind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return invalid_call(request, "a wire dtype goes with allreduce, and not with Adasum");
@@ -36,12 +59,6 @@ Status check_wire(const Request& request, const TensorShape& tensor) {
   if (narrow && wide) return Status();
   return invalid_call(request,
                       "a wire dtype is float16 or bfloat16, of a float32 or float64 tensor");
-}
-
-// "'layer1', of dtype complex64," for a refusal.
-std::string described(const Request& request, const TensorShape& tensor) {
-  return "'" + (tensor.name.empty() ? request.name : tensor.name) + "', of dtype " +
-         std::string(name_of(tensor.dtype)) + ",";
 }
 
 Status check_reduction(const Request& request, const TensorShape& tensor) {
@@ -162,6 +179,41 @@ Status check_send(const Request& request, const Group& group, int rank) {
   return Status();
 }
 
+// The local half of a roll call's checks.
+Status check_roll(const Request& request, const Group& group) {
+  const RollCall& roll = *request.roll;
+  if (request.kind != Kind::kAllreduce || !request.weighted) {
+    return invalid_call(request, "a roll call goes with an allreduce by average");
+  }
+  for (const TensorShape& tensor : request.tensors) {
+    if (tensor.device == DeviceType::kGpu) {
+      return invalid_call(
+          request,
+          "a roll call takes tensors in host memory, because results wait there for "
+          "ranks that are late; copy the gradients to the host");
+    }
+    if (!is_floating(tensor.dtype)) {
+      return invalid_call(request, described(request, tensor) +
+                                       " cannot be given late; a roll call "
+                                       "takes real floating-point tensors");
+    }
+  }
+  if (roll.key.empty() || roll.key.size() > kMaxNameBytes) {
+    return invalid_call(request, "the key of a roll call has 1 to 512 bytes");
+  }
+  if (roll.quorum < 1 || roll.quorum > group.ranks.size()) {
+    return invalid_call(request, "the quorum of a roll call is a number of ranks from 1 to " +
+                                     std::to_string(group.ranks.size()) + ", not " +
+                                     std::to_string(roll.quorum));
+  }
+  if (roll.bound < 1 || roll.grace_us < 0 || roll.grace_us > kMaxGraceUs) {
+    return invalid_call(request,
+                        "a roll call has a bound of at least one step, and a grace from 0 "
+                        "to 2^40 microseconds");
+  }
+  return Status();
+}
+
 Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
   const Request& request = entry.request;
   if (std::max(request.name.size(), request.transaction.size()) > kMaxNameBytes) {
@@ -183,6 +235,7 @@ Status check_entry(const Entry& entry, const GroupPtr& group, int rank) {
                                      " is not a member of " + describe(*group));
   }
   if (request.is_send()) HVDLITE_RETURN_IF_ERROR(check_send(request, *group, rank));
+  if (request.roll) HVDLITE_RETURN_IF_ERROR(check_roll(request, *group));
   if (!std::isfinite(request.prescale) || !std::isfinite(request.postscale)) {
     return invalid_call(request, "prescale and postscale factors are finite numbers");
   }

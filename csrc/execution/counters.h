@@ -12,7 +12,8 @@ struct Counters {
   Counter cache_hits;
   Counter full_requests;
   Counter messages_sent;
-  Counter nonfinite;  // see finite_check.h
+  Counter bytes_to_other_hosts;  // of the host's data plane; Backend::count_in
+  Counter nonfinite;             // see finite_check.h
 };
 
 }  // namespace hvdlite

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "base/config.h"
+#include "execution/attendance.h"
 #include "execution/commit_book.h"
 #include "execution/counters.h"
 #include "execution/tensor_queue.h"
@@ -40,6 +41,7 @@ struct EngineParts {
         gpus(*backend, fabric.get(), config, std::move(gpu_libraries)),
         sets(size, highest_set) {
     backend->trace_to(*trace);
+    backend->count_in(counters.bytes_to_other_hosts);
     if (elastic == nullptr) return;
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();
     for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);
@@ -60,6 +62,7 @@ struct EngineParts {
   std::shared_ptr<CommitBook> commits;
   Counters counters;                                  // the runner counts up, any thread reads
   Lateness lateness{size, config.lateness_interval};  // of all ranks, on rank 0
+  Attendance attendance{rank, size};                  // in roll calls
 };
 
 }  // namespace hvdlite

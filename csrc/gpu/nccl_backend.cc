@@ -10,13 +10,14 @@ constexpr int kBytes = 1;  // ncclUint8
 }  // namespace
 
 NcclBackend::NcclBackend(std::unique_ptr<NcclCommunicator> communicator, DeviceWorkspace& workspace,
-                         Backend& host, bool fused)
+                         Backend& host, bool fused, bool spans_hosts)
     : workspace_(workspace),
       host_(host),
       communicator_(std::move(communicator)),
       index_(communicator_->index()),
       size_(communicator_->size()),
-      fused_(fused) {
+      fused_(fused),
+      spans_hosts_(spans_hosts) {
   if (!fused_) return;
   // Without a registration NCCL copies through buffers of its own, which is only slower.
   (void)communicator_->know_memory(workspace_.fusion.address(), workspace_.fusion.bytes());

@@ -36,7 +36,9 @@ ElementTypes widened(ElementTypes types) {
 
 Status NcclBackend::allreduce(const Allreduce& call, Patience patience) {
   const auto& [group, types, op, pieces] = call;
-  if (op == ReduceOp::kAdasum || !runs_on_device(group, types.memory, op, pieces)) {
+  const bool packs = spans_hosts_ && std::any_of(pieces.begin(), pieces.end(),
+                                                 [](const Piece& piece) { return piece.packed; });
+  if (op == ReduceOp::kAdasum || packs || !runs_on_device(group, types.memory, op, pieces)) {
     StagedBackend through_host(workspace_, host_, group.ranks[static_cast<std::size_t>(index_)]);
     through_host.look_in(std::move(nonfinite_));
     return through_host.allreduce(call, patience);

@@ -1,6 +1,7 @@
 // The data plane of GPU tensors where some member has no NCCL, and of reductions that a device does
-// not know (Adasum, and those of device_types.h). Tensors go to the host, through the host's data
-// plane, and back. That is correct and slow: its calls wait for the device. Runner only.
+// not know (Adasum, packing between hosts, and those of device_types.h). Tensors go to the host,
+// through the host's data plane, and back. That is correct and slow: its calls wait for the device.
+// Runner only.
 #pragma once
 
 #include <utility>

@@ -14,10 +14,13 @@ Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patie
   const bool in_place =
       layout.driver() && !layout.spans_hosts() && !pieces_.prescaled() && !types.cast();
   const HostReduction reduction(layout, call.group, types.wire, call.op);
-  const bool saves = std::any_of(call.pieces.begin(), call.pieces.end(),
-                                 [](const Piece& piece) { return piece.copy != nullptr; });
+  const auto any = [&](auto has) {
+    return std::any_of(call.pieces.begin(), call.pieces.end(), has);
+  };
+  const bool saves = any([](const Piece& piece) { return piece.copy != nullptr; });
+  const bool packs = layout.spans_hosts() && any([](const Piece& piece) { return piece.packed; });
   const Batch batch{layout,   pieces_, types, reduction, patience, size_of(types.wire),
-                    in_place, saves};
+                    in_place, saves,   packs};
   const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
   const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
@@ -41,9 +44,9 @@ Status HostAllreduce::reduce_small(const Batch& batch) {
 
 Status HostAllreduce::reduce_chunks(const Batch& batch) {
   const std::uint64_t elements = batch.pieces.elements();
-  const std::uint64_t per_chunk = plane_.chunk_bytes(batch.layout) / batch.element_bytes;
+  const std::uint64_t per_chunk = batch.elements_per_chunk(plane_.chunk_bytes(batch.layout));
   const auto chunk = [&](const Staging::Step& step, std::uint64_t k) {
-    return Chunk{batch, step, chunk_at(elements, per_chunk, k)};
+    return Chunk{batch, step, batch.cut(chunk_at(elements, per_chunk, k))};
   };
   return plane_.pipeline(
       batch.layout, batch.patience, kAllreduce, chunk_count(elements, per_chunk),
@@ -53,6 +56,13 @@ Status HostAllreduce::reduce_chunks(const Batch& batch) {
         HVDLITE_RETURN_IF_ERROR(reduce_slice(taken));
         return take_results(taken);
       });
+}
+
+// A chunk of a batch that packs begins before its even begin, by less than a block. Two blocks fit
+// into any staging buffer (transport/segment.h).
+std::uint64_t HostAllreduce::Batch::elements_per_chunk(std::uint64_t chunk_bytes) const {
+  const std::uint64_t even = chunk_bytes / element_bytes;
+  return packs ? std::max<std::uint64_t>(even, 2 * kPackedBlock) - kPackedBlock : even;
 }
 
 Status HostAllreduce::publish(const Chunk& chunk) {
@@ -96,12 +106,28 @@ Status HostAllreduce::reduce_slice(const Chunk& chunk) {
 
 Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
   const Batch& batch = chunk.batch;
+  std::byte* lies_at = plane_.staging().own_buffer(chunk.step) + chunk.offset(slice);
+  std::vector<Range> parts;
+  for (std::size_t h = 0; h < batch.layout.hosts.size(); ++h) {
+    parts.push_back(batch.part(slice, batch.layout.hosts.size(), h));
+  }
+  if (batch.packs) {
+    HVDLITE_RETURN_IF_ERROR(packed_.run(batch.layout, batch.pieces, batch.types.memory,
+                                        batch.reduction, {parts, lies_at}, batch.patience));
+  } else {
+    HVDLITE_RETURN_IF_ERROR(exchange_parts(chunk, parts));
+  }
+  copy_out(batch, slice, lies_at);
+  return Status();
+}
+
+Status HostAllreduce::exchange_parts(const Chunk& chunk, const std::vector<Range>& parts) {
+  const Batch& batch = chunk.batch;
   const HostLayout& layout = batch.layout;
   const std::size_t hosts = layout.hosts.size();
   std::byte* buffer = plane_.staging().own_buffer(chunk.step);
   const auto part = [&](std::size_t h) -> std::span<std::byte> {
-    const Range range = part_of(slice, batch.element_bytes, hosts, h);
-    return {buffer + chunk.offset(range), range.count() * batch.element_bytes};
+    return {buffer + chunk.offset(parts[h]), parts[h].count() * batch.element_bytes};
   };
   const std::span<std::byte> own_part = part(layout.host);
   if (received_.size() < hosts * own_part.size()) received_.resize(hosts * own_part.size());
@@ -117,10 +143,8 @@ Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
     gather.push_back({layout.peers[h], own_part, part(h)});
   }
   HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(scatter, batch.patience, kAllreduce));
-  finish(batch, part_of(slice, batch.element_bytes, hosts, layout.host), sources, own_part.data());
-  HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(gather, batch.patience, kAllreduce));
-  copy_out(batch, slice, buffer + chunk.offset(slice));
-  return Status();
+  finish(batch, parts[layout.host], sources, own_part.data());
+  return plane_.exchange_with_ranks(gather, batch.patience, kAllreduce);
 }
 
 void HostAllreduce::finish(const Batch& batch, Range range, Sources sources, std::byte* to) {

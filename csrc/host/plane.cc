@@ -37,6 +37,10 @@ Status HostPlane::exchange_with_ranks(std::vector<Transfer>& transfers, Patience
                                       const char* operation) {
   if (transfers.empty()) return Status();
   const TraceSpan traced = part("exchange");
+  for (const Transfer& transfer : transfers) {
+    if (to_other_hosts_ == nullptr || topology().same_host(transfer.rank)) continue;
+    *to_other_hosts_ += transfer.outgoing.size();
+  }
   return exchange(fabric_.data, *fabric_.waiter, transfers, patience, operation);
 }
 

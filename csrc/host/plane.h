@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/counter.h"
 #include "base/deadline.h"
 #include "base/status.h"
 #include "base/tunables.h"
@@ -30,6 +31,8 @@ class HostPlane {
   void tune(const Tunables& tunables) { tunables_ = tunables; }
   // Parts of a collective and waits are drawn on this row from here on. Both are borrowed.
   void trace_to(Trace& trace, const char* row);
+  // Bytes for ranks of other hosts are counted here from now on. Borrowed.
+  void count_in(Counter& to_other_hosts) { to_other_hosts_ = &to_other_hosts; }
   // A part of the collective for the timeline, to the end of the scope.
   TraceSpan part(const char* name) const { return {trace_, trace_row_, name}; }
 
@@ -54,6 +57,7 @@ class HostPlane {
   Staging staging_;
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
+  Counter* to_other_hosts_ = nullptr;
 };
 
 template <typename Publish, typename Take>

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "host/layout.h"
+#include "kernels/packed.h"
 #include "kernels/reduce.h"
 
 namespace hvdlite {
@@ -33,6 +34,13 @@ class HostReduction {
   void finish(Sources parts, void* to, std::size_t count, double factor) const {
     reduce(dtype_, op_, parts, to, count,
            {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr});
+  }
+
+  // The same of parts that the hosts gave packed; the result is packed as well.
+  void finish_packed(std::span<const std::byte* const> parts, std::byte* to, std::size_t count,
+                     double factor) const {
+    sum_packed(parts, count,
+               {divisor_, factor, exchanges_means() ? layout_.counts.data() : nullptr}, to);
   }
 
  private:

@@ -98,7 +98,10 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   Book& book = found->second;
   activity_[rank] = {request.name, now};
-  if (request.kind == Kind::kJoin) join(rank);
+  if (request.kind == Kind::kJoin) join(rank, now);
+  if (request.roll && catch_up(book, static_cast<std::size_t>(index), request, now)) {
+    return Status();
+  }
   sends_ = sends_ || request.is_send();
   if (fail_late_change(rank, request)) return Status();
   const std::uint64_t tallied = tallied_;
@@ -117,6 +120,10 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   if (request.rows_differ() && tally.refusal.ok()) tally.differing[index] = request;
   if (fail_removal(rank, request, book)) return Status();
+  if (tally.request.roll) {
+    arrive(book, request.key(), static_cast<std::size_t>(index), request, now);
+    return Status();
+  }
   if (tally.missing == 0 || fail_if_left(book, tally)) {
     auto node = book.tallies.extract(request.key());
     --waiting_;
@@ -161,20 +168,23 @@ std::vector<int> Coordinator::missing_ranks(const Book& book, const Tally& tally
   std::vector<int> ranks;
   for (std::size_t i = 0; i < book.group.ranks.size(); ++i) {
     const int rank = book.group.ranks[i];
-    if (!tally.submitted[i] && awaits(tally, rank)) ranks.push_back(rank);
+    if (tally.submitted[i] || !awaits(tally, rank) || is_late(book, tally, i)) continue;
+    ranks.push_back(rank);
   }
   return ranks;
 }
 
-void Coordinator::join(int rank) {
+void Coordinator::join(int rank, TimePoint now) {
   joined_[rank] = true;
   last_joined_ = rank;
+  if (rolls_) join_rolls(rank, now);
   for (auto& [id, book] : books_) {
     const int index = book.group.index_of(rank);
     for (auto at = book.tallies.begin(); index >= 0 && at != book.tallies.end();) {
       const auto current = at++;
       Tally& tally = current->second;
-      const bool awaited = tally.request.kind != Kind::kJoin && tally.request.concerns(rank);
+      const Request& request = tally.request;
+      const bool awaited = request.kind != Kind::kJoin && request.concerns(rank) && !request.roll;
       if (!awaited || tally.submitted[index] || --tally.missing > 0) continue;
       auto node = book.tallies.extract(current);
       --waiting_;
@@ -293,7 +303,9 @@ Status Coordinator::refuse_splits(const Book& book, const Tally& tally, int rank
 
 Status Coordinator::note_absent(Book& book, const Tally& tally, Response& response) {
   for (std::size_t i = 0; i < tally.submitted.size(); ++i) {
-    if (!tally.submitted[i]) response.absent.push_back(book.group.ranks[i]);
+    const int rank = book.group.ranks[i];
+    const bool late = std::binary_search(response.late.begin(), response.late.end(), rank);
+    if (!tally.submitted[i] && !late) response.absent.push_back(rank);
   }
   if (response.absent != book.absent) {
     if (epochs_ >= kMaxEpoch) {
@@ -317,15 +329,19 @@ void Coordinator::cut_round() {
 
 void Coordinator::respond(Book& book, Tally tally) {
   if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
-  if (!tally.refusal.ok()) return respond_error(tally, std::move(tally.refusal));
-  if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   Response response;
+  if (tally.request.roll) response.late = note_late(book, tally);
+  if (!tally.refusal.ok()) {
+    return respond_error(tally, std::move(tally.refusal), std::move(response.late));
+  }
+  if (tally.request.changes_process_sets()) return respond_change(std::move(tally));
   // Who has joined is nothing to the two ranks of a send.
   Status noted = tally.request.is_send() ? Status() : note_absent(book, tally, response);
-  if (!noted.ok()) return respond_error(tally, std::move(noted));
+  if (!noted.ok()) return respond_error(tally, std::move(noted), std::move(response.late));
   if (observer_ != nullptr) observer_->answered(tally.number, Status());
   const std::string key = tally.request.key();
-  if (!tally.arrivals.empty() && response.absent.empty()) lateness_->answered(key, tally.arrivals);
+  const bool all_came = response.absent.empty() && response.late.empty();
+  if (!tally.arrivals.empty() && all_came) lateness_->answered(key, tally.arrivals);
   if (const auto id = cache_.find(key, tally.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;
@@ -342,12 +358,13 @@ void Coordinator::respond(Book& book, Tally tally) {
   if (response.request.kind == Kind::kJoin) {
     response.last_joined = last_joined_;
     joined_.assign(joined_.size(), false);
+    return_to_rolls();
     failed_.clear();  // who has not made such a change has joined instead
   }
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::respond_error(const Tally& tally, Status error) {
+void Coordinator::respond_error(const Tally& tally, Status error, std::vector<int> late) {
   if (tally.request.changes_process_sets()) {
     for (auto& [id, book] : books_) book.removing.clear();
   }
@@ -356,6 +373,7 @@ void Coordinator::respond_error(const Tally& tally, Status error) {
   response.form = Response::Form::kError;
   response.request = named(tally.request);
   response.error = std::move(error);
+  response.late = std::move(late);
   responses_.push_back(std::move(response));
 }
 

@@ -6,7 +6,7 @@
 // all members get, in one order for all sets: so two ranks can never wait for each other in
 // collectives of two different sets. Ranks that disagree all get the same error instead. A rank
 // that has joined is not waited for any more: responses name it absent, until all ranks have
-// joined.
+// joined. Where a request has a *roll*, responses name late those who are not waited for (roll.h).
 //
 // Rank 0's negotiator owns it, and only the runner calls it. It does no I/O and has no clock.
 #pragma once
@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "negotiation/lateness.h"
 #include "negotiation/observer.h"
 #include "negotiation/response_cache.h"
+#include "negotiation/roll.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -61,6 +63,7 @@ class Coordinator {
     std::vector<int> absent;                         // of the last response
     std::uint32_t generation = 0;                    // of the group without them
     std::vector<bool> removing;  // members that remove the set, by position; empty: none does
+    std::map<std::string, Roll> rolls;  // by RollCall::key
   };
 
   // `observer` and `lateness` are borrowed and may be null. With `cuts_at_changes` no round has
@@ -98,6 +101,13 @@ class Coordinator {
   // `settled`: for good.
   void tune(const Tunables& tunables, bool settled);
 
+  // Answers what waits for nobody any more at `now`, because grace has passed.
+  void close_rolls(TimePoint now);
+  // When close_rolls() has something to do though nothing happens.
+  std::optional<TimePoint> rolls_due() const;
+  // Whether some request had a roll.
+  bool rolls() const { return rolls_; }
+
   // The responses decided since the last call, in order. The books that they name stay until the
   // next call.
   std::vector<Response> take_responses();
@@ -121,7 +131,7 @@ class Coordinator {
   // Returns the rank's tally for the request, a new one where it is the first to ask.
   Tally& open(Book& book, int rank, const Request& request, TimePoint now);
   // Answers what waited for this rank alone, and stops waiting for it.
-  void join(int rank);
+  void join(int rank, TimePoint now);
   void respond(Book& book, Tally tally);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const Book& book, const Tally& tally);
@@ -130,10 +140,27 @@ class Coordinator {
                               const Request& request);
   // Names the absent ranks in the response. kInternal when generations have run out.
   Status note_absent(Book& book, const Tally& tally, Response& response);
-  void respond_error(const Tally& tally, Status error);
+  // `late`: members that have not submitted it, and get the error when they do.
+  void respond_error(const Tally& tally, Status error, std::vector<int> late = {});
   void cut_round();  // where this world cuts at changes
   // Answers the tally with an error if it waits for a rank that has left. True: it did.
   bool fail_if_left(const Book& book, const Tally& tally);
+
+  // Rolls (coordinator_roll.cc).
+  // A member asks for what was answered without it. True: there is nothing else to do.
+  bool catch_up(Book& book, std::size_t index, const Request& request, TimePoint now);
+  // The member was counted in the tally of this key, which has a roll: answers what can be.
+  void arrive(Book& book, const std::string& key, std::size_t index, const Request& request,
+              TimePoint now);
+  void respond_if_complete(Book& book, const std::string& key);
+  // Answers what can be answered because the roll is closed for another step.
+  void close_roll(Book& book, Roll& roll, const std::string& roll_key, TimePoint now);
+  // Whether the roll of the tally is closed without this member.
+  static bool is_late(const Book& book, const Tally& tally, std::size_t index);
+  // The tally is answered: returns the ranks that are late with it.
+  static std::vector<int> note_late(Book& book, const Tally& tally);
+  void join_rolls(int rank, TimePoint now);
+  void return_to_rolls();  // all ranks have joined
 
   // Changes of the process sets (coordinator_sets.cc).
   struct FailedChange {
@@ -161,6 +188,7 @@ class Coordinator {
   std::vector<bool> joined_;                        // by rank
   int last_joined_ = -1;
   bool sends_ = false;        // some request was a send
+  bool rolls_ = false;        // some request had a roll
   std::uint32_t epochs_ = 0;  // ids of sets and generations given out so far
   std::vector<Response> responses_;
   std::size_t waiting_ = 0;                               // tallies in all books

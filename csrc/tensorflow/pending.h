@@ -25,7 +25,7 @@ struct Node {
   std::string name;                // on the wire
   std::vector<std::string> names;  // by tensor, for messages
   std::int32_t op = 0;
-  std::int32_t wire = -1;  // the dtype that an allreduce casts to on the way; -1: it does not cast
+  std::int32_t wire = -1;  // of an allreduce: TensorShape::wire, as a number; -1: the dtype itself
   std::int32_t root = 0;   // of a send, the other rank
   std::int32_t process_set = 0;
 };

@@ -85,6 +85,7 @@ Status Fabric::open(Fd own_bell, const Config& config) {
                                                       spin_time(config, local_size), topology.size);
   HVDLITE_RETURN_IF_ERROR(made.status());
   waiter = std::move(made.value());
+  if (config.spin_us >= 0) waiter->always_spin();
   return Status();
 }
 

@@ -3,16 +3,17 @@
 // A rank waits for very different things: flags in shared memory that a peer stores, bytes on a
 // socket, work that a thread of its own enqueues, the death of a peer. All of them end the same
 // sleep. The sleeper first spins on its condition (worth two orders of magnitude where a core is
-// free), then publishes `sleeping`, looks once more, and sleeps in epoll on its own eventfd (the
-// bell) and on the watched sockets. A thread that changes something that a rank may wait for rings
-// that rank's Bell afterwards: one load while the rank is awake, one write(2) when it sleeps. Local
-// peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap). There is no I/O
-// thread and no polling: an idle process uses no processor time.
+// free, and see SpinRecord), then publishes `sleeping`, looks once more, and sleeps in epoll on its
+// own eventfd (the bell) and on the watched sockets. A thread that changes something that a rank
+// may wait for rings that rank's Bell afterwards: one load while the rank is awake, one write(2)
+// when it sleeps. Local peers hold a duplicate of the eventfd (passed over a Unix socket at
+// bootstrap). There is no I/O thread and no polling: an idle process uses no processor time.
 //
 // Order: the waker stores its change, then loads `sleeping`; the sleeper stores `sleeping`, then
 // loads the change. All four are seq_cst, so at least one of them sees the other.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -47,6 +48,25 @@ class Bell {
   int event_fd_ = -1;
 };
 
+// Whether spins have paid lately. Where other processes want the same cores, a spin keeps a peer
+// from running, and a sleep at once is faster: a wait then spins only now and then, to see whether
+// that has changed. A spin pays if the condition came while it lasted. It was wasted if the
+// condition came soon afterwards: where a peer comes much later, a spin costs little either way.
+class SpinRecord {
+ public:
+  // Whether the next wait shall spin.
+  bool pays() { return credit_ > kMost / 2 || ++skipped_ % kProbeInterval == 0; }
+  void paid() { credit_ = std::min(credit_ + 1, kMost); }
+  void wasted() { credit_ = std::max(credit_ - 1, 0); }
+
+ private:
+  static constexpr int kMost = 8;
+  static constexpr std::uint32_t kProbeInterval = 8;  // in waits
+
+  int credit_ = kMost;
+  std::uint32_t skipped_ = 0;
+};
+
 // One rank's sleep. Its Fabric owns it, and the engine's runner uses it, except where a function
 // says any thread.
 class Waiter {
@@ -67,6 +87,8 @@ class Waiter {
     interrupted_.store(true);
     bell().ring();
   }
+  // From here on waits spin also where that does not pay.
+  void always_spin() { always_spins_ = true; }
   // For peers without a socket (threads as ranks): `gone` says when the rank is lost.
   void watch_flag(std::shared_ptr<const std::atomic<bool>> gone, int rank) {
     flags_[rank] = std::move(gone);
@@ -83,7 +105,13 @@ class Waiter {
   template <typename Ready, typename Failed>
   Status wait(Ready&& ready, Failed&& failed, Deadline deadline) {
     if (meanwhile_) meanwhile_();
-    if (spin_until(ready)) return Status();
+    if (ready()) return Status();
+    const bool spins = spin_.count() > 0 && (always_spins_ || spin_record_.pays());
+    if (spins && spin_until(ready)) {
+      spin_record_.paid();
+      return Status();
+    }
+    const auto soon = std::chrono::steady_clock::now() + kSoon;
     while (true) {
       announce_sleep();
       if (meanwhile_) meanwhile_();
@@ -98,7 +126,9 @@ class Waiter {
       if (deadline.passed()) return wake_up(Status(StatusCode::kTimeout, ""));
       if (Status status = sleep(deadline); !status.ok()) return wake_up(status);
       (void)wake_up(Status());
-      if (ready()) return Status();
+      if (!ready()) continue;
+      if (spins && std::chrono::steady_clock::now() < soon) spin_record_.wasted();
+      return Status();
     }
   }
 
@@ -109,8 +139,6 @@ class Waiter {
   explicit Waiter(int size) : lost_(size), flags_(size) {}
   template <typename Ready>
   bool spin_until(Ready&& ready) {
-    if (ready()) return true;
-    if (spin_.count() <= 0) return false;
     const auto end = std::chrono::steady_clock::now() + spin_;
     while (std::chrono::steady_clock::now() < end) {
       if (meanwhile_) meanwhile_();
@@ -129,10 +157,13 @@ class Waiter {
   void mark_lost(int rank);
 
   static constexpr int kPollsPerClockRead = 16;
+  static constexpr auto kSoon = std::chrono::milliseconds(1);
   std::atomic<std::uint32_t>* sleeping_ = nullptr;
   Fd event_fd_;
   Fd epoll_fd_;
   std::chrono::microseconds spin_{0};
+  bool always_spins_ = false;
+  SpinRecord spin_record_;
   std::atomic<bool> interrupted_{false};
   std::function<void()> meanwhile_;
   std::vector<std::atomic<bool>> lost_;                          // by rank

@@ -9,6 +9,8 @@ constexpr std::size_t kMaxMessageBytes = UINT16_MAX;
 constexpr std::size_t kMinTensorBytes = 6;    // dtype, wire, device, ndim, an empty name
 constexpr std::size_t kMinRequestBytes = 39;  // fixed fields, empty texts, no tensor
 constexpr std::size_t kEnds = 2;              // of a send
+constexpr std::uint8_t kWeighted = 1;         // flags of a request
+constexpr std::uint8_t kRolled = 2;
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
 Writer begin(FrameType type) {
@@ -61,10 +63,31 @@ bool names_ranks(const Request& request) {
   return request.changes_process_sets() || request.is_send();
 }
 
+void put_roll(Writer& writer, const RollCall& roll) {
+  writer.put_text(roll.key);
+  writer.put(roll.step);
+  writer.put(roll.quorum);
+  writer.put(roll.grace_us);
+  writer.put(roll.bound);
+  writer.put(static_cast<std::uint8_t>(roll.fold));
+}
+
+void get_roll(Reader& reader, RollCall& roll) {
+  roll.key = reader.get_text(kMaxNameBytes);
+  roll.step = reader.get<std::uint64_t>();
+  roll.quorum = reader.get<std::uint32_t>();
+  roll.grace_us = reader.get<std::int64_t>();
+  roll.bound = reader.get<std::uint32_t>();
+  roll.fold = reader.get<std::uint8_t>() != 0;
+  const bool timed = roll.grace_us >= 0 && roll.grace_us <= kMaxGraceUs;
+  if (!timed || roll.quorum == 0 || roll.bound == 0) reader.reject();
+}
+
 void put_request(Writer& writer, const Request& request) {
   writer.put(request.kind);
   writer.put(request.op);
-  writer.put(static_cast<std::uint8_t>(request.weighted));
+  writer.put(
+      static_cast<std::uint8_t>((request.weighted ? kWeighted : 0) | (request.roll ? kRolled : 0)));
   writer.put(request.root);
   writer.put(request.process_set);
   writer.put(request.prescale);
@@ -81,6 +104,7 @@ void put_request(Writer& writer, const Request& request) {
     for (const std::int64_t dim : tensor.dims) writer.put(dim);
   }
   put_numbers(writer, names_ranks(request) ? request.ranks : request.splits);
+  if (request.roll) put_roll(writer, *request.roll);
 }
 
 void get_tensor(Reader& reader, TensorShape& tensor) {
@@ -114,7 +138,9 @@ void get_request(Reader& reader, Request& request) {
   if (kind > static_cast<int>(kLastKind) || !is_valid_op(op)) return reader.reject();
   request.kind = static_cast<Kind>(kind);
   request.op = static_cast<ReduceOp>(op);
-  request.weighted = reader.get<std::uint8_t>() != 0;
+  const auto flags = reader.get<std::uint8_t>();
+  if (flags > (kWeighted | kRolled)) return reader.reject();
+  request.weighted = (flags & kWeighted) != 0;
   request.root = reader.get<std::int32_t>();
   request.process_set = reader.get<std::uint32_t>();
   request.prescale = reader.get<double>();
@@ -128,6 +154,7 @@ void get_request(Reader& reader, Request& request) {
   }
   get_numbers(reader, names_ranks(request) ? request.ranks : request.splits);
   if (request.is_send() && request.ranks.size() != kEnds) reader.reject();
+  if ((flags & kRolled) != 0) get_roll(reader, request.roll.emplace());
 }
 
 void put_status(Writer& writer, const Status& status) {
@@ -194,23 +221,37 @@ void put_response(Writer& writer, const Response& response) {
   put_numbers(writer, numbers_of(response));
 }
 
+void put_ranks(Writer& writer, const std::vector<int>& ranks) {
+  writer.put(static_cast<std::uint32_t>(ranks.size()));
+  for (const int rank : ranks) writer.put(static_cast<std::int32_t>(rank));
+}
+
+void get_ranks(Reader& reader, std::vector<int>& ranks) {
+  ranks.resize(reader.get_count(sizeof(std::int32_t)));
+  for (int& rank : ranks) rank = reader.get<std::int32_t>();
+}
+
 void put_absent(Writer& writer, const Response& response) {
   writer.put(Response::Form::kAbsent);
   writer.put(response.generation);
-  writer.put(static_cast<std::uint32_t>(response.absent.size()));
-  for (const int rank : response.absent) writer.put(static_cast<std::int32_t>(rank));
+  put_ranks(writer, response.absent);
 }
 
 void get_absent(Reader& reader, Response& response) {
   response.generation = reader.get<std::uint32_t>();
-  response.absent.resize(reader.get_count(sizeof(std::int32_t)));
-  for (int& rank : response.absent) rank = reader.get<std::int32_t>();
+  get_ranks(reader, response.absent);
+}
+
+void put_late(Writer& writer, const Response& response) {
+  writer.put(Response::Form::kLate);
+  put_ranks(writer, response.late);
 }
 
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kCut)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kLate)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
+  if (response.form == Response::Form::kLate) return get_ranks(reader, response.late);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
   if (response.form == Response::Form::kTune) return get_tunables(reader, response);
   if (response.form == Response::Form::kCut) return;
@@ -267,12 +308,18 @@ Bytes encode_respond(const std::vector<Response>& responses) {
   Writer list;
   std::uint32_t count = 0;
   std::uint32_t generation = 0;
+  const std::vector<int>* late = nullptr;  // null: nobody
   for (const Response& response : responses) {
     const bool collective =
         response.form == Response::Form::kCached || response.form == Response::Form::kFull;
     if (collective && response.generation != generation) {
       put_absent(list, response);
       generation = response.generation;
+      ++count;
+    }
+    if (late == nullptr ? !response.late.empty() : response.late != *late) {
+      put_late(list, response);
+      late = &response.late;
       ++count;
     }
     put_response(list, response);
@@ -309,14 +356,15 @@ bool decode_submit(std::span<const std::byte> body, Submit& submit) {
 
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses) {
   Reader reader(body);
-  Response last;  // the absent members that it names hold for the next responses too
+  Response last;  // the absent and late members that it names hold for the next responses too
   for (std::uint32_t left = reader.get_count(1); left > 0; --left) {
     Response response;
     response.absent = last.absent;
     response.generation = last.generation;
+    response.late = last.late;
     get_response(reader, response);
     if (reader.bad()) return false;
-    if (response.form == Response::Form::kAbsent) {
+    if (response.form == Response::Form::kAbsent || response.form == Response::Form::kLate) {
       last = std::move(response);
     } else {
       responses.push_back(std::move(response));

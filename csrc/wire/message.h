@@ -6,10 +6,11 @@
 //   submit   = bits requests                                   any rank -> the coordinator
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
-//   request  = kind:u8 op:u8 weighted:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
-//              transaction:text count:u32 tensor[count] count:u32 split:i64[count]
-//              split: a rank where the request changes the process sets, or is a send: source and
-//              destination
+//   request  = kind:u8 op:u8 flags:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
+//              transaction:text count:u32 tensor[count] count:u32 split:i64[count] roll?
+//              flags: 1 weighted, 2 there is a roll. split: a rank where the request changes the
+//              process sets, or is a send: source and destination
+//   roll     = key:text step:u64 quorum:u32 grace:i64 bound:u32 fold:u8    grace in microseconds
 //   tensor   = dtype:u8 wire:u8 device:u8 ndim:u8 name:text dim:i64[ndim]
 //   respond  = count:u32 response[count]                       the coordinator -> members
 //   response = form:u8 ( cached: id:u32
@@ -17,13 +18,15 @@
 //                      | error:  code:u8 rank:i32 set:u32 name:text count:u32 end:i64[count]
 //                                message:text
 //                      | absent: generation:u32 count:u32 rank:i32[count]
+//                      | late:   count:u32 rank:i32[count]
 //                      | tune:   count:u8 value:i64[count]
 //                      | cut )
 //              end: of a send, source and destination
 //              number: first_dimensions; the one set_id, or the one last_joined rank, where the
 //              request changes the process sets, or is a join
-//              absent is not a response: it says who had joined, for the responses behind it; tune
-//              and cut go to every rank of the world: tune holds from here on, and both end a round
+//              absent and late are not responses: they say who had joined, and who was late, for
+//              the responses behind them; tune and cut go to every rank of the world: tune holds
+//              from here on, and both end a round
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
 //
@@ -49,6 +52,7 @@ inline constexpr std::size_t kMaxNameBytes = 512;
 inline constexpr std::size_t kMaxDimensions = 32;
 inline constexpr std::uint32_t kNotCached = UINT32_MAX;
 inline constexpr std::int64_t kMaxCacheIds = 1 << 22;
+inline constexpr std::int64_t kMaxGraceUs = std::int64_t{1} << 40;  // twelve days
 
 enum class FrameType : std::uint8_t {
   kSubmit = 1,
@@ -81,13 +85,31 @@ struct TensorShape {
   DataType dtype = DataType::kFloat32;
   std::vector<std::int64_t> dims;
   DeviceType device = DeviceType::kHost;
-  // What an allreduce casts it to on the way: a 16-bit float for a floating-point tensor.
+  // What an allreduce casts it to on the way: a 16-bit float for a floating-point tensor; or int8:
+  // it is packed() where it travels between hosts.
   DataType wire = dtype;
 
   std::uint64_t count() const;  // elements
   std::uint64_t bytes() const { return count() * size_of(dtype); }
-  std::uint64_t wire_bytes() const { return count() * size_of(wire); }
+  // As blocks of small integers with a scale each (kernels/packed.h), and within a host as it is.
+  bool packed() const { return wire == DataType::kInt8 && dtype != DataType::kInt8; }
+  std::uint64_t wire_bytes() const { return count() * size_of(packed() ? dtype : wire); }
   bool operator==(const TensorShape&) const = default;
+};
+
+// The terms on which an all-reduce goes on without ranks that are late (negotiation/roll.h).
+struct RollCall {
+  std::string key;            // all requests of one step with this key share one decision
+  std::uint64_t step = 0;     // read where the name is new to the key, and not compared
+  std::uint32_t quorum = 1;   // of all members of the process set, so many suffice
+  std::int64_t grace_us = 0;  // then the others have so many microseconds more
+  std::uint32_t bound = 1;    // no rank is more steps than that behind
+  bool fold = true;           // what comes late goes into a later step; otherwise it is forgotten
+
+  bool operator==(const RollCall& other) const {
+    return key == other.key && quorum == other.quorum && grace_us == other.grace_us &&
+           bound == other.bound && fold == other.fold;
+  }
 };
 
 // One collective as one rank wants it: all that ranks must agree on.
@@ -111,6 +133,7 @@ struct Request {
   // Changes of the process sets: the ranks of the set, which describe_bad_ranks() checks. A send:
   // source and destination, which decoders and the engine's local checks have seen to.
   std::vector<std::int64_t> ranks;
+  std::optional<RollCall> roll;  // all-reduce: the terms of its roll, if there is one
 
   bool operator==(const Request&) const = default;
   bool changes_process_sets() const {
@@ -153,6 +176,7 @@ struct Response {
     kAbsent = 3,
     kTune = 4,
     kCut = 5,
+    kLate = 6,
   };
   Form form = Form::kCached;
   std::uint32_t cache_id = kNotCached;  // kCached: which; kFull: remember it as this, if any
@@ -168,6 +192,8 @@ struct Response {
   // of the others (transport/topology.h).
   std::vector<int> absent;
   std::uint32_t generation = 0;
+  // Of a roll: the members, ascending, whose own tensors do not count.
+  std::vector<int> late;
   Status error;          // kError
   Tunables tunables{};   // kTune
   bool settled = false;  // kTune: the search is over

@@ -374,7 +374,7 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
     secret = variables.secret(_TOKEN, token, TOKEN_BYTES)
     return replace(
         worker,
-        rendezvous=given or f"{found.first_host}:{_port(digest.digest())}",
+        rendezvous=given or found.address or f"{found.first_host}:{_port(digest.digest())}",
         token=secret,
         job_id=hashlib.sha256(b"job" + secret).digest()[:JOB_ID_BYTES],
     )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import BootstrapError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 EPOCHS = range(1 << 32)  # the numbers that a handshake can carry
 HANDSHAKE_SECONDS = 2.0
 
@@ -44,16 +44,20 @@ class Role(enum.IntEnum):
     CONTROL = 2
     DATA = 3
     STEWARD = 4
+    NODE = 5
 
 
-def title(rank: int, role: Role) -> str:
+_NOUNS: dict[int, str] = {Role.STEWARD: "worker", Role.NODE: "node"}
+
+
+def title(rank: int, role: int) -> str:
     """Name a client in messages; a steward gives the number of its worker, which has no rank yet.
 
     Example:
-        >>> title(3, Role.CONTROL), title(3, Role.STEWARD)
-        ('rank 3', 'worker 3')
+        >>> title(3, Role.CONTROL), title(3, Role.STEWARD), title(3, Role.NODE)
+        ('rank 3', 'worker 3', 'node 3')
     """
-    return f"{'worker' if role == Role.STEWARD else 'rank'} {rank}"
+    return f"{_NOUNS.get(role, 'rank')} {rank}"
 
 
 class Refusal(enum.IntEnum):
@@ -189,11 +193,12 @@ class ServerHandshake(_Side):
         if magic != _MAGIC:
             raise RefusedError("a stranger spoke another protocol")
         if version != PROTOCOL_VERSION:
-            return self._refuse(Refusal.OTHER_VERSION, f"version {version} from rank {rank}")
+            who = title(rank, role)
+            return self._refuse(Refusal.OTHER_VERSION, f"version {version} from {who}")
         if not hmac.compare_digest(job_id, self._job.job_id):
             raise RefusedError("a stranger named another job")
         if epoch != self._job.epoch:
-            return self._refuse(Refusal.OTHER_EPOCH, f"epoch {epoch} from rank {rank}")
+            return self._refuse(Refusal.OTHER_EPOCH, f"epoch {epoch} from {title(rank, role)}")
         if rank >= self._size or role not in set(Role):
             raise RefusedError("a stranger named a rank or a role that does not exist")
         self.rank, self.role = rank, Role(role)

@@ -1,6 +1,8 @@
 """Recognise other launchers (torchrun, mpirun, mpiexec, srun) by the variables that they set.
 
-Rank and local rank are taken from the launcher's variables and never computed, because the order of
+The last rule is that for TF_CONFIG, which cluster software sets for TensorFlow.
+
+Rank and local rank are taken from the launcher's variables and never guessed, because the order of
 ranks over hosts is the launcher's choice: Open MPI may put ranks 0 and 2 on one host, and ranks 1
 and 3 on another.
 
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdlite.bootstrap.tf_config import ranks_of
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
@@ -37,6 +40,8 @@ class LauncherEnvironment:
         node: the launcher's number of this host; None if the launcher does not tell.
         first_host: the host of rank 0; None if the launcher does not tell.
         epoch: how often the launcher has started this job again, if it keeps the job's number.
+        address: "host:port", at which rank 0 is to serve the store if the ranks have several hosts;
+            None if the launcher does not tell.
     """
 
     launcher: str
@@ -49,6 +54,7 @@ class LauncherEnvironment:
     node: int | None = None
     first_host: str | None = None
     epoch: int = 0
+    address: str | None = None
 
     @property
     def on_one_host(self) -> bool:
@@ -64,7 +70,8 @@ def detect_launcher(variables: Variables) -> LauncherEnvironment | None:
     The order matters: srun may have started torchrun or mpirun. Then the variables of srun are also
     set, but describe the process of torchrun or mpirun.
     """
-    for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
+    recognisers = (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size, _tf_config)
+    for recognise in recognisers:
         found = recognise(variables)
         if found is not None:
             return checked(found)
@@ -164,6 +171,27 @@ def _slurm(variables: Variables) -> LauncherEnvironment | None:
         node=node,
         first_host=first_of_node_list(variables.text("SLURM_STEP_NODELIST")),
         epoch=variables.number("SLURM_RESTART_COUNT", 0),
+    )
+
+
+def _tf_config(variables: Variables) -> LauncherEnvironment | None:
+    text = variables.get("TF_CONFIG")
+    found = None if text is None else ranks_of(text)
+    if found is None:
+        return None
+    hosts = found.hosts
+    own = hosts[found.rank]
+    return LauncherEnvironment(
+        launcher="the software that set TF_CONFIG",
+        names=("the index in TF_CONFIG", "its number of tasks"),
+        rank=found.rank,
+        size=len(hosts),
+        job=",".join(found.addresses),
+        local_rank=hosts[: found.rank].count(own),
+        local_size=hosts.count(own),
+        node=list(dict.fromkeys(hosts)).index(own),
+        first_host=hosts[0],
+        address=found.addresses[0],
     )
 
 

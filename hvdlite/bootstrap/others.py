@@ -15,14 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import BootstrapError
 
 _SHOWN = 80  # characters of a value that the message shows
 _BY_HAND = "give every process HVDLITE_RANK, HVDLITE_SIZE, HVDLITE_RENDEZVOUS and HVDLITE_TOKEN"
-_TRAINERS = ("chief", "master", "worker")  # the tasks of TF_CONFIG that train; ps, evaluator do not
 
 
 def _number(value: str) -> int:
@@ -42,26 +40,12 @@ def _most_nodes(value: str) -> int:
     return _number(value.rpartition(":")[2])
 
 
-def _json(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return None
-
-
 def _length(value: str) -> int:
-    hosts = _json(value)
-    return len(hosts) if isinstance(hosts, list) else 0
-
-
-def _trainers(value: str) -> int:
-    """Count the tasks that train in TensorFlow's description of a cluster."""
-    config = _json(value)
-    cluster = config.get("cluster") if isinstance(config, dict) else None
-    if not isinstance(cluster, dict):
+    try:
+        hosts = json.loads(value)
+    except ValueError:
         return 0
-    lists = [cluster.get(kind) for kind in _TRAINERS]
-    return sum(len(addresses) for addresses in lists if isinstance(addresses, (list, dict)))
+    return len(hosts) if isinstance(hosts, list) else 0
 
 
 @dataclass(frozen=True)
@@ -95,11 +79,14 @@ _SIGNS = (
     _Sign("MVP_COMM_WORLD_SIZE", _number),
     _Sign("PMIX_RANK", _index),
     _Sign("SLURM_PROCID", _index),
-    _Sign("PET_NNODES", _most_nodes, "start the script with torchrun, which reads PET_NNODES"),
-    _Sign("TF_CONFIG", _trainers),
+    _Sign("PET_NNODES", _most_nodes, "start the script with `hvdlite-run --nodes auto`"),
     _Sign("SM_HOSTS", _length),
     _Sign("VC_TASK_INDEX", _index),
-    _Sign("JOB_COMPLETION_INDEX", _index),
+    _Sign(
+        "JOB_COMPLETION_INDEX",
+        _index,
+        f"start the script with `hvdlite-run --nodes N --meet HOST:PORT`, or {_BY_HAND}",
+    ),
 )
 
 

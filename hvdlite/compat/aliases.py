@@ -31,7 +31,11 @@ _MODULES = {
 }
 _NOT_OURS = {
     "horovod.mxnet": "MXNet is retired",
-    "horovod.spark": "Spark is not supported; start ranks with hvdlite-run or hvdlite.run",
+    **{
+        f"horovod.spark.{part}": "there are no estimators; docs/spark.md shows how ranks read what "
+        "Spark has written, for a function that hvdlite.spark.run calls"
+        for part in ("common", "keras", "lightning", "torch")
+    },
     "horovod.ray": "Ray is not supported; start ranks with hvdlite-run or hvdlite.run",
 }
 # Packages of Horovod that only hold other modules.

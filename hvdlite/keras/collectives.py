@@ -14,7 +14,13 @@ import keras
 import numpy as np
 
 from hvdlite import _core, basics, ops
-from hvdlite.compression import Compressor, NoneCompressor, cast_in_core, send_compressed
+from hvdlite.compression import (
+    Compressor,
+    NoneCompressor,
+    cast_in_core,
+    send_compressed,
+    travels_as,
+)
 from hvdlite.errors import ArgumentError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.operation_names import next_name
@@ -31,7 +37,7 @@ def _array(value: Any) -> Any:
 def _spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
     number = ops.dtype_number(source.dtype.name, name)
     output = 0 if target is None else target.ctypes.data
-    wire = cast if source.dtype in (np.float32, np.float64) else None
+    wire = travels_as(cast, source.dtype.name)
     return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)
 
 

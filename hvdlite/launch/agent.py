@@ -1,9 +1,10 @@
-"""Agent: runs this host's ranks of a job; the launcher starts it over ssh.
+"""Agent: runs this host's ranks of a job; the launcher starts it over ssh or srun.
 
 The launcher runs `ssh host exec python -m hvdlite.launch.agent`. The agent reads its part of the
 job from stdin, starts those ranks, and writes their output, and how each ended, to stdout. If stdin
-ends, or brings nothing for `SILENCE` seconds, the launcher or the connection to it is gone: the
-agent then ends its ranks and itself. ssh shows the launcher what the agent writes to stderr.
+ends, or brings nothing for `agent_loop.SILENCE` seconds, the launcher or the connection to it is
+gone: the agent then ends its ranks and itself. ssh shows the launcher what the agent writes to
+stderr. In node mode (`nodes`) the agent is an hvdlite-run that has connected to the launcher.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hvdlite.bootstrap.introduction import reach
 from hvdlite.bootstrap.store import StoreClient
 from hvdlite.compat import on_path
 from hvdlite.errors import BootstrapError
-from hvdlite.launch.agent_loop import SILENCE, Agent, Link
+from hvdlite.launch.agent_loop import Agent, Link
 from hvdlite.launch.elastic_agent import ElasticAgent
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import Placement
@@ -50,25 +51,32 @@ _OWN_TO_HOST = frozenset(
     )
 )
 _OWN_TO_LOGIN = ("DBUS_", "DISPLAY", "SSH_", "XDG_")
+# Slurm chooses other GPUs on each host; srun has passed the user's choice on, if there is one.
+_OWN_TO_STEP = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-def _refuse(link: Link, why: str) -> int:
+def _refuse(link: Link, why: str) -> None:
     link.send(frame(Kind.REFUSED, body=why.encode()))
     deadline = time.monotonic() + 2
     while link.waiting and not link.gone and time.monotonic() < deadline:
         link.wait(0.1)
-    return 1
 
 
 def environment_here(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
     """Combine this login's environment with the user's, which the launcher sent.
 
-    The user's variables win, except those that belong to a host or a login.
+    The user's variables win, except those that belong to a host, a login, or a step of Slurm.
+
+    Example:
+        >>> step = {"SLURM_STEP_ID": "3", "CUDA_VISIBLE_DEVICES": "2,3"}
+        >>> environment_here(step, {"CUDA_VISIBLE_DEVICES": "0,1"})["CUDA_VISIBLE_DEVICES"]
+        '2,3'
     """
+    kept = [name for name in _OWN_TO_STEP if "SLURM_STEP_ID" in own and name in own]
     taken = {
         name: value
         for name, value in sent.items()
-        if name not in _OWN_TO_HOST and not name.startswith(_OWN_TO_LOGIN)
+        if name not in _OWN_TO_HOST and name not in kept and not name.startswith(_OWN_TO_LOGIN)
     }
     return {**own, **taken}
 
@@ -88,7 +96,8 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         raise OSError(f"the program {program!r} is not found")
     elastic = "heartbeat" in part
     rank, own = (0, part["meeting"]) if elastic else next(iter(part["ranks"].items()))
-    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), 0)
+    epoch = int(own.get("HVDLITE_EPOCH", 0))  # of a job that cluster software has started again
+    job = Job(bytes.fromhex(own["HVDLITE_TOKEN"]), bytes.fromhex(part["job_id"]), epoch)
     address = own["HVDLITE_RENDEZVOUS"]
     try:
         if elastic:  # To a registrar a client of the store is nobody.
@@ -105,7 +114,7 @@ def _check(part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
 def _receive_part(link: Link) -> dict[str, Any] | None:
     """Wait for this host's part of the job; return None if the launcher goes away instead."""
     stdin: bytes | None = None
-    while not link.gone and time.monotonic() - link.heard_at < SILENCE:
+    while not link.lost and link.outcome is None:
         link.wait(1.0)
         for command in link.receive():
             if command.kind == Kind.STDIN:
@@ -127,45 +136,73 @@ def _run(link: Link, part: Mapping[str, Any], environment: Mapping[str, str]) ->
             link.send(frame(Kind.READY))
             agent.run(())
         return
-    fixed = Agent(link, bytes.fromhex(part["job_id"]))
-    starters: list[Callable[[], None]] = []
-    for rank, own in part["ranks"].items():
-        placement = Placement(int(rank), *part["slots"][rank])
-        starters.append(partial(fixed.start, placement, part, {**environment, **own}))
-    fixed.run(starters)
+    with SignalInbox(passes_on=True) as inbox:
+        fixed = Agent(link, bytes.fromhex(part["job_id"]), inbox=inbox)
+        starters: list[Callable[[], None]] = []
+        for rank, own in part["ranks"].items():
+            placement = Placement(int(rank), *part["slots"][rank])
+            starters.append(partial(fixed.start, placement, part, {**environment, **own}))
+        fixed.run(starters)
+
+
+def hello() -> bytes:
+    """Describe this host to the launcher, in a message."""
+    return data_frame(
+        Kind.HELLO,
+        0,
+        {
+            "version": hvdlite.__version__,
+            "hostname": socket.gethostname(),
+            "cores": available_cores(),
+            "ssh": os.environ.get("SSH_CONNECTION", ""),
+        },
+    )
+
+
+def attend(
+    link: Link,
+    environment: Callable[[dict[str, Any]], dict[str, str]],
+    patient: bool = False,
+) -> bool:
+    """Run this host's ranks, from the launcher's first message to the last one about them.
+
+    Args:
+        link: the connection to the launcher.
+        environment: builds the variables that all ranks here share from this host's part of the
+            job, which it may complete.
+        patient: whether the launcher may first wait for other hosts, without a word.
+
+    Returns:
+        Whether the ranks ran to their end; otherwise the launcher is gone, or has learned why not.
+    """
+    link.send(hello())
+    while patient and not link.hears_launcher(1.0):
+        pass
+    part = _receive_part(link)
+    if part is None:
+        return False
+    shared = environment(part)
+    if part["compat"]:
+        shared = on_path(shared)
+    try:
+        _check(part, shared)
+        _run(link, part, shared)
+    except OSError as error:
+        _refuse(link, str(error))
+        return False
+    link.send(frame(Kind.DONE))
+    # The rest of the output may have to wait for a slow console, but not for a dead link.
+    while link.waiting and not link.lost:
+        link.wait(1.0)
+        link.receive()
+    return True
 
 
 def main() -> int:
     """Run the agent; return its exit status."""
     os.environ.pop(SAFE_PATH, None)  # It was set for this process; the ranks get the user's value.
-    link = Link()
-    hello = {
-        "version": hvdlite.__version__,
-        "hostname": socket.gethostname(),
-        "cores": available_cores(),
-        "ssh": os.environ.get("SSH_CONNECTION", ""),
-    }
-    link.send(data_frame(Kind.HELLO, 0, hello))
-    part = _receive_part(link)
-    if part is None:
-        return 1
-    environment = environment_here(os.environ, part["environment"])
-    if part["compat"]:
-        environment = on_path(environment)
-    try:
-        _check(part, environment)
-    except OSError as error:
-        return _refuse(link, str(error))
-    try:
-        _run(link, part, environment)
-    except OSError as error:
-        return _refuse(link, str(error))
-    link.send(frame(Kind.DONE))
-    # The rest of the output may have to wait for a slow console, but not for a dead link.
-    while link.waiting and not link.gone and time.monotonic() - link.heard_at < SILENCE:
-        link.wait(1.0)
-        link.receive()
-    return 0
+    well = attend(Link(), lambda part: environment_here(os.environ, part["environment"]))
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 from hvdlite.launch.loop import JobLoop
 from hvdlite.launch.output.streams import Stream, StreamReader
 from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import Worker, start_worker
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
@@ -24,26 +25,37 @@ from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, d
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
 _TICK_SECONDS = 1.0
 _CAPACITY = 4 << 20  # bytes that wait for ssh; while there are more, no output is read
-_STDIN, _STDOUT = 0, 1
+# srun passes on whole lines alone, so this ends each message with one.
+_NEW_LINE = frame(Kind.ALIVE, body=b"\n")
 _KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT}
 GONE = 1  # status of a stop because the launcher is gone; no program reads it
 
 
 class Link:
-    """The connection to the launcher, over stdin and stdout; writing never blocks.
+    """The connection to the launcher, usually over stdin and stdout; writing never blocks.
 
     Attributes:
+        read_fd: the descriptor of what the launcher sends.
+        write_fd: the descriptor of what is sent to the launcher; it may be the same one.
         heard_at: the monotonic time of the launcher's last message.
         gone: whether the connection has ended.
+        outcome: the status of the job, and why it did not start; None while it is not over.
     """
 
-    def __init__(self) -> None:
-        os.set_blocking(_STDIN, False)
-        os.set_blocking(_STDOUT, False)
+    def __init__(self, read_fd: int = 0, write_fd: int = 1) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
         self._reader = FrameReader()
+        self.outcome: tuple[int, str] | None = None
         self._out = bytearray(GREETING)
         self.heard_at = time.monotonic()
         self.gone = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the launcher, or the connection to it, is gone."""
+        return self.gone or time.monotonic() - self.heard_at > SILENCE
 
     @property
     def waiting(self) -> int:
@@ -54,14 +66,14 @@ class Link:
         """Queue a frame and write what can be written; drop the frame if the launcher is gone."""
         if self.gone:
             return
-        self._out += data
+        self._out += data + _NEW_LINE
         self.flush()
 
     def flush(self) -> None:
         """Write what can be written now."""
         try:
             while self._out and not self.gone:
-                del self._out[: os.write(_STDOUT, memoryview(self._out)[: 1 << 18])]
+                del self._out[: os.write(self.write_fd, memoryview(self._out)[: 1 << 18])]
         except BlockingIOError:
             pass
         except OSError:
@@ -70,13 +82,19 @@ class Link:
     def wait(self, seconds: float) -> None:
         """Sleep until there is something to receive or room to write."""
         if not self.gone:
-            select.select([_STDIN], [_STDOUT] if self._out else [], [], seconds)
+            select.select([self.read_fd], [self.write_fd] if self._out else [], [], seconds)
         self.flush()
 
+    def hears_launcher(self, seconds: float) -> bool:
+        """Return whether the launcher has said something, or has gone, within these seconds."""
+        self.flush()
+        self.heard_at = time.monotonic()
+        return self.gone or bool(select.select([self.read_fd], [], [], seconds)[0])
+
     def receive(self) -> list[Frame]:
-        """Return the frames that have arrived; set `gone` at the end of stdin."""
+        """Return the frames that have arrived but for the outcome; set `gone` at the end."""
         try:
-            data = os.read(_STDIN, 1 << 18)
+            data = os.read(self.read_fd, 1 << 18)
         except BlockingIOError:
             return []
         except OSError:
@@ -84,7 +102,14 @@ class Link:
         if not data:
             self.gone = True
         self.heard_at = time.monotonic()
-        return self._reader.feed(data)
+        frames = []
+        for one in self._reader.feed(data):
+            if one.kind == Kind.OUTCOME:
+                status, why = one.data()
+                self.outcome = int(status), str(why)
+            else:
+                frames.append(one)
+        return frames
 
 
 class _Forwarder(StreamReader):
@@ -102,6 +127,12 @@ class _Forwarder(StreamReader):
         return self._link.waiting > _CAPACITY and not self._link.gone
 
 
+def tell_signals(link: Link, inbox: SignalInbox) -> None:
+    """Tell the launcher which signals have arrived here."""
+    for number in inbox.take():
+        link.send(data_frame(Kind.CAUGHT, 0, number))
+
+
 class Agent(JobLoop[Worker]):
     """The loop over one host's ranks of a job. Used by one thread.
 
@@ -113,14 +144,26 @@ class Agent(JobLoop[Worker]):
     silence = SILENCE
     period = _TICK_SECONDS
 
-    def __init__(self, link: Link, job_id: bytes, mark: str | None = None) -> None:
+    def __init__(
+        self, link: Link, job_id: bytes, mark: str | None = None, inbox: SignalInbox | None = None
+    ) -> None:
+        """Make a loop without ranks.
+
+        Args:
+            link: the connection to the launcher; borrowed.
+            job_id: the public number of the job.
+            mark: see `JobLoop`.
+            inbox: receives signals to the agent, which the launcher is told; borrowed.
+        """
         super().__init__(job_id, mark)
         self._link = link
         self._forwarder = _Forwarder(self, link)
         self._oom_kills = oom_kills()
         self._listens = True
         self._watches_room = False
-        self.on(_STDIN, self._obey)
+        self.on(link.read_fd, self._obey)
+        if inbox is not None:
+            self.on(inbox.fd, lambda: tell_signals(link, inbox))
 
     @property
     def streams(self) -> StreamReader:
@@ -155,7 +198,7 @@ class Agent(JobLoop[Worker]):
         if (self._link.gone or silent) and self._listens:
             self._link.gone = True
             self._listens = False
-            self.selector.unregister(_STDIN)
+            self._stop_listening()
             self.launcher_gone()
         self._watch_room(bool(self._link.waiting) and not self._link.gone)
         return now + self.period
@@ -164,14 +207,23 @@ class Agent(JobLoop[Worker]):
         """End the ranks, because nobody wants their results any more."""
         self.stop_now(GONE)
 
+    def _stop_listening(self) -> None:
+        self._watch_room(False)
+        self.selector.unregister(self._link.read_fd)
+
     def _watch_room(self, wanted: bool) -> None:
-        """Watch stdout for room in ssh's pipe while `wanted`: while frames are queued."""
-        if wanted != self._watches_room:
-            self._watches_room = wanted
-            if wanted:
-                self.selector.register(_STDOUT, selectors.EVENT_WRITE, self._link.flush)
-            else:
-                self.selector.unregister(_STDOUT)
+        """Watch the link for room while `wanted`: while frames are queued."""
+        if wanted == self._watches_room:
+            return
+        self._watches_room = wanted
+        link = self._link
+        if link.write_fd == link.read_fd:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+            self.selector.modify(link.read_fd, events, self._obey)
+        elif wanted:
+            self.selector.register(link.write_fd, selectors.EVENT_WRITE, link.flush)
+        else:
+            self.selector.unregister(link.write_fd)
 
     def _obey(self) -> None:
         """Stop all ranks at the first message with a signal, since the launcher stops all or none.

@@ -194,7 +194,7 @@ def _outcome_of(what: Description) -> list[Any]:
         outcome = run_job(what)
     except HostsError as error:
         raise ArgumentError(str(error)) from None
-    return _results(outcome)
+    return results_of(outcome)
 
 
 def _path(text: str | Path | None) -> Path | None:
@@ -214,7 +214,7 @@ def _hosts(hosts: str | None, hostfile: str | Path | None) -> list[Host]:
     return []
 
 
-def _results(outcome: Outcome) -> list[Any]:
+def results_of(outcome: Outcome) -> list[Any]:
     """Unpickle the ranks' results, or raise the exception of the first failing rank."""
     if outcome.status == _INTERRUPTED and outcome.root is None:
         raise KeyboardInterrupt

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.output.report import Failure
@@ -103,6 +104,7 @@ class Description:
         stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
         grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
         elastic: how the number of ranks may change; None in a job whose ranks are fixed.
+        job: secret, number and epoch of the job; None for fresh ones.
     """
 
     command: Sequence[str]
@@ -118,6 +120,7 @@ class Description:
     stdin: bytes | None = field(default=None, repr=False)
     grace: float = DEFAULT_GRACE
     elastic: Elastic | None = None
+    job: Job | None = None
 
     def shared_environment(self, threads: int) -> dict[str, str]:
         """Build the variables that are the same for every rank of a host.

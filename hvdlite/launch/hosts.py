@@ -20,10 +20,16 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9:][A-Za-z0-9._:-
 
 @dataclass(frozen=True)
 class Host:
-    """One host; `slots` is how many ranks it takes."""
+    """One host.
+
+    Attributes:
+        slots: how many ranks it takes.
+        here: whether it is this machine; None if its name tells that.
+    """
 
     name: str
     slots: int
+    here: bool | None = None
 
 
 class HostsError(ValueError):

@@ -41,8 +41,9 @@ class _Run:
         self._placements = place_as(host_of_rank)
         # Placements number the hosts that get a rank, in order of first appearance.
         self._names = [hosts[index].name for index in dict.fromkeys(host_of_rank)]
-        self._here = [not what.hosts or is_here(name) for name in self._names]
-        self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+        here = {host.name: host.here for host in hosts}
+        self._here = [not what.hosts or _is_here(name, here[name]) for name in self._names]
+        self._job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._inbox = inbox
         self._timeline = TimelineParts(self._job.job_id)
 
@@ -52,7 +53,7 @@ class _Run:
 
     def run(self) -> Outcome:
         what = self._what
-        with RemoteHosts(self._remote_names, what.way, self._inbox.fd) as remotes:
+        with RemoteHosts(self._remote_names, what.way, self._inbox) as remotes:
             remotes.greet()
             threads = self._threads(remotes)
             address = meeting_address(remotes.hosts, what.interfaces)
@@ -71,6 +72,7 @@ class _Run:
                 finally:
                     self._timeline.merge(self._console)
                 status = supervisor.conclude()
+                remotes.conclude(status)
                 order = tuple(range(what.ranks))
                 return Outcome(status, supervisor.root, supervisor.results, order)
 
@@ -104,20 +106,24 @@ class _Run:
         }
 
     def _start_remote(self, remotes: RemoteHosts, rendezvous: str, threads: Sequence[int]) -> None:
+        what = self._what
         for remote in remotes.hosts:
             placements = self._placements_of(remote.name)
+            ranks = {placement.rank: self._own(placement, rendezvous) for placement in placements}
             part = {
                 "job_id": self._job.job_id.hex(),
-                "folder": str(Path.cwd()),
-                "command": list(self._what.command),
-                "environment": self._what.shared_environment(threads[placements[0].host]),
-                "compat": self._what.compat,
-                "ranks": {
-                    placement.rank: self._own(placement, rendezvous) for placement in placements
-                },
+                "compat": what.compat,
+                "ranks": ranks,
                 "slots": {placement.rank: placement_numbers(placement) for placement in placements},
             }
-            remote.start(part, placements, self._what.stdin)
+            if what.way.carries_secrets:
+                part["folder"] = str(Path.cwd())
+                part["command"] = list(what.command)
+                part["environment"] = what.shared_environment(threads[placements[0].host])
+            else:  # The agent has folder, command, environment and secret itself.
+                for own in ranks.values():
+                    del own["HVDLITE_TOKEN"]
+            remote.start(part, placements, what.stdin)
         remotes.wait_until_started()
 
     def _starters(
@@ -150,6 +156,10 @@ class _Run:
                 )
 
         return [partial(start, placement) for placement in self._placements]
+
+
+def _is_here(name: str, known: bool | None) -> bool:
+    return is_here(name) if known is None else known
 
 
 def run_job(what: Description) -> Outcome:

@@ -70,6 +70,7 @@ class Supervisor(JobLoop[AnyRank]):
         self._reports = reports
         self._grace = grace
         self._signalled = 0  # the signal to the launcher that ends the job; 0 without one
+        self._signalled_by: set[str] = set()  # hosts that got such a signal; "" is this one
         self._hurried = False  # the user did not want to wait: a second signal, or no grace
         self._note_at = 0.0  # monotonic time of the next note
         self._failures: list[Failure] = []
@@ -128,17 +129,21 @@ class Supervisor(JobLoop[AnyRank]):
         self._console.say(text)
 
     def _take_signals(self) -> None:
-        for number in self._inbox.take():
+        caught = [("", number) for number in self._inbox.take()]
+        for host, number in caught + self._inbox.take_told():
             if number == PASSED_ON:
                 self._signal(number)
-            elif self._signalled and self._stop is not None:
+            elif not self._signalled or self._stop is None:
+                self._signalled = number
+                self._stop_politely(number, host)
+            elif host in self._signalled_by:
                 self._hurried = True
                 self._stop.kill_at = time.monotonic()
-            else:
-                self._signalled = number
-                self._stop_politely(number)
+            # Batch systems signal all hosts at once, so each host's first signal is the same one.
+            if number != PASSED_ON:
+                self._signalled_by.add(host)
 
-    def _stop_politely(self, number: int) -> None:
+    def _stop_politely(self, number: int, host: str) -> None:
         """Pass the user's signal on to the ranks, and give them the grace to save something.
 
         SIGINT is passed on as SIGINT, and every other signal as SIGTERM. After a failure, the job
@@ -147,8 +152,9 @@ class Supervisor(JobLoop[AnyRank]):
         """
         grace = min(self._grace, GRACE) if self._has_failed(number) else self._grace
         count = sum(worker.ending is None for worker in self._workers)
+        where = f" on host {host}" if host else ""
         self._console.say(
-            f"{_name(number)}: stopping {count} {self._noun}s (again to kill them at once)"
+            f"{_name(number)}{where}: stopping {count} {self._noun}s (again to kill them at once)"
         )
         self._hurried = grace == 0
         passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM

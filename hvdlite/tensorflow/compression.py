@@ -6,13 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import CastCompressor, NoneCompressor
-
-WIDE = (tf.float32, tf.float64)
+from hvdlite.compression import CastCompressor, Int8Compressor, NoneCompressor
 
 
 class _Cast(CastCompressor):
-    wide = WIDE
+    wide = (tf.float32, tf.float64)
 
     @staticmethod
     def cast(tensor: tf.Tensor, dtype: Any) -> tf.Tensor:
@@ -43,3 +41,4 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor

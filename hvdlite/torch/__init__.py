@@ -57,6 +57,7 @@ from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_paramet
 from hvdlite.torch.local import DiLoCo, LocalSGD
 from hvdlite.torch.noise_scale import NoiseScale
 from hvdlite.torch.optimizer import DistributedOptimizer
+from hvdlite.torch.optimizers.late import Late
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sharded import ShardedOptimizer
@@ -70,6 +71,7 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedSampler",
     "Handle",
+    "Late",
     "LocalSGD",
     "NoiseScale",
     "ReplicaWatch",

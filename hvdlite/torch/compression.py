@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
+from hvdlite import compression as neutral
 from hvdlite.compression import CastCompressor, Compressor, NoneCompressor
 from hvdlite.errors import ArgumentError
 
-WIDE = (torch.float32, torch.float64)
-
 
 class _Cast(CastCompressor):
-    wide = WIDE
+    wide = (torch.float32, torch.float64)
 
     @staticmethod
     def cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
@@ -40,8 +39,8 @@ BLOCK = 256  # numbers that share one scale
 class BlockCompressor(Compressor):
     """Packs blocks of 256 numbers as small integers, scaled by the block's largest magnitude.
 
-    Sums of packed numbers have no meaning, so only `hvd.LocalSGD` and `hvd.DiLoCo` take it: they
-    unpack, sum, and pack again.
+    Sums of packed numbers have no meaning, so `hvd.LocalSGD` and `hvd.DiLoCo` unpack, sum, and pack
+    again.
     """
 
     bits: int
@@ -54,8 +53,8 @@ class BlockCompressor(Compressor):
             ArgumentError: always.
         """
         raise ArgumentError(
-            "Compression.int8 and Compression.int4 are for the rounds of hvd.LocalSGD and "
-            "hvd.DiLoCo; compress gradients with Compression.fp16 or Compression.bf16"
+            "Compression.int4 is for the rounds of hvd.LocalSGD and hvd.DiLoCo; compress gradients "
+            "with Compression.int8 or Compression.bf16"
         )
 
     @classmethod
@@ -100,9 +99,17 @@ class BlockCompressor(Compressor):
 
 
 class Int8Compressor(BlockCompressor):
-    """Sends 260 bytes for 256 numbers, in rounds of `hvd.LocalSGD` and `hvd.DiLoCo`."""
+    """Sends 260 bytes for 256 numbers.
+
+    In an allreduce, of gradients and by `hvd.allreduce`, the core packs what travels between hosts,
+    see `hvdlite.compression.Int8Compressor`. In rounds of `hvd.LocalSGD` and `hvd.DiLoCo` each rank
+    packs what it sends to other ranks, in the same way.
+    """
 
     bits = 8
+    wire = neutral.Int8Compressor.wire
+
+    compress = staticmethod(neutral.Int8Compressor.compress)
 
 
 class Int4Compressor(BlockCompressor):

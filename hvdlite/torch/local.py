@@ -323,7 +323,10 @@ def _check_optimizer(optimizer: Any, settings: RoundSettings) -> None:
             "LocalSGD does not go with op=hvd.Adasum: both combine the changes of the parameters; "
             "pass the plain optimizer"
         )
-    owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
+    if isinstance(optimizer, Distributed):
+        owner: GradientReducer | None = optimizer._reducer  # also on a rank that is not a member
+    else:
+        owner = owner_of(p for group in optimizer.param_groups for p in group["params"])
     if owner is None:
         return
     if owner.settings.reduction.process_set.ranks == settings.process_set.ranks:

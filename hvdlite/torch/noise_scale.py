@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hvdlite import ops
+from hvdlite import basics, operation_names, ops
 from hvdlite.errors import ArgumentError
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.compression import PowerSGD
@@ -32,7 +32,8 @@ class NoiseScale:
     """Estimates the gradient noise scale while an optimizer trains.
 
     In one step of so many it reads the gradients twice more, and sends two numbers. The means of
-    the two squares are smoothed, and not their ratio, whose mean would be wrong.
+    the two squares are smoothed, and not their ratio, whose mean would be wrong. When ranks of an
+    elastic job meet at a boundary, they begin anew, because a rank that joins has measured nothing.
 
     Attributes:
         value: the estimate in samples, or NaN before the first one. Single steps are noisy: trust
@@ -90,6 +91,11 @@ class NoiseScale:
                 "NoiseScale needs the mean of the gradients, and Compression.powersgd gives an "
                 "approximation of it; measure in a run without powersgd"
             )
+        if reducer.settings.late is not None:
+            raise ArgumentError(
+                "NoiseScale compares gradients of one step, and with late= they may come from "
+                "several; measure in a run without late="
+            )
         if reducer.observer is not None:
             raise ArgumentError("this optimizer has a NoiseScale already; close() that one first")
         self.value = math.nan
@@ -101,6 +107,7 @@ class NoiseScale:
         self._own: list[torch.Tensor] = []  # squares of this cycle's gradients, by bucket
         self._measured: list[torch.Tensor] | None = None  # the two squares of this step
         self._noise = self._signal = 0.0
+        self._restarts = operation_names.restarts()
         self._hook = optimizer.register_step_pre_hook(self._before_step)
         reducer.observer = self
 
@@ -119,6 +126,9 @@ class NoiseScale:
 
     def sends(self, params: Sequence[torch.Tensor]) -> None:
         """Look at the gradients of this rank, before they are reduced."""
+        if basics.in_elastic_job() and self._restarts != operation_names.restarts():
+            self._restarts = operation_names.restarts()
+            self.value, self._noise, self._signal = math.nan, 0.0, 0.0
         if not self._due:
             return
         if self._reducer.reduction.weight is not None:

@@ -20,14 +20,16 @@ from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizers.adasum import DistributedAdasum, distribute_adasum
+from hvdlite.torch.optimizers.late import Late, check_late
 from hvdlite.torch.optimizers.low_rank import check_low_rank
 from hvdlite.torch.optimizers.micro_batches import MicroBatches, Weigh
 from hvdlite.torch.optimizers.reducer import GradientReducer, owner_of
+from hvdlite.torch.optimizers.roll_call import Attending
 from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
 
 
-class Distributed(Wrapping):
+class Distributed(Attending):
     """The methods that `DistributedOptimizer` adds to the class of the optimizer.
 
     A deep copy is distributed, too. The first step compares the parameters of the ranks, and warns
@@ -211,6 +213,11 @@ class Distributed(Wrapping):
         self._opt_called = True  # LR schedulers check this
         if self._micro_batches is not None:
             self._micro_batches.before_step(closure)
+        if closure is not None and self._reducer.roll_call is not None:
+            raise ArgumentError(
+                "step(closure) evaluates the model on every rank, and with late= a rank that is "
+                "behind computes nothing; call step() without a closure"
+            )
         if self._skips_synchronize:
             if self._reducer.in_flight:
                 raise HvdliteError(
@@ -224,6 +231,8 @@ class Distributed(Wrapping):
         else:
             result = self._update(Evaluations(self._reducer, closure))
         self._reducer.count_step()
+        if self._reducer.roll_call is not None:
+            self._reducer.roll_call.after_step()
         return result
 
     def _update(self, closure: Any) -> Any:
@@ -290,14 +299,15 @@ def DistributedOptimizer(
     weight: Weight = None,
     gradient_as_bucket_view: bool = False,
     reduce_in: str = "backward",
+    late: Late | None = None,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
     When backward() returns, gradients are reduced over all ranks: backward() submits a bucket of
-    gradients as soon as the last of them is ready, and waits for all buckets at its end. Every
-    rank calls backward() and `step` equally often. If a rank's backward() touches no parameter, the
-    rank takes part in `step`. A parameter without a gradient counts as zeros on that rank; if it
-    has a gradient on no rank, its `grad` stays None.
+    gradients as soon as the last of them is ready, and waits for all buckets at its end. Every rank
+    calls backward() and `step` equally often. If its backward() touches no parameter, it takes part
+    in `step`. A parameter without a gradient counts as zeros on that rank; without one on any rank,
+    its `grad` stays None.
 
     Args:
         optimizer: any optimizer; it is changed in place, and schedulers made before still work.
@@ -309,21 +319,19 @@ def DistributedOptimizer(
         gradient_predivide_factor: divides by this factor before the sum and by size / factor after
             it, for sums that would overflow otherwise.
         num_groups: divides the parameters into that many buckets, instead of by size.
-        groups: as `num_groups`, or a list of lists of parameters: each list is one bucket, and so
-            is every parameter that is in none of the lists.
-        sparse_as_dense: makes sparse gradients dense; they arrive sparse otherwise.
-        process_set: the gradients of its members are reduced; on other ranks the optimizer steps
-            with their own gradients.
+        groups: as `num_groups`, or lists of parameters: each is a bucket, and so is any other one.
+        sparse_as_dense: makes sparse gradients dense.
+        process_set: its members reduce their gradients; other ranks step with their own ones.
         bucket_cap_mb: the size of a bucket in MiB; the first is smaller. Small buckets are sent
             early, and the core fuses buckets that are ready together.
         weight: this rank's weight in the average, see `Distributed.weight`.
         reduce_in: "backward": backward() waits for gradients; "step": `synchronize` or `step` does.
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
+        late: lets steps go on without late ranks; loops then read `optimizer.behind`.
 
     Returns:
-        The optimizer, which has become an instance of a subclass of its class of the same name,
-        with the additional methods of `Distributed`.
+        The optimizer, now of a subclass of its class, with the methods of `Distributed`.
 
     Raises:
         NotInitializedError: `hvd.init()` was not called.
@@ -334,7 +342,7 @@ def DistributedOptimizer(
         >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     """
     basics.size()  # raises without init(), here rather than in the first backward()
-    reduction = _reduction(op, gradient_predivide_factor, process_set, compression)
+    reduction = _reduction(op, gradient_predivide_factor, process_set, compression, late)
     _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
@@ -347,20 +355,22 @@ def DistributedOptimizer(
         compression=compression,
         passes=ops.check_passes(backward_passes_per_step),
         groups=_check_groups(num_groups if groups is None else groups),
-        sparse_as_dense=sparse_as_dense,
+        sparse_as_dense=sparse_as_dense or late is not None,
         cap_bytes=int(bucket_cap_mb * (1 << 20)),
         weight=weight,
         bucket_view=gradient_as_bucket_view,
         in_backward=reduce_in == "backward",
+        late=late,
     )
     return _distribute(optimizer, names, settings)
 
 
 def _reduction(
-    op: int, predivide_factor: float, process_set: ProcessSet, compression: Any
+    op: int, predivide_factor: float, process_set: ProcessSet, compression: Any, late: Late | None
 ) -> Reduction:
     ops.check_gradient_op(op, predivide_factor)
     check_low_rank(compression, op)
+    check_late(late, op, compression)
     return Reduction(op, 1.0 / predivide_factor, predivide_factor, process_set=process_set)
 
 

@@ -13,9 +13,12 @@ from hvdlite.errors import ArgumentError
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.functions import broadcast_parameters
+from hvdlite.torch.local import Local
+from hvdlite.torch.optimizer import Distributed
 from hvdlite.torch.optimizers.adasum import DistributedAdasum
 from hvdlite.torch.optimizers.reducer import owner_of
 from hvdlite.torch.optimizers.replicas import word_sums
+from hvdlite.torch.sharded import Sharded
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -79,6 +82,7 @@ class ReplicaWatch:
             ArgumentError: an argument cannot be used.
         """
         check_arguments(every, then)
+        _refuse_local(optimizer)
         if not hasattr(optimizer, "register_step_pre_hook"):
             raise ArgumentError(
                 f"ReplicaWatch takes an optimizer of torch, not a {type(optimizer).__name__}"
@@ -104,6 +108,7 @@ class ReplicaWatch:
             self._check(optimizer)
 
     def _check(self, optimizer: Any) -> None:
+        _refuse_local(optimizer)
         if not self._process_set.included():
             return
         pairs = [
@@ -121,6 +126,16 @@ class ReplicaWatch:
         react(divergence, self._then, owner, self._process_set, repair)
 
 
+def _refuse_local(optimizer: Any) -> None:
+    """Refuse an optimizer whose ranks have equal parameters for a moment only, in its rounds."""
+    if isinstance(optimizer, Local) and not isinstance(optimizer, Distributed):
+        raise ArgumentError(
+            "LocalSGD lets the parameters of the ranks differ between two rounds, so a "
+            "ReplicaWatch would report that; call hvd.check_replicas(model.named_parameters()) "
+            "after optimizer.average()"
+        )
+
+
 def _params(optimizer: Any) -> list[torch.Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
@@ -136,12 +151,18 @@ def _owner(optimizer: Any) -> tuple[Mapping[torch.Tensor, str], ProcessSet]:
 
 
 def _repair(optimizer: Any, pairs: Named, root: int, process_set: ProcessSet) -> None:
-    """Give all ranks one rank's parameters, and the tensors that the optimizer keeps for them."""
+    """Give all ranks one rank's parameters, and the tensors that the optimizer keeps for them.
+
+    A rank of a `ShardedOptimizer` does not get the state of parameters that it does not update.
+    """
+    divided = isinstance(optimizer, Sharded)
     broadcast_parameters(pairs, root, process_set=process_set)
     states = [_tensors_of(optimizer.state.get(param, {})) for _, param in pairs]
     theirs = broadcast_object(states, root, process_set=process_set)
     with torch.no_grad():
         for (_, param), own, others in zip(pairs, states, theirs, strict=True):
+            if divided and not own:
+                continue
             for key, value in others.items():
                 if key in own and own[key].shape == value.shape:
                     optimizer.state[param][key].copy_(value)

@@ -18,7 +18,7 @@ import torch
 from hvdlite import basics, ops
 from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
-from hvdlite.process_sets import ProcessSet, check_root
+from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
 from hvdlite.torch.compression import Compression
@@ -284,7 +284,8 @@ def ShardedOptimizer(
         named_parameters: `model.named_parameters()`, for messages that name parameters.
         stage: of ZeRO. 1: the optimizer's state is divided; 2: the gradients, too.
         copies: how many ranks have the state of each parameter; a second copy is on another host
-            if there is one, and costs no communication. With stage=2 it is 1.
+            if there is one, and costs no communication. With stage=2 it is 1; in an elastic job
+            at least 2.
         arguments: those of `DistributedOptimizer`; stage=2 takes neither `compression` nor `weight`
             nor `gradient_as_bucket_view`, and sparse gradients with `sparse_as_dense` only.
 
@@ -308,17 +309,38 @@ def ShardedOptimizer(
             "ShardedOptimizer cannot be used with op=hvd.Adasum, which updates all parameters on "
             "every rank; use op=hvd.Average"
         )
-    if basics.in_elastic_job():
+    if arguments.get("late") is not None:
         raise ArgumentError(
-            "ShardedOptimizer cannot be used in an elastic job: a rank that leaves would take its "
-            "share of the state along; use DistributedOptimizer"
+            "ShardedOptimizer does not go with late=: each step needs the parameters that every "
+            "other rank has updated; use DistributedOptimizer"
         )
+    if basics.in_elastic_job():
+        _check_elastic(stage, copies, arguments)
     _check_optimizer(optimizer)
     distributed = DistributedOptimizer(optimizer, named_parameters, **arguments)
     division = Division(distributed._reducer.settings.reduction.process_set, copies)
     if stage == 2:
         overflow.extend_grad_scaler()
-    return _shard(distributed, division, stage == 2)
+    sharded = _shard(distributed, division, stage == 2)
+    if basics.in_elastic_job():
+        from hvdlite.torch.elastic_shards import make_elastic
+
+        make_elastic(sharded)
+    return sharded
+
+
+def _check_elastic(stage: int, copies: int, arguments: dict[str, Any]) -> None:
+    """Refuse what a death would take along."""
+    if stage == 2 or copies < 2:
+        raise ArgumentError(
+            "ShardedOptimizer in an elastic job takes stage=1 and copies=2 or more: a rank that "
+            "dies takes its share of the state along, and another one must have it, too"
+        )
+    if arguments.get("process_set", global_process_set) is not global_process_set:
+        raise ArgumentError(
+            "ShardedOptimizer in an elastic job divides the state among all ranks; leave "
+            "process_set out"
+        )
 
 
 def _check_numbers(stage: int, copies: int) -> None:

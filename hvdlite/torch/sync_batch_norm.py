@@ -13,6 +13,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.collectives.allreduce import allreduce
 from hvdlite.torch.optimizers.micro_batches import refuse_in_micro_batches
+from hvdlite.torch.optimizers.roll_call import refuse_in_roll_call
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
@@ -50,6 +51,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
             result: torch.Tensor = super().forward(inputs)
             return result
         refuse_in_micro_batches("SyncBatchNorm")
+        refuse_in_roll_call("SyncBatchNorm")
         self._check_input_dim(inputs)
         narrow = inputs.dtype in (torch.float16, torch.bfloat16)
         wide = inputs.float() if narrow else inputs

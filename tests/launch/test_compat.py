@@ -102,7 +102,7 @@ def test_variables_of_horovod() -> None:
     ("module", "message"),
     [
         ("horovod.mxnet", "hvdlite has no horovod.mxnet: MXNet is retired"),
-        ("horovod.spark.keras", "hvdlite has no horovod.spark: Spark is not supported"),
+        ("horovod.spark.keras", "hvdlite has no horovod.spark.keras: there are no estimators"),
         ("horovod.nothing", "No module named 'horovod.nothing'"),
         ("horovod.common.nothing", "No module named 'horovod.common.nothing'"),
     ],

@@ -54,9 +54,11 @@ Host *
   UserKnownHostsFile /dev/null
   LogLevel ERROR
 """
-# The first process of a host sets its name, mounts its own shared memory, and becomes sshd.
+# The first process of a host sets its name, mounts its own shared memory and the file with the
+# names of all hosts, and becomes sshd.
 _INIT = (
-    "hostname {name} && mount -t tmpfs -o size=1g tmpfs /dev/shm && mkdir -p /run/sshd && "
+    "hostname {name} && mount -t tmpfs -o size=1g tmpfs /dev/shm && "
+    "mount --bind {folder}/hosts /etc/hosts && mkdir -p /run/sshd && "
     "exec {sshd} -D -e -f {folder}/{name}.sshd"
 )
 
@@ -93,6 +95,7 @@ class Bed:
         self._mark = f"hv{secrets.token_hex(3)}"
         self._folder = Path(tempfile.mkdtemp(prefix="hvdlite-hosts-"))
         self.ssh_config = self._folder / "ssh"
+        self._hosts_file = self._folder / "hosts"
         self._inits: list[subprocess.Popen[bytes]] = []
         self._pids: list[int] = []
 
@@ -126,6 +129,11 @@ class Bed:
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", bridge, "link", "set", f"v{host}", "master", "br0", "up")
 
+    def name_host(self, name: str, address: str) -> None:
+        """Let all hosts resolve a name, as a record in DNS would."""
+        with self._hosts_file.open("a") as file:
+            file.write(f"{address} {name}\n")
+
     def _make_keys(self) -> None:
         for name in ("host", "user"):
             key = str(self._folder / name)
@@ -134,6 +142,9 @@ class Bed:
         for name, address in zip(self.names, self.addresses, strict=True):
             text += f"Host {name}\n  HostName {address}\n"
         self.ssh_config.write_text(text)
+        self._hosts_file.write_text("127.0.0.1 localhost\n")
+        for name, address in zip(self.names, self.addresses, strict=True):
+            self.name_host(name, address)
 
     def _boot(self, host: int) -> None:
         name = self.names[host]

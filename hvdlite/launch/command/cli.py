@@ -1,8 +1,9 @@
 """The command hvdlite-run: it turns the command line into the description of a job, and runs it.
 
 `main` reads the environment once and passes it on as a mapping. Besides it, `hvdlite.launch.api`
-reads the environment for `hvdlite.run`, the agent reads that of its login, and `call` reads the
-descriptor for its result. No other module of the launcher reads environment variables.
+reads the environment for `hvdlite.run`, the agent reads that of its login, `call` reads the
+descriptor for its result, and `process.local` passes on that of a task of cluster software. No
+other module of the launcher reads environment variables.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
+from hvdlite.launch.command.emit_flags import emit_request
+from hvdlite.launch.command.node_flags import node_seat
 from hvdlite.launch.description import Description
+from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
+from hvdlite.launch.nodes import run_node
 from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.remote.srun import Srun, allocated_hosts
 from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.launch.remote.ways import Way
 
 _COLUMNS_OF_PREFIX = 6
 
@@ -37,7 +44,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     return parser.parse_args([*from_file, *arguments])
 
 
-def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Host]:
+def choose_hosts(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str]
+) -> list[Host]:
     """Read the hosts, and set the number of ranks if -np does not.
 
     Without -np, a rank runs in every slot of the hosts; with --nproc-per-node, that many ranks run
@@ -50,6 +59,8 @@ def choose_hosts(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         hosts = read_hosts(options.hosts)
     elif options.hostfile is not None:
         hosts = read_hostfile(options.hostfile.read_text(), str(options.hostfile))
+    elif options.via == "srun" and options.host_discovery_script is None:
+        hosts = allocated_hosts(environment)
     if options.nproc_per_node is not None:
         if options.num_proc is not None:
             parser.error("-np and --nproc-per-node: give one of them")
@@ -109,6 +120,20 @@ def terminal_width(environment: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
+def way_of(options: argparse.Namespace) -> Way:
+    """Return how the other hosts are reached."""
+    seconds = Ssh.connect_seconds if options.start_timeout is None else options.start_timeout
+    if options.via == "srun":
+        return Srun(options.remote_python, seconds)
+    return Ssh(
+        port=options.ssh_port,
+        identity_file=options.ssh_identity_file,
+        config=options.ssh_config,
+        python=options.remote_python,
+        connect_seconds=seconds,
+    )
+
+
 def describe_job(
     options: argparse.Namespace, hosts: Sequence[Host], environment: Mapping[str, str]
 ) -> Description:
@@ -122,13 +147,7 @@ def describe_job(
             **flags.variables(options),
         },
         hosts=hosts,
-        way=Ssh(
-            port=options.ssh_port,
-            identity_file=options.ssh_identity_file,
-            config=options.ssh_config,
-            python=options.remote_python,
-            **({} if options.start_timeout is None else {"connect_seconds": options.start_timeout}),
-        ),
+        way=way_of(options),
         interfaces=options.network_interfaces,
         output_folder=options.output_filename,
         timestamps=options.prefix_output_with_timestamp,
@@ -143,6 +162,7 @@ def reach(options: argparse.Namespace, hosts: Sequence[Host]) -> list[str]:
     """Return the flags by which hvdlite-run reaches these hosts, for a job of one rank on each."""
     flags_of = {
         "-H": ",".join(host.name for host in hosts) or None,
+        "--via": options.via,
         "--ssh-port": options.ssh_port,
         "--ssh-identity-file": options.ssh_identity_file and options.ssh_identity_file.absolute(),
         "--ssh-config": options.ssh_config and options.ssh_config.absolute(),
@@ -164,7 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = dict(os.environ)
     try:
         options = parse(parser, arguments)
-        hosts = choose_hosts(parser, options)
+        request = emit_request(options, flags.variables(options))
+        if request is not None:
+            sys.stdout.write(emit(options.emit, request))
+            return 0
+        seat = node_seat(options, environment)
+        hosts = choose_hosts(parser, options, environment)
         if options.doctor:
             from hvdlite.launch.command.doctor import examine
 
@@ -173,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = describe_job(options, hosts, environment)
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
-        return run_job(what).status
+        return run_job(what).status if seat is None else run_node(seat, what)
     except KeyboardInterrupt:
         return 130
     except (ArgumentError, ConfigError, HostsError) as error:

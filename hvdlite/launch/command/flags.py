@@ -13,7 +13,9 @@ from typing import Any
 
 import hvdlite
 from hvdlite.launch.command.elastic_flags import add_elastic_flags
+from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
+from hvdlite.launch.command.node_flags import add_node_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
 from hvdlite.launch.remote.ssh import Ssh
@@ -141,10 +143,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config-file", type=Path, metavar="FILE", help="flags from a YAML file, as horovodrun's"
     )
-    _add_host_flags(parser.add_argument_group("several hosts"))
-    add_elastic_flags(
-        parser.add_argument_group("elastic jobs", "ranks may die and join; see docs/elastic.md")
-    )
+    _add_cluster_flags(parser)
     _add_output_flags(parser.add_argument_group("output"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
@@ -153,6 +152,16 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     add_horovods_flags(parser, shows_all)
     return parser
+
+
+def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where the ranks run, and how their number may change."""
+    _add_host_flags(parser.add_argument_group("several hosts"))
+    nodes = "hvdlite-run is started once on each node; see docs/launch.md"
+    add_node_flags(parser.add_argument_group("node mode", nodes))
+    elastic = "ranks may die and join; see docs/elastic.md"
+    add_elastic_flags(parser.add_argument_group("elastic jobs", elastic))
+    add_emit_flags(parser.add_argument_group("cluster software", "see docs/slurm.md"))
 
 
 def _add_host_flags(group: argparse._ArgumentGroup) -> None:
@@ -165,6 +174,12 @@ def _add_host_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FILE",
         help="the same from a file, a line each: HOST slots=N, or HOST:N",
+    )
+    group.add_argument(
+        "--via",
+        choices=("ssh", "srun"),
+        default="ssh",
+        help="how to reach the hosts; with srun they are those of the Slurm allocation",
     )
     group.add_argument("-p", "--ssh-port", type=port, metavar="PORT", help="port of their sshd")
     group.add_argument(

@@ -259,9 +259,9 @@ class ElasticSupervisor(Supervisor):
         elif not running and self._stop is None:
             self._conclude_epoch()
 
-    def _stop_politely(self, number: int) -> None:
+    def _stop_politely(self, number: int, host: str) -> None:
         self._registrar.stops()
-        super()._stop_politely(number)
+        super()._stop_politely(number, host)
 
     def _has_failed(self, number: int) -> bool:
         """Return whether the job has failed; a death that it survived is not a failure."""

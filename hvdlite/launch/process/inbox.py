@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import deque
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = signal.SIGUSR1  # the launcher sends it on to the ranks, which may stop at it
+_TOLD = b"\0"  # on the descriptor instead of a number: another host has told of a signal
 
 
 class SignalInbox:
@@ -27,6 +29,7 @@ class SignalInbox:
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: list[tuple[int, object]] = []
         self._wakeup_before = -1
+        self._told: deque[tuple[str, int]] = deque()
 
     def __enter__(self) -> SignalInbox:
         """Catch the watched signals, except those that this process ignores (under nohup)."""
@@ -56,3 +59,15 @@ class SignalInbox:
             return [number for number in os.read(self.fd, 64) if number in caught]
         except BlockingIOError:
             return []
+
+    def tell(self, host: str, number: int) -> None:
+        """Note a signal that another host got; any thread may call this."""
+        self._told.append((host, number))
+        try:
+            os.write(self._write, _TOLD)
+        except OSError:
+            pass  # The descriptor is readable already, or the job is over.
+
+    def take_told(self) -> list[tuple[str, int]]:
+        """Return the hosts and signals that were told since the last call."""
+        return [self._told.popleft() for _ in range(len(self._told))]

@@ -61,6 +61,11 @@ def job_environment(placement: Placement, job: Job, rendezvous: str) -> dict[str
     return environment
 
 
+def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment of a rank that inherits that of this process, and gets `more`."""
+    return {**os.environ, **more}
+
+
 def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """Build the variables that limit the thread pools of numeric libraries.
 

@@ -43,6 +43,8 @@ class Kind(enum.IntEnum):
     DONE = 10  # agent: nothing of the job is left here
     SIGNAL = 11  # launcher: send this signal to a rank
     ALIVE = 12  # launcher, in elastic jobs also agent: it is still there
+    CAUGHT = 18  # agent: it got a signal that the launcher is to take as its own
+    OUTCOME = 19  # launcher: the job is over; carries its status and, if it did not start, why
     # Elastic jobs alone:
     READY = 13  # agent: it can start workers
     LAUNCH = 14  # launcher: start this worker

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import selectors
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import hvdlite
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.process.ending import Ending
+from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
@@ -93,10 +95,10 @@ class RemoteWorker:
         self._remote.send(data_frame(Kind.SIGNAL, self.rank, int(number)))
 
     def reap(self) -> str | None:
-        """End the connection to the host; complain if the agent did not confirm the end."""
+        """Wait for the agent to confirm that nothing is left there; complain if it does not."""
         for pipe in self.take_pipes().values():
             os.close(pipe)
-        confirmed = self._remote.close()
+        confirmed = self._remote.confirmed()
         os.close(self.pidfd)
         if confirmed:
             return None
@@ -139,9 +141,16 @@ class RemoteHost:
         over: whether nothing more comes from the agent.
     """
 
-    def __init__(self, name: str, way: Way) -> None:
-        """Begin to connect to the host's agent."""
+    def __init__(self, name: str, way: Way, tell: Callable[[str, int], None] | None = None) -> None:
+        """Begin to connect to the host's agent.
+
+        Args:
+            name: the name of the host.
+            way: how its agent is reached.
+            tell: takes the name of the host, and a signal that its agent got.
+        """
         self.name = name
+        self._tell_signal = tell
         self.hello: dict[str, Any] = {}
         self.workers: dict[int, RemoteWorker] = {}
         self.over = False
@@ -154,6 +163,7 @@ class RemoteHost:
             target=self._serve, name=f"hvdlite-host-{name}", daemon=True
         )
         self._closed_well = False
+        self._settled = threading.Event()  # whether nothing more comes from the agent's ranks
         self._closed: bool | None = None
 
     @property
@@ -204,6 +214,9 @@ class RemoteHost:
         elif message.kind == Kind.REFUSED:
             why = message.body.decode(errors="replace")
             raise LaunchError(f"cannot start on host {self.name}: {why}")
+        elif message.kind == Kind.CAUGHT:
+            number = signal.Signals(int(message.data())).name
+            raise LaunchError(f"host {self.name} got {number} before the ranks ran")
         else:
             if message.kind == Kind.STARTED:
                 self.workers[message.rank].pid = int(message.data())
@@ -256,26 +269,32 @@ class RemoteHost:
         except NoFrameError as error:
             why = _disturbed(error)
         finally:
-            for worker in list(self.workers.values()):
-                worker.end(Ending(LOST, by_signal=False, why=why))
-                worker.close_output()
-            self.over = True
+            self._end_workers(why)
+
+    def _end_workers(self, why: str) -> None:
+        for worker in list(self.workers.values()):
+            worker.end(Ending(LOST, by_signal=False, why=why))
+            worker.close_output()
+        self.over = True
+        self._settled.set()
 
     def _pass_on(self) -> None:
         for message in self._frames:
             self._take(message)
-        while not self.over:
-            data = self._read()
-            if not data:
-                break
+        # An agent that goes on after its ranks, to learn how the job ends, may still get signals.
+        while data := self._read():
             for message in self._reader.feed(data):
                 self._take(message)
 
     def _take(self, message: Frame) -> None:
         worker = self.workers.get(message.rank)
         if message.kind == Kind.DONE:
-            self._closed_well = self.over = True
-        elif worker is None:
+            self._closed_well = True
+            self._end_workers("its agent has not told how it ended")
+        elif message.kind == Kind.CAUGHT:
+            if self._tell_signal is not None:
+                self._tell_signal(self.name, int(message.data()))
+        elif worker is None or self.over:
             return
         elif message.kind == Kind.ENDED:
             ending = message.data()
@@ -289,6 +308,13 @@ class RemoteHost:
     def _why_lost(self) -> str:
         said = last_line(self._line.said())
         return f"lost the connection to its host{': ' if said else ''}{said}"
+
+    def confirmed(self) -> bool:
+        """Wait until nothing of the job is left on the host; return whether the agent said so."""
+        if self._thread.ident is not None and not self._settled.wait(_LONGEST_GOODBYE):
+            self._line.cut()
+            self._settled.wait(_LONGEST_GOODBYE)
+        return self._closed_well
 
     def close(self) -> bool:
         """Close the connection; return whether the agent confirmed that nothing is left there."""
@@ -309,15 +335,15 @@ class RemoteHost:
 class RemoteHosts:
     """All other hosts of a job, as a context manager."""
 
-    def __init__(self, names: Sequence[str], way: Way, interrupted_fd: int) -> None:
-        """Begin to connect to all hosts; a byte at `interrupted_fd` ends the waits below."""
+    def __init__(self, names: Sequence[str], way: Way, inbox: SignalInbox) -> None:
+        """Begin to connect to all hosts; a signal in the inbox ends the waits below."""
         self.hosts: list[RemoteHost] = []
         self._way = way
-        self._interrupted_fd = interrupted_fd
+        self._interrupted_fd = inbox.fd
         self._stopping = threading.Event()
         self._alive = threading.Thread(target=self._stay_alive, name="hvdlite-alive", daemon=True)
         for name in names:
-            self.hosts.append(RemoteHost(name, way))
+            self.hosts.append(RemoteHost(name, way, inbox.tell))
 
     def greet(self) -> None:
         """Wait until the agent of every host has sent its hello.
@@ -344,10 +370,18 @@ class RemoteHosts:
             for host in self.hosts:
                 host.send(frame(Kind.ALIVE))
 
+    def conclude(self, status: int, why: str = "") -> None:
+        """Tell the agents how the job has ended; those that wait for it end with this status."""
+        for host in self.hosts:
+            host.send(data_frame(Kind.OUTCOME, 0, [status, why]))
+
     def __enter__(self) -> RemoteHosts:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self.conclude(130 if interrupted else 1, "" if interrupted else str(error))
         self._stopping.set()
         for host in self.hosts:
             host.close()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.remote.ways import ProcessLine, last_line
@@ -51,6 +51,7 @@ class Ssh:
     config: Path | None = None
     python: str = sys.executable
     connect_seconds: float = 60.0
+    carries_secrets: ClassVar[bool] = True
 
     def open(self, host: str) -> ProcessLine:
         """Start ssh."""

@@ -57,6 +57,13 @@ class Way(Protocol):
     """How the agents of a job are reached."""
 
     @property
+    def carries_secrets(self) -> bool:
+        """Whether environment and secret of the job may travel on its lines.
+
+        Otherwise the agents have their own.
+        """
+
+    @property
     def connect_seconds(self) -> float:
         """How long a host may take to answer; see `deadline.is_never`."""
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvdlite import basics, ops
-from hvdlite.compression import cast_in_core, send_compressed
+from hvdlite.compression import cast_in_core, send_compressed, travels_as
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import process_set_by_id
-from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.graph import loops, xla
 from hvdlite.tensorflow.graph.library import raw_ops
 from hvdlite.tensorflow.graph.names import WireName, call_scalars, in_session_graph, is_nested
@@ -26,8 +25,7 @@ from hvdlite.tensorflow.graph.ordering import turn
 class Reduction(NamedTuple):
     """How to reduce; `weight` (a number or a scalar tensor) makes the average a weighted one.
 
-    `wire` is the core's number of the dtype to which float32 and float64 are cast while they
-    travel.
+    `wire` is the core's number of the dtype as which tensors travel, see `travels_as`.
     """
 
     op: int
@@ -180,7 +178,8 @@ def allreduce_with(
     cast: int | None = None,
 ) -> list[tf.Tensor]:
     """Reduce tensors of one dtype; `last` is `call_scalars`, `cast` the dtype while they travel."""
-    number = -1 if cast is None or tensors[0].dtype not in WIDE else cast
+    travels = travels_as(cast, tensors[0].dtype.name)
+    number = -1 if travels is None else travels
     outputs: list[tf.Tensor] = raw_ops().hvdlite_allreduce(
         tensors, last, **attributes(wire), tensor_names=list(names), op=op, wire=number
     )

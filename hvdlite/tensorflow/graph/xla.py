@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import tensorflow as tf
 
+from hvdlite.compression import travels_as
 from hvdlite.errors import ArgumentError
 from hvdlite.ops import dtype_number
-from hvdlite.tensorflow.compression import WIDE
 from hvdlite.tensorflow.graph import library, names
 from hvdlite.tensorflow.graph.ordering import turn
 
@@ -56,7 +56,7 @@ def allreduce_group(
         op: the reduce operation.
         prescale: multiplies the input.
         postscale: multiplies the result.
-        cast: the core's number of the dtype as which float32 and float64 travel, or None.
+        cast: the core's number of the dtype as which tensors travel, see `travels_as`, or None.
 
     Raises:
         ArgumentError: XLA cannot compile it; the message advises jit_compile=False.
@@ -124,7 +124,8 @@ def _describe(
     parts = [str(op), str(wire.process_set), *scales, quote(wire.text, safe="")]
     for tensor, name in zip(tensors, tensor_names, strict=True):
         dtype = dtype_number(tensor.dtype.name)
-        travels = dtype if cast is None or tensor.dtype not in WIDE else cast
+        travels = travels_as(cast, tensor.dtype.name)
+        travels = dtype if travels is None else travels
         fields = [dtype, travels, quote(name, safe=""), *tensor.shape.as_list()]
         parts.append(",".join(map(str, fields)))
     return ";".join(parts)

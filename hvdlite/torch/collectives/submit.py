@@ -51,6 +51,11 @@ class Submission:
         """The number by which an average divides; see `_core.Handle`."""
         return self._core.members
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of an elastic job in which it completed; see `_core.Handle`."""
+        return self._core.epoch
+
     def take_output(self, index: int, shape: list[int], like: torch.Tensor) -> torch.Tensor:
         """Make a tensor of an output; on the host it uses the received memory itself."""
         if like.is_cuda:
@@ -78,6 +83,18 @@ def _tensors_in(keep: object) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
+class Roll(NamedTuple):
+    """What an allreduce needs that does not wait for all ranks; see `_core.Engine.allreduce`."""
+
+    key: str
+    step: int
+    quorum: int
+    grace_us: int
+    bound: int
+    fold: bool
+    skip: bool
+
+
 class Reduction(NamedTuple):
     """How an allreduce combines the tensors of the members of a process set."""
 
@@ -88,6 +105,7 @@ class Reduction(NamedTuple):
     process_set: ProcessSet = global_process_set
     wire: int | None = None  # the core's number of the dtype as which float32 and float64 travel
     transaction: str = ""  # of an elastic job, see `_core.Engine.commit`
+    roll: Roll | None = None  # of gradients with `late=`
 
 
 def _submit(
@@ -120,9 +138,11 @@ def start_allreduce(
     blocking: bool,
 ) -> Submission:
     """Submit tensors that are reduced together."""
-    op, prescale, postscale, weight, process_set, _, transaction = reduction
-    reduce = basics.engine().allreduce
-    enqueue = partial(reduce, name, specs, op, prescale, postscale, weight, transaction=transaction)
+    op, prescale, postscale, weight, process_set, _, transaction, roll = reduction
+    enqueue = partial(
+        basics.engine().allreduce, name, specs, op, prescale, postscale, weight,
+        transaction=transaction, roll=roll,
+    )  # fmt: skip
     return _submit(enqueue, specs, process_set, keep, blocking)
 
 
@@ -151,7 +171,7 @@ def start_reducescatter(
 
     `splits` has the rows of each rank, tensor after tensor; without them they are nearly the same.
     """
-    op, prescale, postscale, _, process_set, _, _ = reduction
+    op, prescale, postscale, _, process_set, *_ = reduction
     scatter = basics.engine().reducescatter
     enqueue = partial(scatter, name, specs, op, prescale, postscale, splits=splits)
     return _submit(enqueue, specs, process_set, keep, blocking)

@@ -9,15 +9,16 @@ from typing import NamedTuple
 import torch
 
 from hvdlite import _core
+from hvdlite.compression import travels_as
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.operation_names import next_name
 from hvdlite.ops import dtype_number
 from hvdlite.process_sets import ProcessSet, member_id
-from hvdlite.torch.compression import WIDE
 
 NUMBER_OF = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
 }
+_NAME_OF = {getattr(torch, name): name for name in _core.DTYPES if hasattr(torch, name)}
 
 
 def check(tensor: torch.Tensor, name: str) -> None:
@@ -120,7 +121,7 @@ def spec(
 ) -> _core.Tensor:
     """Describe a checked, contiguous tensor to the core: the memory to read and to write.
 
-    `wire` is the dtype as which float32 and float64 travel in an allreduce, see `cast_in_core`.
+    `wire` is the dtype as which some tensors travel in an allreduce, see `cast_in_core`.
     """
     return _core.Tensor(
         name,
@@ -129,7 +130,7 @@ def spec(
         source.data_ptr(),
         0 if target is None else target.data_ptr(),
         source.device.index if source.is_cuda else -1,
-        wire if source.dtype in WIDE else None,
+        travels_as(wire, _NAME_OF[source.dtype]),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -32,6 +32,7 @@ _OPS_OF_BOOL = {
     ReduceOp.BAND: "min",
     ReduceOp.PRODUCT: "min",
 }
+_PREMUL_SUM = int(ReduceOp.PREMUL_SUM)
 _REDUCIBLE = frozenset(number for name, number in _core.DTYPES.items() if name in _core.REDUCIBLE)
 
 
@@ -101,21 +102,23 @@ def reduction_of(verb: str, op: ReduceOp, dtype: torch.dtype) -> Reduction:
         UnsupportedError: it cannot.
     """
     kind = op.op if isinstance(op, ReduceOp) else op
-    found = _found(kind, dtype)
+    number = int(kind)  # The hash of a number is quicker than that of a ReduceOp.
+    found = _found(number, dtype)
     if found is None:
         raise UnsupportedError(
             f"{verb}: the backend 'hvdlite' of torch.distributed does not compute "
             f"{str(kind).removeprefix('RedOpType.')} of {dtype}; use the backend 'gloo' for such "
             'tensors, for example in a group dist.new_group(backend="gloo")'
         )
-    if kind != ReduceOp.PREMUL_SUM:
+    if number != _PREMUL_SUM:
         return found
     factor = _factor(verb, op)
     return found._replace(prescale=factor, word=f"{found.word}.{factor}")
 
 
 @functools.cache
-def _found(kind: Any, dtype: torch.dtype) -> Reduction | None:
+def _found(op: int, dtype: torch.dtype) -> Reduction | None:
+    kind = ReduceOp.RedOpType(op)
     names = _OPS_OF_BOOL if dtype == torch.bool else _OPS
     number = _BYTE if dtype == torch.bool else NUMBER_OF.get(dtype)
     if kind not in names or number not in _REDUCIBLE:

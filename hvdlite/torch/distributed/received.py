@@ -72,12 +72,14 @@ def copying(memories: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
         for memory, target in zip(memories, targets, strict=True)
         if memory.data_ptr() != target.data_ptr()
     ]
+    if not pairs:
+        return None
 
     def finish(_: _core.Handle) -> None:
         for memory, target in pairs:
             write(target, memory)
 
-    return finish if pairs else None
+    return finish
 
 
 def receiving(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -58,16 +57,15 @@ class Submissions:
             slots: how many operations of this signature may be in flight.
         """
         blocking = not options.asyncOp
-        unset = options.timeout.days < 0
-        seconds = (self._timeout if unset else options.timeout).total_seconds()
-        give_up = functools.partial(self._give_up, signature)
+        timeout = options.timeout
+        seconds = (self._timeout if timeout.days < 0 else timeout).total_seconds()
         try:
             name = self._numbering.next(signature, slots, seconds)
         except TimeoutError:
-            give_up(seconds)
+            self._give_up(signature, seconds)
         handle = submit(name, blocking)
         self._numbering.note(name, handle)
-        work = Work(handle, outputs, finish, seconds, give_up)
+        work = Work(handle, outputs, finish, seconds, lambda late: self._give_up(signature, late))
         if blocking:
             work.wait()  # The engine expects this thread to do the work.
         return work

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hvdlite import _core, ops
-from hvdlite.compression import cast_in_core
+from hvdlite.compression import cast_in_core, is_packed, of_rows
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
@@ -217,8 +217,9 @@ class Bucket(GradientBucket):
             if position not in by_rows
         ]
         specs = [spec(label, wire, target, self._cast) for label, wire, target in dense]
-        # float16 is too narrow for the share of a rank with a small weight.
-        narrow = None if self._cast == dtype_number("float16") else self._cast
+        # float16 is too narrow for the share of a rank with a small weight, and int8 for any share.
+        exact = is_packed(self._cast) or self._cast == dtype_number("float16")
+        narrow = None if exact else self._cast
         if layout is not None:
             specs.append(layout_spec(f"{self._name}.layout", layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
@@ -239,7 +240,7 @@ class Bucket(GradientBucket):
                 [self._labels[position] for position in positions],
                 f"{self._name}.rows",
                 reduction,
-                self._compression,
+                of_rows(self._compression, reduction.op),
                 blocking=False,
             )
         self._gathered = positions

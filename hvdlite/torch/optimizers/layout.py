@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 
 from hvdlite import _core, basics, ops
+from hvdlite.compression import travels_as
 from hvdlite.errors import HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import ranks_text
 from hvdlite.torch.collectives.submit import Reduction, start_allreduce
 from hvdlite.torch.collectives.tensors import NUMBER_OF, spec
-from hvdlite.torch.compression import WIDE
 
 
 def digest(buckets: Sequence[Sequence[str]]) -> int:
@@ -52,7 +52,7 @@ def layout_spec(
         address,
         address,
         memory.device.index if memory.is_cuda else -1,
-        wire if memory.dtype in WIDE else None,
+        travels_as(wire, str(memory.dtype).removeprefix("torch.")),
     )
 
 

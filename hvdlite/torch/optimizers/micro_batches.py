@@ -254,6 +254,11 @@ def _check(reducer: GradientReducer, batches: Any, most: int, seconds: float | N
         raise ArgumentError("micro_batches() goes with op=hvd.Average: it counts what was done")
     if reducer.divides:
         raise ArgumentError(NO_WEIGHT)
+    if settings.late is not None:
+        raise ArgumentError(
+            "micro_batches() does not go with late=: both keep ranks from waiting for a slow one; "
+            "leave one of them out"
+        )
     if settings.weight is not None:
         raise ArgumentError(
             "micro_batches() sets the weight of this rank itself; set optimizer.weight to None, "

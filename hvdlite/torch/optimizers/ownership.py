@@ -107,7 +107,7 @@ class Division:
             copies: see `Ownership`.
         """
         self._process_set = process_set
-        self._copies = copies
+        self.copies = copies
         self._ownership: Ownership | None = None
         self._world: tuple[int, ...] = ()  # this rank and the members, when it began
 
@@ -117,7 +117,7 @@ class Division:
         world = (basics.rank(), *members)
         if self._ownership is None or world != self._world:
             hosts = basics.host_of()
-            self._ownership = Ownership([hosts[rank] for rank in members], self._copies)
+            self._ownership = Ownership([hosts[rank] for rank in members], self.copies)
             self._world = world
         return self._ownership
 

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from hvdlite import basics
-from hvdlite.errors import MismatchError
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.process_sets import ProcessSet
-from hvdlite.torch.collectives.submit import start_allgather, take_received
-from hvdlite.torch.collectives.tensors import Named, spec
+from hvdlite.torch.collectives.submit import Submission, start_broadcast
+from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
 from hvdlite.torch.optimizers.ownership import Ownership
 
 
-@dataclass
-class _Kind:
-    """The parameters of one dtype and device, by owner."""
-
-    of: list[list[torch.Tensor]]
-
-    def rows(self, rank: int) -> int:
-        """Count the elements that a rank sends."""
-        return sum(param.numel() for param in self.of[rank])
-
-
 class ParameterExchange:
-    """Gives every rank the parameters that others have updated, in one allgather."""
+    """Gives every rank the parameters that others have updated.
+
+    Each owner broadcasts its parameters, in place and fused; all broadcasts are under way together.
+    An allgather would need new memory for all parameters and two copies, which take longer than the
+    transfer does.
+    """
 
     def __init__(
         self,
@@ -40,7 +32,7 @@ class ParameterExchange:
         """Plan it.
 
         Args:
-            name: the name of the operation, unique on this rank.
+            name: begins the names of the operations, unique on this rank.
             params: in the same order on all ranks; each has an owner.
             ownership: by position in the process set.
             process_set: this rank is a member.
@@ -48,14 +40,10 @@ class ParameterExchange:
         self.params = list(params)
         self._name = name
         self._process_set = process_set
-        self._own = process_set.ranks.index(basics.rank())
         self._copies = ownership.copies
-        kinds: dict[tuple[torch.dtype, torch.device], _Kind] = {}
-        for param in params:
-            empty = _Kind([[] for _ in process_set.ranks])
-            kind = kinds.setdefault((param.dtype, param.device), empty)
-            kind.of[ownership.owner(param)].append(param)
-        self._kinds = list(kinds.values())
+        self._of: list[list[int]] = [[] for _ in process_set.ranks]  # by owner, the positions
+        for position, param in enumerate(params):
+            self._of[ownership.owner(param)].append(position)
 
     def suits(self, params: Sequence[torch.Tensor]) -> bool:
         """Return whether it was planned for these parameters."""
@@ -68,56 +56,46 @@ class ParameterExchange:
             MismatchError: a rank has joined, or has other parameters.
             HvdliteError: the exchange failed.
         """
-        if not self._kinds:
+        if not self.params:
             return
-        flats = [self._pack(kind) for kind in self._kinds]
-        names = [f"{self._name}.{i}" for i in range(len(flats))]
-        # Ranks with another number of copies get an error about the shape of this tensor.
-        flats.append(flats[0].new_empty(0, self._copies))
-        sent = Named(self._name, flats, [*names, f"{self._name}.copies"])
-        sources = sent.read()
-        specs = [spec(name, one, None) for name, one in zip(sent.names, sources, strict=True)]
-        handle = start_allgather(self._name, specs, self._process_set, sources, blocking=True)
-        handle.wait()
-        received = take_received(handle, sources)
-        for kind, one in zip(self._kinds, received, strict=False):
-            self._check(kind, one.rows)
-        with torch.no_grad():
-            for kind, one in zip(self._kinds, received, strict=False):
-                self._unpack(kind, one.tensor)
-
-    def _pack(self, kind: _Kind) -> torch.Tensor:
-        own = [_flat(param) for param in kind.of[self._own]]
-        like = next(param for params in kind.of for param in params)
-        return torch.cat(own) if own else _flat(like).new_empty(0)
-
-    def _check(self, kind: _Kind, rows: Sequence[int]) -> None:
-        for position, count in enumerate(rows):
-            expected = kind.rows(position)
-            if count == expected:
-                continue
-            rank = self._process_set.ranks[position]
-            if count == 0:
-                raise MismatchError(
-                    f"'{self._name}': rank {rank} sent none of the {expected} elements of the "
-                    "parameters that it alone updates; hvd.join() cannot be used with "
-                    "ShardedOptimizer: give every rank the same number of steps"
-                )
+        memories = [self._memory(position) for position in range(len(self.params))]
+        started = [self._start(owner, memories) for owner in range(len(self._of))]
+        failures: list[HvdliteError] = []
+        for handle in started:
+            try:
+                handle.wait()
+            except HvdliteError as error:
+                failures.append(error)
+        if failures and isinstance(failures[0], ArgumentError | MismatchError):
             raise MismatchError(
-                f"'{self._name}': rank {rank} sent {count} elements of the parameters that it "
-                f"updates, and this rank expected {expected}; make, freeze, thaw and add "
-                "parameters alike on every rank"
-            )
+                f"{failures[0]}. With ShardedOptimizer make, freeze, thaw and add parameters alike "
+                "on every rank, and give every rank as many steps, without hvd.join()"
+            ) from failures[0]
+        if failures:
+            raise failures[0]
+        with torch.no_grad():
+            for param, memory in zip(self.params, memories, strict=True):
+                if memory.data_ptr() != param.data_ptr():
+                    param.copy_(memory)
 
-    def _unpack(self, kind: _Kind, gathered: torch.Tensor) -> None:
-        begin = 0
-        for position, params in enumerate(kind.of):
-            for param in params:
-                if position != self._own:
-                    param.copy_(gathered[begin : begin + param.numel()].view(param.shape))
-                begin += param.numel()
+    def _memory(self, position: int) -> torch.Tensor:
+        """Return the parameter as memory that the core may overwrite: its own, or a copy."""
+        param = self.params[position]
+        check(param, f"{self._name}.{position}")
+        values = param.detach()
+        if lies_otherwise(values):
+            values = values.resolve_conj().resolve_neg()
+        return values.contiguous()
 
-
-def _flat(param: torch.Tensor) -> torch.Tensor:
-    """Return the elements in the order of the dimensions."""
-    return param.detach().reshape(-1)
+    def _start(self, owner: int, memories: Sequence[torch.Tensor]) -> Submission:
+        name = f"{self._name}.of.{owner}"
+        specs = [
+            spec(f"{self._name}.{position}", memories[position], memories[position])
+            for position in self._of[owner]
+        ]
+        # Ranks with another number of copies get an error about the shape of this tensor.
+        copies = memories[0].new_empty(0, self._copies)
+        specs.append(spec(f"{self._name}.copies", copies, copies))
+        root = self._process_set.ranks[owner]
+        keep = (memories, copies)
+        return start_broadcast(name, specs, root, self._process_set, keep, blocking=True)

@@ -39,6 +39,7 @@ from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
+from hvdlite.torch.optimizers.roll_call import RollCall
 from hvdlite.torch.optimizers.settings import Settings, Weight
 from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.watched import ReadGroups, WatchedParameters
@@ -121,6 +122,9 @@ class GradientReducer:
         if isinstance(settings.compression, PowerSGD):
             self._schedule = Schedule(settings.compression, settings.reduction.process_set)
             self._phases = phases.Phases(_calling(self, "_on_failed_advance"))
+        self.roll_call: RollCall | None = None
+        if settings.late is not None:
+            self.roll_call = RollCall(settings.late, name, settings.reduction.process_set)
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
@@ -274,7 +278,8 @@ class GradientReducer:
             if self.observer is not None:
                 self.observer.sends(bucket.params)
             self._replicas.start(self._watched.params, self._watched.names)
-            bucket.submit(self._step_reduction, blocking, self.steps)
+            step = self.steps if self.roll_call is None else 0  # Gradients may be of other steps.
+            bucket.submit(self._step_reduction, blocking, step)
         except CollectiveError:
             self._end_cycle()  # There is nothing left to wait for.
             raise
@@ -286,7 +291,8 @@ class GradientReducer:
 
     @property
     def _step_reduction(self) -> Reduction:
-        return self.reduction._replace(transaction=self._transaction.name)
+        roll = None if self.roll_call is None else self.roll_call.enter(bool(self._cycle.passes))
+        return self.reduction._replace(transaction=self._transaction.name, roll=roll)
 
     # The cycle.
 
@@ -302,6 +308,8 @@ class GradientReducer:
             self._restarts = operation_names.restarts()
             self.steps = 0
         self._cycle.open = True
+        if self.roll_call is not None:
+            self.roll_call.begin()
         self._reduced = False
         self._cycle.backwards = 0
         self._transaction.begin()

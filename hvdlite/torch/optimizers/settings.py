@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvdlite.torch.collectives.submit import Reduction
+from hvdlite.torch.optimizers.late import Late
 
 Weight = float | Callable[[], float] | None
 
@@ -26,4 +27,5 @@ class Settings:
     weight: Weight
     bucket_view: bool = False  # gradient_as_bucket_view
     in_backward: bool = True  # reduce_in="backward"
+    late: Late | None = None
     of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer

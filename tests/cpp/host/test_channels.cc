@@ -306,6 +306,29 @@ TEST(tcp_channel_asks_the_kernel_for_its_patience_whatever_the_number) {
   }
 }
 
+TEST(waiter_spins_while_that_pays_and_tries_it_again_now_and_then) {
+  const auto tries = [](SpinRecord& record, int waits, const auto& outcome) {
+    int spins = 0;
+    for (int i = 0; i < waits; ++i) {
+      if (!record.pays()) continue;
+      ++spins;
+      outcome(record);
+    }
+    return spins;
+  };
+  const auto paid = [](SpinRecord& record) { record.paid(); };
+  const auto wasted = [](SpinRecord& record) { record.wasted(); };
+  const auto late = [](SpinRecord&) {};
+  SpinRecord record;
+  CHECK_EQ(tries(record, 100, paid), 100);
+  CHECK_EQ(tries(record, 100, late), 100);
+  CHECK(tries(record, 10, wasted) < 10);
+  const int probes = tries(record, 400, wasted);
+  CHECK(probes > 10 && probes < 100);
+  CHECK(tries(record, 100, paid) > 50);
+  CHECK_EQ(tries(record, 100, paid), 100);
+}
+
 TEST(waiter_ends_at_its_deadline_and_when_interrupted) {
   const auto pair = make_inproc();
   Waiter& waiter = *pair->ends[0].waiter;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import subprocess
@@ -9,17 +10,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
+from clusters import slurm
 from harness import base_environment
-from launch.other_launchers import slurm
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("report_placement.py"))]
 BIN = Path(sys.executable).parent
 # The wheels of Open MPI and MPICH both have an mpirun, so each is called by a name of its own.
 OPEN_MPI = [str(BIN / "prterun"), "--personality", "ompi", "--allow-run-as-root", "--oversubscribe"]
 MPICH = [str(BIN / "mpiexec.hydra")]
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+Process: TypeAlias = "subprocess.Popen[str]"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -125,6 +129,21 @@ def test_a_script_of_ones_own() -> None:
     assert_one_host(subprocess.CompletedProcess([], status, "".join(outputs), ""), 3)
 
 
+def start_with_tf_config(kind: str, index: int, cluster: dict[str, list[str]]) -> Process:
+    config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+    return subprocess.Popen(PROGRAM, env=environment(TF_CONFIG=config), **PIPES)
+
+
+def test_chief_and_worker_of_tf_config() -> None:
+    """Two processes that cluster software would start for TensorFlow make one world."""
+    cluster = {"worker": ["localhost:2223"], "chief": ["localhost:2222"]}
+    ranks = [start_with_tf_config(kind, 0, cluster) for kind in ("worker", "chief")]
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    status = max(rank.returncode for rank in ranks)
+    stdout, stderr = ("".join(part) for part in zip(*outputs, strict=True))
+    assert_one_host(subprocess.CompletedProcess([], status, stdout, stderr), 2)
+
+
 def test_open_mpi_5() -> None:
     assert_one_host(run(*OPEN_MPI, "-n", "3"), 3)
 
@@ -186,12 +205,12 @@ def test_slurm_on_one_node(cluster: slurm.Slurm) -> None:
 
 def test_slurm_on_two_nodes(cluster: slurm.Slurm) -> None:
     own = environment(
-        HVDLITE_TOKEN=secrets.token_hex(32), HVDLITE_RENDEZVOUS=f"{cluster.address}:23456"
+        HVDLITE_TOKEN=secrets.token_hex(32),
+        HVDLITE_RENDEZVOUS=f"{cluster.hosts.addresses[0]}:23456",
     )
     found = placements(cluster.run("srun", "-N2", "-n4", *PROGRAM, env=own))
     assert sorted(found) == [0, 1, 2, 3]
     assert {tuple(placement[:2]) for placement in found.values()} == {(4, 6)}
-    # Both "nodes" are this machine, but the local ranks are those that Slurm tells.
     assert Counter((placement[2], placement[4]) for placement in found.values()) == Counter(
         [(0, 0), (0, 1), (1, 0), (1, 1)]
     )

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
 from hvdlite.bootstrap.environment import detect
 from hvdlite.errors import BootstrapError
 
-
-def tf_config(kind: str = "worker", index: int = 0, **cluster: Sequence[str]) -> str:
-    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-
-
-TWO_WORKERS = tf_config(worker=["a:1", "b:1"])
 SEVERAL = [
-    ({"TF_CONFIG": TWO_WORKERS}, "TF_CONFIG=.* says that this is one of at least 2 processes"),
-    ({"TF_CONFIG": tf_config("chief", chief=["a:1"], worker=["b:1", "c:1"])}, "at least 3"),
-    ({"PET_NNODES": "2"}, "PET_NNODES=2 .* at least 2 .* start the script with torchrun"),
+    ({"PET_NNODES": "2"}, "PET_NNODES=2 says that this is one of at least 2 .* --nodes auto"),
     ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 .* at least 4"),
     ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX=1 .* HVDLITE_RENDEZVOUS"),
     ({"VC_TASK_INDEX": "3"}, "VC_TASK_INDEX=3 .* at least 4"),
@@ -32,11 +23,8 @@ SEVERAL = [
     ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "WORLD_SIZE=2"),
 ]
 ALONE = [
-    {"TF_CONFIG": tf_config(worker=["a:1"])},
-    {"TF_CONFIG": tf_config("chief", chief=["a:1"], evaluator=["b:1"], ps=["c:1"])},
-    {"TF_CONFIG": "{}"},
-    {"TF_CONFIG": "not JSON"},
-    {"TF_CONFIG": '{"cluster": ["a"]}'},
+    {"SM_HOSTS": "not JSON"},
+    {"SM_HOSTS": '{"algo-1": 1}'},
     {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "0"},
     {"PET_NNODES": "1:1"},
     {"PET_NNODES": "auto"},
@@ -85,6 +73,6 @@ def test_launcher_that_tells_the_rank_wins() -> None:
 
 def test_long_values_are_cut() -> None:
     with pytest.raises(BootstrapError) as raised:
-        detect({"TF_CONFIG": tf_config(worker=["worker:1"] * 500)})
+        detect({"SM_HOSTS": json.dumps(["algo-1"] * 500)})
     assert "at least 500 processes" in str(raised.value)
     assert len(str(raised.value)) < 500

@@ -14,7 +14,8 @@ EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_modes.py"
 
 
 @pytest.mark.parametrize(
-    "mode", ["synchronous", "dropcompute", "sharded", "powersgd", "localsgd", "diloco"]
+    "mode",
+    ["synchronous", "dropcompute", "rollcall", "sharded", "powersgd", "localsgd", "diloco"],
 )
 def test_digits_are_learnt(mode: str) -> None:
     launcher = [sys.executable, "-m", "hvdlite.launch", "-np", "3"]

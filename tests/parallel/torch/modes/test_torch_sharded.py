@@ -19,6 +19,7 @@ import hvdlite.torch as hvd
 from harness import run_world
 from hvdlite import basics
 from hvdlite.torch.optimizers.ownership import Ownership, successors
+from hvdlite.torch.optimizers.shares import Shares
 from parallel.scenarios import make_tests, on_hosts, run_all
 from parallel.torch.modes.sharded_models import (
     MAKES,
@@ -208,9 +209,13 @@ def scenario_what_cannot_be_sharded_is_refused() -> None:
         hvd.ShardedOptimizer(torch.optim.LBFGS(params))
     with raises("this SGD clips by the norm of all gradients inside step"):
         hvd.ShardedOptimizer(torch.optim.SGD([{"params": params, "max_grad_norm": 1.0}], lr=0.1))
-    with pytest.MonkeyPatch.context() as patch, raises("cannot be used in an elastic job"):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(basics, "in_elastic_job", lambda: True)
-        hvd.ShardedOptimizer(sgd)
+        for refused in ({}, {"stage": 2}):
+            with raises("in an elastic job takes stage=1 and copies=2 or more"):
+                hvd.ShardedOptimizer(sgd, **refused)
+        with raises("in an elastic job divides the state among all ranks"):
+            hvd.ShardedOptimizer(sgd, copies=2, process_set=hvd.ProcessSet([0]))
     with raises("this optimizer is a DistributedOptimizer already"):
         hvd.ShardedOptimizer(hvd.ShardedOptimizer(sgd))
 
@@ -264,6 +269,16 @@ def test_a_copy_is_on_the_next_host() -> None:
     assert [others[0] for others in successors([0, 0, 1, 1, 2])] == [2, 3, 4, 4, 0]
     assert [others[0] for others in successors([0, 0, 0])] == [1, 2, 0]
     assert successors([0]) == [[]]
+
+
+def test_state_that_no_worker_has_any_more_is_an_error() -> None:
+    shares = Shares("shares")
+    told = {0: (3, [0, 1]), 2: (3, [1, 2]), 5: (0, [])}  # worker 5 joins
+    assert shares._holders(told, 3) == {0: [0], 1: [0, 2], 2: [2]}
+    with raises("of 1 of 4 parameters have died at the same time"):
+        shares._holders(told, 4)
+    with raises(r"the commits of different steps, \[2, 3\]"):
+        shares._holders({**told, 2: (2, [1, 2])}, 3)
 
 
 def write_file(folder: str) -> None:
@@ -321,4 +336,4 @@ def join_early() -> str:
 
 def test_the_ranks_that_go_on_without_a_joined_rank_get_an_error() -> None:
     texts = [result.value for result in run_world(2, join_early)]
-    assert "rank 1 sent none of the" in texts[0] and "hvd.join() cannot be used" in texts[0]
+    assert "rank 1, which has joined" in texts[0] and "without hvd.join()" in texts[0]

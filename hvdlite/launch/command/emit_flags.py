@@ -1,0 +1,84 @@
+"""The flags of --emit, which prints a description of the job for cluster software."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+
+from hvdlite.errors import ArgumentError
+from hvdlite.launch.emit import KINDS
+from hvdlite.launch.emit.request import EmitRequest
+
+_NEEDS_EMIT = {"ntasks_per_node": "--ntasks-per-node", "name": "--name", "image": "--image"}
+# What a described job cannot have, by the name in the options.
+_WITHOUT = {
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+    "nproc_per_node": "--nproc-per-node (write --ntasks-per-node)",
+    "compat": "--compat",
+    "min_np": "--min-np",
+    "max_np": "--max-np",
+    "host_discovery_script": "--host-discovery-script",
+    "nodes": "--nodes",
+    "output_filename": "--output-filename",
+    "prefix_output_with_timestamp": "--prefix-output-with-timestamp",
+}
+
+
+def add_emit_flags(group: argparse._ArgumentGroup) -> None:
+    """Add --emit and the flags that only it reads."""
+    group.add_argument(
+        "--emit",
+        choices=tuple(KINDS),
+        help="print a description of the job for this cluster software instead of running it",
+    )
+    group.add_argument(
+        "--ntasks-per-node",
+        type=int,
+        metavar="N",
+        help="the most ranks of a node (default: all ranks on one node)",
+    )
+    group.add_argument("--name", metavar="NAME", help="name of the job (default: train)")
+    group.add_argument("--image", metavar="IMAGE", help="container image of the ranks")
+
+
+def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> EmitRequest | None:
+    """Return the job to be described; None without --emit.
+
+    Args:
+        options: the parsed command line.
+        variables: the environment variables that its flags set for the ranks.
+
+    Raises:
+        ArgumentError: flags contradict each other, or -np is missing.
+    """
+    if options.emit is None:
+        for dest, flag in _NEEDS_EMIT.items():
+            if getattr(options, dest) is not None:
+                raise ArgumentError(f"{flag} belongs to --emit, which is not given")
+        return None
+    for dest, flag in _WITHOUT.items():
+        if getattr(options, dest):
+            raise ArgumentError(f"{flag} and --emit: a described job cannot have both")
+    if options.num_proc is None:
+        raise ArgumentError("--emit: say how many ranks the job has with -np")
+    if not math.isfinite(options.grace):
+        raise ArgumentError(f"--grace {options.grace:g} and --emit: give a number of seconds")
+    command = options.command[1:] if options.command[:1] == ["--"] else list(options.command)
+    if options.module and command:
+        command = ["python", "-m", *command]
+    elif command and command[0].endswith(".py"):
+        command = ["python", *command]
+    per_node = options.ntasks_per_node
+    if per_node is None:
+        per_node = options.num_proc
+    return EmitRequest(
+        command=command,
+        ranks=options.num_proc,
+        ranks_per_node=per_node,
+        name="train" if options.name is None else options.name,
+        image=options.image,
+        grace=options.grace,
+        variables=variables,
+    )

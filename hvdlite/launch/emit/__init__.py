@@ -1,0 +1,42 @@
+"""`hvdlite-run --emit KIND`: descriptions of a job for cluster software.
+
+`KINDS` has a function for each kind, which turns an `EmitRequest` into the text that is printed.
+
+Example:
+    >>> text = emit("slurm", EmitRequest(["python", "train.py"], ranks=8, ranks_per_node=4))
+    >>> "#SBATCH --nodes=2" in text
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hvdlite.launch.emit.kubernetes import job, jobset
+from hvdlite.launch.emit.kubernetes_kubeflow import mpijob, trainjob
+from hvdlite.launch.emit.request import EmitRequest
+from hvdlite.launch.emit.slurm import slurm
+
+KINDS: Mapping[str, Callable[[EmitRequest], str]] = {
+    "slurm": slurm,
+    "job": job,
+    "jobset": jobset,
+    "trainjob": trainjob,
+    "mpijob": mpijob,
+}
+
+
+def emit(kind: str, request: EmitRequest) -> str:
+    """Describe a job in the words of one kind of cluster software.
+
+    Args:
+        kind: a key of `KINDS`.
+        request: the job.
+
+    Returns:
+        The text of the description, with a newline at its end.
+
+    Raises:
+        ArgumentError: this kind cannot run such a job, or needs something that is not given.
+    """
+    return KINDS[kind](request)

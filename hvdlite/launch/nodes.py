@@ -1,0 +1,193 @@
+"""Node mode: hvdlite-run is started once on each node, and node 0 is the launcher.
+
+The other nodes connect to node 0 and are its agents. All nodes know the secret of the job; the
+connections between them are authenticated, but not encrypted. So neither the environment nor the
+secret travels: each node's ranks have the environment of that node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hvdlite.bootstrap.address import is_loopback, listen, split_host
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.environment import JOB_ID_BYTES
+from hvdlite.bootstrap.handshake import Job, OtherEpochError, Role, session_keys
+from hvdlite.bootstrap.introduction import reach
+from hvdlite.bootstrap.serving import bound_to, listen_patiently
+from hvdlite.errors import BootstrapError
+from hvdlite.launch.agent import attend
+from hvdlite.launch.agent_loop import Link, tell_signals
+from hvdlite.launch.description import Description
+from hvdlite.launch.hosts import Host
+from hvdlite.launch.job import run_job
+from hvdlite.launch.process.inbox import SignalInbox
+from hvdlite.launch.process.placement import threads_per_rank
+from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE, NodeLines, gather, introduction
+from hvdlite.launch.remote.sealed import SealedLine
+
+_REMEDY = "give all nodes the address and a free port of node 0's host with --meet"
+_AGAIN_SECONDS = 0.5  # until a node of another epoch is tried again, which may be a leftover
+_LOOK_SECONDS = 0.25  # between looks at signals
+_LOOPBACK_NAMES = ("localhost", "ip6-localhost")
+
+
+@dataclass(frozen=True)
+class NodeSeat:
+    """What one node is told.
+
+    Attributes:
+        nodes: how many nodes the job has.
+        node: the number of this one.
+        meet: the address at which node 0 waits for the others, "host:port".
+        token: the secret of the job; empty if there is one node.
+        epoch: how often the job was started again.
+        bind_address: the IP address at which node 0 listens, if it is not that of `meet`.
+        start_timeout: seconds that the nodes have to meet; 0 means no limit.
+    """
+
+    nodes: int
+    node: int
+    meet: str
+    token: bytes = field(default=b"", repr=False)
+    epoch: int = 0
+    bind_address: str | None = None
+    start_timeout: float = 60.0
+
+    @property
+    def job(self) -> Job:
+        """The job whose nodes meet; its ranks get another number, which node 0 draws."""
+        digest = hashlib.sha256(b"nodes" + self.token).digest()
+        return Job(self.token, digest[:JOB_ID_BYTES], self.epoch)
+
+
+def run_node(seat: NodeSeat, what: Description) -> int:
+    """Run this node's part of a job; return the exit status of the job.
+
+    Args:
+        seat: which node this is.
+        what: the job, with the number of ranks of this node alone.
+
+    Raises:
+        BootstrapError: the nodes do not meet.
+        OSError: the job cannot run on a node.
+        KeyboardInterrupt: a signal came before the ranks were started.
+    """
+    if seat.nodes == 1:
+        return run_job(what).status
+    return _launch(seat, what) if seat.node == 0 else _join(seat, what)
+
+
+def _launch(seat: NodeSeat, what: Description) -> int:
+    """Wait for the other nodes, and launch the job on all of them."""
+    deadline = Deadline(seat.start_timeout)
+    address = bound_to(seat.bind_address, seat.meet)
+    listener = listen_patiently(lambda: listen(address), address, "node 0", _REMEDY, deadline)
+    _refuse_loopback(listener, address)
+    nodes = gather(listener, seat.job, seat.nodes, deadline, seat.meet)
+    own = Host(f"{socket.gethostname()} [node 0]", what.ranks, here=True)
+    hosts = [own, *(Host(node.name, node.ranks, here=False) for node in nodes)]
+    whole = replace(
+        what,
+        ranks=sum(host.slots for host in hosts),
+        hosts=hosts,
+        way=NodeLines(nodes, seat.start_timeout),
+        job=Job(seat.token, secrets.token_bytes(JOB_ID_BYTES), seat.epoch),
+    )
+    return run_job(whole).status
+
+
+def _refuse_loopback(listener: socket.socket, address: str) -> None:
+    """Refuse a name that /etc/hosts maps to this host alone; the user may insist on 127.0.0.1.
+
+    Raises:
+        BootstrapError: the name is such a one.
+    """
+    host = split_host(address)[0]
+    bound = str(listener.getsockname()[0])
+    if is_loopback(f"{bound}:0") and host != bound and host not in _LOOPBACK_NAMES:
+        listener.close()
+        raise BootstrapError(
+            f"node 0 would wait at {address}, which is {bound} here, and no other host can reach "
+            f"that; {_REMEDY}, or set HVDLITE_BIND_ADDRESS on node 0"
+        )
+
+
+def _join(seat: NodeSeat, what: Description) -> int:
+    """Connect to node 0, and be its agent."""
+    line = _connect(seat, what.ranks)
+    link = Link(line.read_fd, line.write_fd)
+    me = f"node {seat.node} of {seat.nodes}"
+
+    def environment(part: dict[str, Any]) -> dict[str, str]:
+        ranks = part["ranks"]
+        print(
+            f"hvdlite-run: {me} runs ranks {', '.join(ranks)}; node 0 shows their output",
+            file=sys.stderr,
+        )
+        part["folder"], part["command"] = str(Path.cwd()), list(what.command)
+        part["compat"] = what.compat
+        hostname = socket.gethostname()
+        for own in ranks.values():
+            own["HVDLITE_TOKEN"] = seat.token.hex()
+            own["HVDLITE_HOSTNAME"] = own["HOROVOD_HOSTNAME"] = hostname
+        return what.shared_environment(threads_per_rank(available_cores(), len(ranks)))
+
+    try:
+        attend(link, environment, patient=True)
+        _wait_for_outcome(link)
+    finally:
+        line.hang_up()
+        line.end()
+    if link.outcome is None:
+        raise BootstrapError(
+            f"{me} has lost node 0 at {seat.meet}: {line.said() or 'it is silent'}; its ranks here "
+            "have been ended"
+        )
+    status, why = link.outcome
+    if status != 0:
+        why = why or "node 0 shows the reason"
+        print(f"hvdlite-run: {me}: the job ended with status {status}: {why}", file=sys.stderr)
+    return status
+
+
+def _wait_for_outcome(link: Link) -> None:
+    """Wait for the ranks of other nodes, which may go on when those of this node have ended."""
+    with SignalInbox(passes_on=True) as inbox:
+        while link.outcome is None and not link.lost:
+            link.wait(_LOOK_SECONDS)
+            tell_signals(link, inbox)
+            link.receive()
+
+
+def _connect(seat: NodeSeat, ranks: int) -> SealedLine:
+    """Connect to node 0, which may not listen yet, or whose name may not be known yet.
+
+    Raises:
+        BootstrapError: node 0 cannot be reached in time, or refuses this node.
+    """
+    deadline = Deadline(seat.start_timeout)
+    while True:
+        try:
+            connection, handshake = reach(
+                "node 0", seat.meet, seat.job, seat.node, Role.NODE, deadline
+            )
+            break
+        except OtherEpochError:  # After a restart, the earlier node 0 may be about to end.
+            if deadline.seconds_left < _AGAIN_SECONDS:
+                raise
+            deadline.sleep(_AGAIN_SECONDS)
+        except BootstrapError as error:
+            raise BootstrapError(
+                f"{error}; is node 0's address {seat.meet}, and is HVDLITE_TOKEN the same there?"
+            ) from error
+    from_client, from_server = session_keys(seat.job, handshake.transcript)
+    keys = (from_server, from_client)
+    return SealedLine(connection, keys, LAUNCHER_SILENCE, introduction(seat.nodes, ranks))

@@ -1,0 +1,172 @@
+"""`hvdlite.spark.run`: call a function on ranks that Spark's tasks start."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from secrets import token_bytes
+from typing import Any
+
+from hvdlite.bootstrap.environment import JOB_ID_BYTES, TOKEN_BYTES
+from hvdlite.errors import ArgumentError, RankFailedError
+from hvdlite.launch.api import results_of
+from hvdlite.launch.call import pack
+from hvdlite.launch.description import Outcome
+from hvdlite.launch.output.report import root_failure
+from hvdlite.spark import session as sessions
+from hvdlite.spark.report import SCHEMA, Report
+from hvdlite.spark.task import Plan, rows, run_task
+
+# In what Spark says of a barrier stage that has failed.
+_LOST = re.compile(
+    r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully.\s*(.*?)(?=\n\s+at |\Z)",
+    re.DOTALL,
+)
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    start_timeout: float = 600.0,
+    env: Mapping[str, str] | None = None,
+    verbose: int = 1,
+    max_attempts: int = 1,
+    allow_plain: bool = False,
+    **horovods: Any,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on `num_proc` ranks in Spark's executors; return their results.
+
+    Every rank is a new process, which one of Spark's tasks starts and watches, and in which the
+    function calls `hvd.init()` as a script would. The function, its arguments and its results are
+    pickled (functions of a notebook by value).
+
+    Args:
+        fn: the function; import frameworks inside it, or at the top of its module.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: the number of ranks, one in each task; by default all slots of Spark.
+        start_timeout: seconds that executors and ranks have to find each other; 0 for no limit.
+        env: variables for the ranks, beside those of Spark's Python processes.
+        verbose: 0 for no messages here, 1 for what matters, 2 for the process of each rank, too, in
+            the executors' logs.
+        max_attempts: how often the function may be called on all ranks, if a rank fails, or Spark
+            loses an executor.
+        allow_plain: whether ranks may send parameters and gradients without encryption, although
+            the session encrypts what Spark sends.
+        **horovods: the other arguments of `horovod.spark.run`, which are refused with the reason.
+
+    Returns:
+        The result of each rank, in rank order.
+
+    Raises:
+        ArgumentError: there is no Spark session, it has too few slots, or a setting excludes ranks.
+        RankFailedError: a rank failed without an exception, or with one that cannot be pickled; or
+            Spark lost an executor.
+        Exception: the exception of the first failing rank, with its traceback as the cause.
+
+    Example:
+        def number():
+            import hvdlite.torch as hvd
+            hvd.init()
+            return hvd.rank() * 10
+
+        hvdlite.spark.run(number, num_proc=2)  # [0, 10]
+    """
+    sessions.refuse_horovods(horovods)
+    if max_attempts < 1:
+        raise ArgumentError(f"max_attempts={max_attempts}: give 1 or more")
+    if not start_timeout >= 0:
+        raise ArgumentError(f"start_timeout={start_timeout}: give a number of seconds, or 0")
+    session = sessions.active_session()
+    sessions.check_settings(session, allow_plain)
+    ranks = sessions.choose_ranks(session, num_proc, start_timeout, verbose > 0)
+    call = pack(fn, args, kwargs or {})
+    first: Exception | None = None
+    for attempt in range(max_attempts):
+        plan = Plan(
+            call=call,
+            token=token_bytes(TOKEN_BYTES),
+            job_id=token_bytes(JOB_ID_BYTES),
+            attempt=attempt,
+            start_timeout=start_timeout,
+            env=dict(env or {}),
+            verbose=verbose > 1,
+        )
+        results, error = _attempt(session, plan, ranks)
+        if error is None:
+            return results
+        first = first or error
+        if attempt + 1 < max_attempts and verbose:
+            print(f"hvdlite.spark starts the ranks again, because of: {error}", file=sys.stderr)
+    assert first is not None
+    raise first
+
+
+def _attempt(session: Any, plan: Plan, ranks: int) -> tuple[list[Any], Exception | None]:
+    """Start the ranks once; return their results, or what ended them.
+
+    What else Spark raises, such as that the job was cancelled, is not returned but raised.
+    """
+    try:
+        reports = _reports(session, plan, ranks)
+    except RankFailedError as error:
+        return [], error
+    try:
+        return _results(reports), None
+    except Exception as error:  # What the function has raised.
+        return [], error
+
+
+def _reports(session: Any, plan: Plan, ranks: int) -> list[Report]:
+    """Run the ranks as the tasks of one barrier stage; return their reports by rank.
+
+    Raises:
+        RankFailedError: Spark lost a task, or its executor.
+    """
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import BarrierTaskContext
+
+        yield from rows(run_task(plan, BarrierTaskContext.get()))
+
+    table = session.range(0, ranks, 1, ranks).mapInArrow(task, SCHEMA, barrier=True)
+    parts: dict[int, dict[int, bytes]] = {rank: {} for rank in range(ranks)}
+    try:
+        found = table.collect()
+    except Exception as error:
+        raise_lost(error)
+        raise
+    for row in found:
+        parts[row.rank][row.part] = bytes(row.data)
+    return [Report.joined(parts[rank][part] for part in sorted(parts[rank])) for rank in parts]
+
+
+def raise_lost(error: Exception) -> None:
+    """Raise what Spark says of a task that it lost; do nothing if `error` is something else.
+
+    The stage is the last one of its job, which Spark does not begin again when it has lost a task.
+
+    Raises:
+        RankFailedError: Spark lost a task.
+    """
+    found = _LOST.search(str(error))
+    if found is not None:
+        failure = RankFailedError(
+            f"Spark lost the task of rank {found[1]}, or its executor: {found[2]}; the logs of the "
+            "executors say more"
+        )
+        failure.failed_rank = int(found[1])
+        raise failure from error
+
+
+def _results(reports: Sequence[Report]) -> list[Any]:
+    """Return the results of all ranks, or raise what ended them."""
+    failures = [report.failure for report in reports if report.failure is not None]
+    status = max(report.status for report in reports)
+    results = {report.rank: report.result for report in reports}
+    root = root_failure(failures) if failures else None
+    return results_of(Outcome(status, root, results, tuple(results)))

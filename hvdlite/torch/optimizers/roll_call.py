@@ -1,0 +1,274 @@
+"""The roll call: in each step the ranks that are in time give their gradients, and all step.
+
+The coordinator decides, at the first bucket of a step, whose gradients are in it: it waits for a
+quorum, and then for the grace. A rank that is late takes part in the data plane all the same, from
+the engine's thread, and its result is *parked* until its training thread asks for it. Its own
+gradient is *folded* into the next sum of that bucket. So all ranks get the same results in the same
+order. The sources are backup workers (Chen et al., "Revisiting Distributed Synchronous SGD", 2016)
+and eager-SGD (Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial
+Collective Operations", PPoPP 2020).
+
+Here is what Python adds to the engine's part: the number of the step, the grace as a share of the
+median step, and who is told of ranks that are late in every step.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+import warnings
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+from hvdlite import basics, operation_names
+from hvdlite.errors import ArgumentError, LateGradientsWarning
+from hvdlite.gather_bytes import gather_bytes
+from hvdlite.process_sets import ProcessSet, member_id, registered_id
+from hvdlite.torch.collectives.submit import Roll
+from hvdlite.torch.optimizers.late import Late
+from hvdlite.torch.optimizers.wrapping import Wrapping
+
+MEASURED = 20  # steps that wait for all ranks, and whose median is the measure of the grace
+PERIOD = 1000  # steps from one measurement to the next; later ones are of steps that do not wait
+REVIEWED = 50  # steps from one look at the attendance to the next
+
+_KEY = "hvdlite.roll_call"
+
+_all: weakref.WeakSet[RollCall] = weakref.WeakSet()
+
+
+class Attendance(NamedTuple):
+    """What became of the gradients of one rank.
+
+    Attributes:
+        rank: whose.
+        late: steps that went on without this rank's gradient.
+        skipped: steps for which it computed no gradient. This and what follows a rank knows of
+            itself only; it is None for the others.
+        folded: gradients that were added to a later step.
+        oldest: by how many steps the oldest of them was late.
+    """
+
+    rank: int
+    late: int
+    skipped: int | None
+    folded: int | None
+    oldest: int | None
+
+
+def refuse_in_roll_call(what: str) -> None:
+    """Raise an error where an optimizer with `late=` exists, because ranks skip their forward.
+
+    Raises:
+        ArgumentError: there is one.
+    """
+    if _all:
+        gc.collect()  # It may belong to an optimizer that is no longer used.
+    if _all:
+        raise ArgumentError(
+            f"{what} cannot run beside a DistributedOptimizer with late=: it waits for every rank, "
+            "and a rank that is behind computes nothing; use torch's BatchNorm, or a layer that "
+            "normalizes each sample alone"
+        )
+
+
+class RollCall:
+    """The roll of one reducer's cycles. Used by the threads that use the reducer."""
+
+    def __init__(self, late: Late, name: str, process_set: ProcessSet) -> None:
+        """Begin before the first cycle.
+
+        Args:
+            late: for whom the ranks wait.
+            name: the name of the reducer.
+            process_set: its members reduce their gradients.
+        """
+        self.late = late
+        self._name = f"{name}@{registered_id(process_set)}"
+        self.step_seconds: float | None = None  # the median
+        self._process_set = process_set
+        self._cycle = -1  # the number of the cycle, since all ranks began to count
+        self._fresh = False  # whether this rank has a gradient in it
+        self._first = self._restarts = operation_names.restarts()
+        self._steps = 0  # that have ended, since then
+        self._settled = late.seconds is not None  # whether the grace is known to all ranks
+        self._durations: deque[float] = deque(maxlen=100)  # of steps with a gradient
+        self._ended: float | None = None  # when the last step did
+        self._reviewed: list[int] = []  # by member: how often it had been late at the last review
+        _all.add(self)
+        if late.policy == "drop" and process_set.rank() == 0:
+            warnings.warn(
+                "Late(policy='drop') forgets late gradients: samples that only a slow rank has are "
+                "then never learnt. Deal the samples to the ranks at random, or use policy='fold'",
+                LateGradientsWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def key(self) -> str:
+        """The name of the roll in the engine: another one whenever ranks count anew."""
+        return f"{self._name}.{self._restarts - self._first}"
+
+    @property
+    def behind(self) -> int:
+        """How many steps of the others wait for this rank."""
+        return basics.engine().parked(self.key) if self._process_set.included() else 0
+
+    def attendance(self) -> list[Attendance]:
+        """Return a row for each member, as far as this rank knows."""
+        if not self._process_set.included():
+            return []
+        rows = basics.engine().attendance(self.key)
+        own = basics.rank()
+        return [
+            Attendance(rank, row[0], *(row[1:] if rank == own else (None, None, None)))
+            for rank, row in zip(self._process_set.ranks, rows, strict=False)
+        ]
+
+    # A cycle.
+
+    def begin(self) -> None:
+        """Begin a cycle."""
+        if self._restarts != operation_names.restarts():
+            # Joined ranks have missed steps, so all ranks count and measure anew.
+            self._restarts = operation_names.restarts()
+            self._cycle, self._steps = -1, 0
+            self._settled = self.late.seconds is not None
+            self._durations.clear()
+            self._ended, self._reviewed = None, []
+        self._cycle += 1
+
+    def enter(self, fresh: bool) -> Roll:
+        """Return what the engine needs for a bucket of the cycle.
+
+        Args:
+            fresh: whether this rank has computed a gradient in the cycle. Without one it gives
+                nothing, and takes the result.
+        """
+        self._fresh = fresh
+        size = self._process_set.size() or 1
+        late = self.late
+        quorum, grace = (late.members(size), self._grace()) if self._settled else (size, 0)
+        return Roll(
+            self.key, self._cycle, quorum, grace, late.bound, late.policy == "fold", not fresh
+        )
+
+    def _grace(self) -> int:
+        """Return microseconds."""
+        seconds = self.late.seconds
+        if seconds is None:
+            assert isinstance(self.late.grace, float | int)
+            seconds = float(self.late.grace) * (self.step_seconds or 0.0)
+        return round(1e6 * seconds)
+
+    # A step, in the training thread, outside of backward: ranks may meet here.
+
+    def after_step(self) -> None:
+        """Note the end of a step; measure, and look at the attendance, when that is due."""
+        if not self._process_set.included():
+            return
+        self._steps += 1
+        now, before = time.monotonic(), self._ended
+        if before is not None and self._fresh:
+            self._durations.append(now - before)
+        if self.late.seconds is None:
+            first = self._steps == 1  # a rank may know the time from a file
+            measured = self._steps == MEASURED and not self._settled
+            if first or measured or self._steps % PERIOD == 0:
+                self._measure()
+                now = time.monotonic()
+        if self._steps % REVIEWED == 0:
+            self._review()
+        self._ended = now
+
+    def _measure(self) -> None:
+        """Agree with the other ranks on the median step; the engine takes the new grace at once."""
+        known = self.step_seconds if self._steps == 1 else None
+        text = json.dumps([known, list(self._durations)]).encode()
+        name, number = f"#{self.key}.step_seconds", member_id(self._process_set)
+        blocks = gather_bytes(basics.engine(), text, name, number)
+        told = [json.loads(bytes(block)) for block in blocks if len(block) > 0]
+        files = [seconds for seconds, _ in told if seconds is not None]
+        durations = [seconds for _, measured in told for seconds in measured]
+        if files:
+            self.step_seconds = files[0]
+        elif durations:
+            self.step_seconds = statistics.median(durations)
+        self._settled = bool(files or durations)
+
+    def _review(self) -> None:
+        """Warn of ranks whose gradients were late in all steps since the last review."""
+        late = [row.late for row in self.attendance()]
+        before, self._reviewed = self._reviewed or [0] * len(late), late
+        absent = [
+            rank
+            for rank, now, then in zip(self._process_set.ranks, late, before, strict=False)
+            if now - then >= REVIEWED
+        ]
+        if absent and self._process_set.rank() == 0:
+            ranks = ", ".join(f"rank {rank}" for rank in absent)
+            lost = "forgotten" if self.late.policy == "drop" else "added to later steps"
+            warnings.warn(
+                f"{REVIEWED} steps in a row went on without a gradient of {ranks}, whose gradients "
+                f"were {lost}. Does the loop skip its forward and backward while "
+                "optimizer.behind is not zero? Otherwise give these ranks less work, or "
+                "hvd.Late a larger quorum",
+                LateGradientsWarning,
+                stacklevel=2,
+            )
+
+
+class Attending(Wrapping):
+    """What `DistributedOptimizer` adds for `late=`."""
+
+    _reducer: Any
+
+    @property
+    def behind(self) -> int:
+        """How many steps the others are ahead of this rank, whose results wait for it.
+
+        A rank that is behind takes these results without computing gradients. Without `late=` it is
+        zero.
+
+        Example:
+            >>> for batch in batches:
+            ...     if not optimizer.behind:
+            ...         loss_of(model, batch).backward()
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+        """
+        roll = self._reducer.roll_call
+        return 0 if roll is None else roll.behind
+
+    @property
+    def attendance(self) -> list[Attendance]:
+        """For each rank, how often it was late; empty without `late=`.
+
+        How often a rank skipped a step, and what became of its late gradients, it knows itself.
+
+        Example:
+            >>> optimizer.attendance[3].late
+            12
+        """
+        roll = self._reducer.roll_call
+        return [] if roll is None else roll.attendance()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state; see `torch.optim.Optimizer.state_dict`.
+
+        With `late=` it has the median time of a step, and a plain optimizer loads it, too. Late
+        gradients that no step has used yet are not in it.
+        """
+        state: dict[str, Any] = super().state_dict()
+        roll = self._reducer.roll_call
+        return state if roll is None else {**state, _KEY: {"step_seconds": roll.step_seconds}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; with `late=` also the median time of a step, before the first step."""
+        super().load_state_dict(state_dict)
+        roll = self._reducer.roll_call
+        if roll is not None and _KEY in state_dict and not roll.step_seconds:
+            roll.step_seconds = state_dict[_KEY]["step_seconds"]

@@ -1,0 +1,128 @@
+"""Check descriptions of Kubernetes objects strictly, without a cluster: unknown fields are wrong.
+
+Kubernetes' own kinds have published schemas (kubernetes-validate). Those of JobSet and Kubeflow
+Trainer are classes (kubeflow-trainer-api), which drop unknown fields in silence, so what they give
+back is compared. The fields of an MPIJob stand here, because no package has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+VERSION = "1.33"
+_CLASSES = {
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+}
+# Of kubeflow.org/v2beta1: by field, its values, or the type of its value.
+_MPI_JOB: dict[str, Any] = {
+    "slotsPerWorker": int,
+    "runLauncherAsWorker": bool,
+    "launcherCreationPolicy": ("AtStartup", "WaitForWorkersReady"),
+    "sshAuthMountPath": str,
+    "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
+    "runPolicy": {
+        "cleanPodPolicy": ("None", "Running", "All"),
+        "ttlSecondsAfterFinished": int,
+        "activeDeadlineSeconds": int,
+        "backoffLimit": int,
+        "suspend": bool,
+        "managedBy": str,
+    },
+    "mpiReplicaSpecs": {
+        role: {"replicas": int, "restartPolicy": ("Never", "OnFailure"), "template": dict}
+        for role in ("Launcher", "Worker")
+    },
+}
+
+
+def why_not() -> str:
+    """Return why descriptions cannot be checked here; "" if they can."""
+    names = ("kubernetes_validate", "kubeflow_trainer_api")
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return f"missing: {', '.join(missing)} (hvdlite[test-clusters] has them)" if missing else ""
+
+
+def check(described: dict[str, Any]) -> None:
+    """Check one object.
+
+    Raises:
+        Exception: it is wrong, or has an unknown field.
+    """
+    kind = described["kind"]
+    if kind in _CLASSES:
+        _check_class(_CLASSES[kind], described)
+    elif kind == "MPIJob":
+        _check_mpi_job(described)
+    else:
+        _check_core(described)
+    for name, template in enumerate(_job_templates(described)):
+        _check_core(
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"j{name}"}} | template
+        )
+
+
+def _check_core(described: dict[str, Any]) -> None:
+    import kubernetes_validate
+
+    kubernetes_validate.validate(described, VERSION, strict=True)
+
+
+def _check_class(name: str, described: dict[str, Any]) -> None:
+    models = importlib.import_module("kubeflow_trainer_api.models")
+    given_back = getattr(models, name).from_dict(described).to_dict()
+    assert given_back == described, f"{name} knows {given_back}"
+
+
+def _check_mpi_job(described: dict[str, Any]) -> None:
+    assert described.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert described["apiVersion"] == "kubeflow.org/v2beta1"
+    assert described["metadata"].keys() == {"name"}
+    _check_fields(described["spec"], _MPI_JOB)
+    for role in described["spec"]["mpiReplicaSpecs"].values():
+        assert role["template"].keys() == {"spec"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+        _check_core({**pod, "spec": role["template"]["spec"]})
+
+
+def _check_fields(given: dict[str, Any], known: dict[str, Any]) -> None:
+    for name, value in given.items():
+        allowed = known[name]
+        if isinstance(allowed, dict):
+            _check_fields(value, allowed)
+        elif isinstance(allowed, tuple):
+            assert value in allowed, f"{name}: {value}"
+        else:
+            assert isinstance(value, allowed), f"{name}: {value}"
+
+
+def _job_templates(described: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the templates of Jobs in an object of another kind."""
+    spec = described["spec"]
+    if described["kind"] == "TrainingRuntime":
+        spec = spec["template"]["spec"]
+    for job in spec.get("replicatedJobs", ()):
+        yield {"spec": job["template"]["spec"]}
+
+
+def misspelt(described: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Give copies of an object in each of which one field is misspelt, with its path.
+
+    What users may name freely, such as labels, is left alone.
+    """
+    if isinstance(described, list):
+        for index, one in enumerate(described):
+            for where, changed in misspelt(one, f"{path}[{index}]"):
+                yield where, [*described[:index], changed, *described[index + 1 :]]
+    if isinstance(described, dict):
+        for name, value in described.items():
+            if name not in ("apiVersion", "kind", "metadata") or path:
+                renamed = {f"{key}x" if key == name else key: one for key, one in described.items()}
+                yield f"{path}.{name}", renamed
+            if name not in ("labels", "selector"):
+                for where, changed in misspelt(value, f"{path}.{name}"):
+                    yield where, {**described, name: changed}

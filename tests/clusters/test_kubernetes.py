@@ -1,0 +1,298 @@
+"""What `hvdlite-run --emit` prints for Kubernetes is valid, and its pods make one world."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusters import kubernetes_schemas
+from harness import base_environment
+from hvdlite.errors import ArgumentError
+from hvdlite.launch.emit import emit
+from hvdlite.launch.emit.request import EmitRequest
+from launcher import run_launcher
+from multihost.bed import Bed, why_not
+
+KINDS = ("job", "jobset", "trainjob", "mpijob")
+SHAPES = ((1, 1), (4, 4), (4, 2), (3, 1))  # ranks, ranks of a pod
+PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
+REPORT = Path(__file__).parents[1] / "launch" / "other_launchers" / "report_placement.py"
+
+needs_schemas = pytest.mark.skipif(
+    bool(kubernetes_schemas.why_not()), reason=kubernetes_schemas.why_not()
+)
+
+
+def request_of(ranks: int = 4, per_pod: int = 1, **more: Any) -> EmitRequest:
+    return EmitRequest(["python", "train.py"], ranks, per_pod, **{"image": "train:1", **more})
+
+
+def objects(kind: str, request: EmitRequest) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(emit(kind, request)))
+
+
+def pods(described: Any) -> Iterator[dict[str, Any]]:
+    """Give the specifications of all pods in an object."""
+    if isinstance(described, dict):
+        if "containers" in described:
+            yield described
+        for value in described.values():
+            yield from pods(value)
+    if isinstance(described, list):
+        for value in described:
+            yield from pods(value)
+
+
+@needs_schemas
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "per_pod"), SHAPES)
+def test_emitted_objects_are_valid(kind: str, ranks: int, per_pod: int) -> None:
+    for one in objects(kind, request_of(ranks, per_pod, variables={"HVDLITE_LOG_LEVEL": "info"})):
+        kubernetes_schemas.check(one)
+
+
+@needs_schemas
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_misspelt_field_is_found(kind: str) -> None:
+    count = 0
+    for one in objects(kind, request_of()):
+        for path, wrong in kubernetes_schemas.misspelt(one):
+            count += 1
+            try:
+                kubernetes_schemas.check(wrong)
+            except Exception:
+                continue
+            raise AssertionError(f"{kind}: {path} may be misspelt")
+    assert count > 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "per_pod"), SHAPES)
+def test_every_pod_is_safe_and_ends_in_time(kind: str, ranks: int, per_pod: int) -> None:
+    found = [
+        pod for one in objects(kind, request_of(ranks, per_pod, grace=50.5)) for pod in pods(one)
+    ]
+    assert found
+    for pod in found:
+        assert pod["terminationGracePeriodSeconds"] > 51
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
+        assert pod["restartPolicy"] == "Never"
+        assert pod["volumes"] == [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+        for one in pod["containers"]:
+            assert one["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_secret_is_printed_and_how_to_make_it_is_said(kind: str) -> None:
+    text = emit(kind, request_of())
+    assert not re.search(r"[0-9a-f]{32}", text)
+    told = "kubectl create secret generic train-token --from-literal=token=$(openssl rand -hex 32)"
+    assert (told in text) == ("HVDLITE_TOKEN" in text) == (kind != "mpijob")
+    assert "HVDLITE_TOKEN" not in emit(kind, request_of(4, 4))  # One pod needs none.
+
+
+def test_ranks_do_not_come_back_one_by_one() -> None:
+    service, job = objects("job", request_of())
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "train"}
+    assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"] == "train"
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert job["spec"]["backoffLimit"] == 0
+    assert [rule["action"] for rule in rules] == ["FailJob"]
+    (jobset,) = objects("jobset", request_of())
+    policy = jobset["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] > 0
+    assert policy["rules"][0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    assert replicated["template"]["spec"]["backoffLimit"] == 0
+    assert len(replicated["template"]["spec"]["podFailurePolicy"]["rules"]) == 2
+
+
+def test_commands_of_pods_with_several_ranks() -> None:
+    def command(kind: str, ranks: int, per_pod: int) -> str:
+        pod = next(pods(objects(kind, request_of(ranks, per_pod))))
+        return " ".join(pod["containers"][0]["command"])
+
+    own = "-np 2 --grace 30 -- python train.py"
+    assert command("job", 1, 1) == "python train.py"
+    assert command("job", 2, 2) == f"hvdlite-run {own}"
+    meet = "hvdlite-run --nodes 2 --node-rank $(NODE_RANK) --meet"
+    assert command("job", 4, 2) == f"{meet} train-0.train:23456 {own}"
+    assert command("jobset", 4, 2) == f"{meet} train-ranks-0-0.train:23456 {own}"
+    auto = "hvdlite-run --nodes auto --grace 30 -- python train.py"
+    assert command("trainjob", 4, 2) == auto
+    assert objects("trainjob", request_of(4, 2))[1]["spec"]["trainer"]["command"] == auto.split()
+    mpi = "hvdlite-run -np 4 --grace 30 --hostfile /etc/mpi/hostfile -- python train.py"
+    assert command("mpijob", 4, 2) == mpi
+
+
+def test_kubernetes_replaces_nothing_in_the_program() -> None:
+    request = EmitRequest(["sh", "-c", "echo $(date)"], 1, 1, image="a", variables={"A": "$(B)"})
+    (job,) = objects("job", request)
+    (one,) = next(pods(job))["containers"]
+    assert one["command"] == ["sh", "-c", "echo $$(date)"]
+    assert one["env"][0] == {"name": "A", "value": "$$(B)"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"image": None}, "--emit job: name the container image"),
+        ({"name": "Train_1"}, "--name Train_1: give small letters, digits and hyphens"),
+        ({"name": "a" * 41}, "give at most 40 characters"),
+        ({"ranks": 5, "per_pod": 2}, "-np 5, --ntasks-per-node 2: all pods of a job have the same"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        emit("job", request_of(**more))
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Bed]:
+    """Two hosts with one file of names, which are pods here."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Bed(2) as hosts:
+        yield hosts
+
+
+def variables_of(env: list[dict[str, Any]], index: int, address: str, token: str) -> dict[str, str]:
+    """Give the variables of a pod the values that Kubernetes would give them."""
+    fields = {
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index),
+        "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "1",
+        "status.podIP": address,
+    }
+    variables = {}
+    for one in env:
+        source = one.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            assert source["secretKeyRef"] == {"name": "train-token", "key": "token"}
+            variables[one["name"]] = token
+        else:
+            path = source.get("fieldRef", {}).get("fieldPath")
+            variables[one["name"]] = one["value"] if path is None else fields[path]
+    return variables
+
+
+def run_pods(
+    bed: Bed,
+    names: Path,
+    host: str,
+    command: list[str],
+    env: list[dict[str, Any]],
+    *more: dict[str, str],
+) -> list[str]:
+    """Run the container of each pod as a process on a host of its own; return what they print.
+
+    The name of the first pod is known late.
+
+    Args:
+        bed: the hosts.
+        names: a file that becomes /etc/hosts everywhere.
+        host: the name of the first pod.
+        command: the command of the container.
+        env: its variables.
+        more: by pod, variables that another controller sets.
+    """
+    token = secrets.token_hex(32)
+    names.write_text("127.0.0.1 localhost\n")
+    own = base_environment()
+    own["PYTHONPATH"] = f"{REPORT.parents[2]}:{own.get('PYTHONPATH', '')}"
+    running = []
+    try:
+        for index, address in enumerate(bed.addresses):
+            assert bed.run(index, "mount", "--bind", str(names), "/etc/hosts").returncode == 0
+            variables = {
+                **variables_of(env, index, address, token),
+                **dict(*more[index : index + 1]),
+            }
+            words = [re.sub(r"\$\((\w+)\)", r"{\1}", word).format(**variables) for word in command]
+            if words[0] == "hvdlite-run":
+                words[:1] = [sys.executable, "-m", "hvdlite.launch"]
+            running.append(
+                subprocess.Popen(
+                    bed.inside(index, *words),
+                    env={**own, "OMP_NUM_THREADS": "1", **variables},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        time.sleep(1)
+        with names.open("a") as file:
+            file.write(f"{bed.addresses[0]} {host}\n")
+        done = [one.communicate(timeout=60) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+        for index in range(len(bed.addresses)):
+            bed.run(index, "umount", "/etc/hosts")
+    assert [one.returncode for one in running] == [0] * len(running), done
+    lines = "".join(stdout for stdout, _ in done).splitlines()
+    return sorted(re.sub(r"^\[\d+\] ", "", line) for line in lines)
+
+
+@pytest.mark.parametrize(("kind", "host"), [("job", "train-0"), ("jobset", "train-ranks-0-0")])
+def test_pods_with_one_rank_start_without_a_launcher(
+    bed: Bed, tmp_path: Path, kind: str, host: str
+) -> None:
+    request = EmitRequest([sys.executable, str(REPORT)], 2, 1, image="a")
+    (one,) = next(pods(objects(kind, request)[-1]))["containers"]
+    assert run_pods(bed, tmp_path / "hosts", f"{host}.train", one["command"], one["env"]) == [
+        "placement 0 2 1 0 1 0 2",
+        "placement 1 2 1 0 1 1 2",
+    ]
+
+
+FOUR = [
+    "placement 0 4 6 0 2 0 2",
+    "placement 1 4 6 1 2 0 2",
+    "placement 2 4 6 0 2 1 2",
+    "placement 3 4 6 1 2 1 2",
+]
+
+
+def test_pods_with_several_ranks_start_in_node_mode(bed: Bed, tmp_path: Path) -> None:
+    request = EmitRequest([sys.executable, str(REPORT)], 4, 2, image="a")
+    (one,) = next(pods(objects("jobset", request)))["containers"]
+    names = tmp_path / "hosts"
+    assert run_pods(bed, names, "train-ranks-0-0.train", one["command"], one["env"]) == FOUR
+
+
+def test_pods_of_a_train_job_start_in_node_mode(bed: Bed, tmp_path: Path) -> None:
+    """The variables of Kubeflow's policy for PyTorch say the rest."""
+    request = EmitRequest([sys.executable, str(REPORT)], 4, 2, image="a")
+    _, described = objects("trainjob", request)
+    trainer = described["spec"]["trainer"]
+    policy = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+        "PET_MASTER_ADDR": "train-node-0-0.train",
+        "PET_MASTER_PORT": "29500",
+    }
+    more = [{**policy, "PET_NODE_RANK": str(index)} for index in range(2)]
+    names, host = tmp_path / "hosts", "train-node-0-0.train"
+    assert run_pods(bed, names, host, trainer["command"], trainer["env"], *more) == FOUR
+
+
+def test_page_shows_what_is_printed() -> None:
+    """Each manifest of docs/kubernetes.md is the output of the command before it."""
+    shown = re.findall(
+        r"```\nhvdlite-run (.*?)\n```\n+```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL
+    )
+    assert len(shown) >= 2
+    for flags, text in shown:
+        printed = run_launcher(*flags.split())
+        assert printed.stdout == text, printed.stderr

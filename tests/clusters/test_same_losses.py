@@ -1,0 +1,166 @@
+"""examples/torch_digits.py, unchanged, has the same losses to the bit under every launcher.
+
+A launcher is a function in `LAUNCHERS`: it runs the example with two ranks, and rank 0 writes the
+losses to the given folder.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+import hvdlite.spark
+from clusters import spark_sessions
+from clusters import test_kubernetes as kubernetes
+from clusters.slurm import Slurm
+from harness import base_environment
+from hvdlite.launch.emit.request import EmitRequest
+from multihost.bed import Bed, end, finish, why_not
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+BIN = Path(sys.executable).parent
+SECONDS = 100
+
+
+def example(folder: Path) -> list[str]:
+    """Return the example's command, without the Python that runs it."""
+    return [str(EXAMPLE), "--epochs", "1", "--device", "cpu", "--output", str(folder)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**base_environment(), "OMP_NUM_THREADS": "1", **more}
+
+
+def run(*command: str, env: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command,
+        env=environment() if env is None else env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def torchrun(folder: Path, request: pytest.FixtureRequest) -> None:
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run(*agent, "--nproc-per-node", "2", *example(folder))
+
+
+def mpirun(folder: Path, request: pytest.FixtureRequest) -> None:
+    flags = ["--personality", "ompi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    run(str(BIN / "prterun"), *flags, sys.executable, *example(folder))
+
+
+def srun(folder: Path, request: pytest.FixtureRequest) -> None:
+    cluster: Slurm = request.getfixturevalue("slurm")
+    env = environment(HVDLITE_TOKEN=secrets.token_hex(32))
+    ranks = ["srun", "-N2", "-n2", sys.executable, *example(folder)]
+    done = cluster.run(*ranks, env=env, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def node_mode(folder: Path, request: pytest.FixtureRequest) -> None:
+    bed: Bed = request.getfixturevalue("bed")
+    env = {"HVDLITE_TOKEN": secrets.token_hex(32)}
+    nodes = [
+        bed.start_launcher(
+            *("--nodes", "2", "--node-rank", str(node), "--meet", "node1:23456", "-np", "1"),
+            *(sys.executable, *example(folder)),
+            host=node,
+            env=env,
+        )
+        for node in (0, 1)
+    ]
+    try:
+        for node in nodes:
+            status, stdout, stderr, _ = finish(node, SECONDS)
+            assert status == 0, stdout + stderr
+    finally:
+        for node in nodes:
+            end(node)
+
+
+def tf_config(folder: Path, request: pytest.FixtureRequest) -> None:
+    cluster = {"chief": ["localhost:2222"], "worker": ["localhost:2223"]}
+    ranks = []
+    for kind in cluster:
+        config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+        env = environment(TF_CONFIG=config)
+        ranks.append(subprocess.Popen([sys.executable, *example(folder)], env=env))
+    assert [rank.wait(SECONDS) for rank in ranks] == [0, 0]
+
+
+def pods(folder: Path, request: pytest.FixtureRequest) -> None:
+    with Bed(2) as two:
+        wanted = EmitRequest([sys.executable, *example(folder)], 2, 1, image="a")
+        (one,) = next(kubernetes.pods(kubernetes.objects("job", wanted)))["containers"]
+        names, first = folder / "hosts", "train-0.train"
+        kubernetes.run_pods(two, names, first, one["command"], one["env"])
+
+
+def spark(folder: Path, request: pytest.FixtureRequest) -> None:
+    with spark_sessions.spark("local[2]", folder):
+        hvdlite.spark.run(run_as_script, (example(folder),), num_proc=2)
+
+
+def run_as_script(arguments: list[str]) -> None:
+    """Run a script in this process; Spark starts functions, not programs."""
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
+    "torchrun": torchrun,
+    "mpirun": mpirun,
+    "srun": srun,
+    "node mode": node_mode,
+    "TF_CONFIG": tf_config,
+    "pods of Kubernetes": pods,
+    "Spark": spark,
+}
+
+
+# Of the tests of launchers that need a cluster system.
+MARKS = {
+    "srun": [pytest.mark.slurm],
+    "pods of Kubernetes": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
+    "Spark": spark_sessions.MARKS,
+}
+
+
+def marks_of(launcher: str) -> list[pytest.MarkDecorator]:
+    return MARKS.get(launcher, [])
+
+
+def losses(folder: Path) -> list[float]:
+    (curve,) = json.loads((folder / "loss.json").read_text()).values()
+    return list(curve)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses under hvdlite-run."""
+    folder = tmp_path_factory.mktemp("hvdlite-run")
+    run(sys.executable, "-m", "hvdlite.launch", "-np", "2", sys.executable, *example(folder))
+    return losses(folder)
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=marks_of(name)) for name in LAUNCHERS]
+)
+def test_losses_are_those_under_hvdlite_run(
+    launcher: str, expected: list[float], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    LAUNCHERS[launcher](tmp_path, request)
+    assert losses(tmp_path) == expected

@@ -1,0 +1,255 @@
+"""`hvdlite-run --via srun` in an allocation of a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusters.slurm import Slurm
+from harness import base_environment
+from hvdlite.launch.process.guardian import processes_with
+from launch.marked import DEAF_SLEEPER
+from launcher import run_launcher
+from multihost.bed import end, finish, python
+
+pytestmark = pytest.mark.slurm
+
+STEPPER = [sys.executable, str(Path(__file__).with_name("stepper.py"))]
+SHOW = (
+    "import os, socket; from hvdlite import basics; basics.init();"
+    "print(basics.rank(), basics.size(), basics.local_rank(), basics.cross_rank(),"
+    " socket.gethostname(), os.environ['HVDLITE_HOSTNAME'], os.environ['TEST_MARK'] != '')"
+)
+
+
+class Allocation:
+    """hvdlite-run in an allocation of both nodes, started by salloc."""
+
+    def __init__(self, slurm: Slurm, folder: Path, arguments: tuple[str, ...], tasks: str) -> None:
+        self.mark = f"TEST_MARK={folder}"
+        environment = {**base_environment(), "OMP_NUM_THREADS": "1", "TEST_MARK": str(folder)}
+        command = [sys.executable, "-m", "hvdlite.launch", "--via", "srun", *arguments]
+        self.process = slurm.start(
+            *("salloc", "-Q", "-N2", f"--ntasks={tasks}", *command), env=environment, cwd=folder
+        )
+
+    def wait_until(self, word: bytes, count: int) -> None:
+        """Read stdout until `count` lines with the word have come."""
+        assert self.process.stdout is not None
+        while count:
+            line = self.process.stdout.readline()
+            if not line:
+                assert self.process.stderr is not None
+                raise AssertionError(self.process.stderr.read().decode())
+            count -= word in line
+
+    def processes(self, *words: bytes) -> list[int]:
+        """List the processes of the job whose command line has all these words."""
+        found = []
+        for pid in processes_with(self.mark):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # It has ended.
+            if set(words).issubset(command):
+                found.append(pid)
+        return found
+
+    def finish(self) -> tuple[int, str, str, float]:
+        return finish(self.process, 60)
+
+    def assert_nothing_is_left(self) -> None:
+        deadline = time.monotonic() + 45
+        while processes_with(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert processes_with(self.mark) == []
+
+
+@pytest.fixture
+def start(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[..., Allocation]]:
+    """Start hvdlite-run in an allocation; at the end nothing may be left of it."""
+    started: list[Allocation] = []
+
+    def start_job(*arguments: str, tasks: str = "4") -> Allocation:
+        started.append(Allocation(slurm, tmp_path, arguments, tasks))
+        return started[-1]
+
+    yield start_job
+    for one in started:
+        end(one.process)
+        one.assert_nothing_is_left()
+
+
+def test_hosts_and_slots_are_those_of_the_allocation(start: Callable[..., Allocation]) -> None:
+    status, stdout, stderr, _ = start(*python(SHOW), tasks="3").finish()
+    assert status == 0, stderr
+    assert sorted(stdout.splitlines()) == [
+        "[0] 0 3 0 0 node1 node1 True",
+        "[1] 1 3 1 0 node1 node1 True",
+        "[2] 2 3 0 1 node2 node2 True",
+    ]
+    assert stderr == ""
+
+
+def test_one_host_of_the_allocation_and_another_number_of_ranks(
+    start: Callable[..., Allocation],
+) -> None:
+    status, stdout, stderr, _ = start("-H", "node2:3", *python(SHOW)).finish()
+    assert status == 0, stderr
+    assert [line.split()[5] for line in stdout.splitlines()] == ["node2"] * 3
+
+
+def test_without_an_allocation_it_says_what_to_do() -> None:
+    done = run_launcher("--via", "srun", "-np", "2", *python(SHOW), env={"SLURM_JOB_NODELIST": ""})
+    assert done.returncode == 2
+    assert "--via srun: SLURM_JOB_NODELIST is not set; run hvdlite-run in an" in done.stderr
+
+
+def test_rank_that_is_killed_gives_the_usual_report(start: Callable[..., Allocation]) -> None:
+    job = start(*STEPPER)
+    job.wait_until(b"begins at", 4)
+    (victim,) = processes_with(job.mark, "HVDLITE_RANK=3")
+    os.kill(victim, signal.SIGKILL)
+    status, _, stderr, seconds = job.finish()
+    assert status == 137
+    assert seconds <= 10
+    assert "hvdlite-run: rank 3 (host node2, pid " in stderr
+    assert ") failed first: killed by SIGKILL" in stderr
+
+
+def test_signal_stops_all_ranks_at_one_step(
+    start: Callable[..., Allocation], tmp_path: Path
+) -> None:
+    job = start(*STEPPER)
+    job.wait_until(b"begins at", 4)
+    (launcher,) = job.processes(b"hvdlite.launch", b"srun", b"--via")[-1:]
+    os.kill(launcher, signal.SIGTERM)
+    status, stdout, stderr, _ = job.finish()
+    assert status == 75, stderr
+    assert len({(tmp_path / f"saved.{rank}").read_text() for rank in range(4)}) == 1, stdout
+
+
+def test_signal_to_the_agent_of_a_host_stops_the_job(start: Callable[..., Allocation]) -> None:
+    job = start(*STEPPER)
+    job.wait_until(b"begins at", 4)
+    (agent,) = agents(job)
+    os.kill(agent, signal.SIGTERM)
+    status, _, stderr, _ = job.finish()
+    assert status == 75, stderr
+    assert "hvdlite-run: SIGTERM on host node2: stopping 4 ranks" in stderr
+
+
+def test_rank_deaf_to_sigterm_dies_after_the_grace(start: Callable[..., Allocation]) -> None:
+    job = start("--grace", "1", *python(DEAF_SLEEPER))
+    job.wait_until(b"ready", 4)
+    (launcher,) = job.processes(b"hvdlite.launch", b"srun", b"--via")[-1:]
+    os.kill(launcher, signal.SIGTERM)
+    status, _, stderr, seconds = job.finish()
+    assert status == 143
+    assert seconds >= 1
+    assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1, 2, 3\n")
+
+
+def test_launcher_that_is_killed_leaves_nothing(start: Callable[..., Allocation]) -> None:
+    job = start(*STEPPER)
+    job.wait_until(b"begins at", 4)
+    (launcher,) = job.processes(b"hvdlite.launch", b"srun", b"--via")[-1:]
+    os.kill(launcher, signal.SIGKILL)
+    started = time.monotonic()
+    job.assert_nothing_is_left()
+    assert time.monotonic() - started < 45
+
+
+def test_agent_that_is_killed_names_its_host(start: Callable[..., Allocation]) -> None:
+    job = start(*STEPPER)
+    job.wait_until(b"begins at", 4)
+    (agent,) = agents(job)
+    os.kill(agent, signal.SIGKILL)
+    status, _, stderr, _ = job.finish()
+    assert status != 0
+    assert "(host node2, pid " in stderr
+
+
+def test_python_that_is_missing_there(start: Callable[..., Allocation]) -> None:
+    status, _, stderr, _ = start("--remote-python", "/no/such/python", *python(SHOW)).finish()
+    assert status == 1
+    assert "cannot start on host node2: " in stderr
+    assert "hvdlite's Python is expected at /no/such/python there; see --remote-python" in stderr
+
+
+def agents(job: Allocation) -> list[int]:
+    """List the agents themselves, without the srun and the shim that carry their command."""
+    return [
+        pid
+        for pid in job.processes(b"hvdlite.launch.agent", b"-m")
+        if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+
+
+def test_elastic_job_survives_a_worker(start: Callable[..., Allocation]) -> None:
+    code = (
+        "import os, signal\n"
+        "from hvdlite import basics\n"
+        "from hvdlite.elastic.run import run\n"
+        "from hvdlite.elastic.state import ObjectState\n"
+        "from hvdlite.objects import broadcast_object\n"
+        "basics.init()\n"
+        "state = ObjectState(broadcast_object, basics.rank, step=0)\n"
+        "@run\n"
+        "def train(state):\n"
+        "    while state.step < 60:\n"
+        "        broadcast_object(state.step)\n"
+        "        if state.step == 30 and os.environ['HVDLITE_WORKER'] == '3':\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        state.step += 1\n"
+        "        if state.step % 5 == 0: state.check_host_updates()\n"
+        "train(state)\n"
+        "print('done with', basics.size(), flush=True)\n"
+    )
+    job = start("--min-np", "3", "--max-np", "4", *python(code))
+    status, stdout, stderr, _ = job.finish()
+    assert status == 0, stderr
+    assert stdout.count("done with") >= 3, stdout
+    assert "worker 3 (host node2" in stderr
+
+
+def test_node_mode_as_a_step_with_one_task_on_each_node(slurm: Slurm, tmp_path: Path) -> None:
+    mark = f"TEST_MARK={tmp_path}"
+    node = [sys.executable, "-m", "hvdlite.launch", "--nodes", "auto", "-np", "2", *STEPPER]
+    env = {**base_environment(), "OMP_NUM_THREADS": "1", "TEST_MARK": str(tmp_path)}
+    step = slurm.start(
+        *("srun", "-N2", "--ntasks-per-node=1", "--overcommit", *node),
+        env={**env, "HVDLITE_TOKEN": secrets.token_hex(32)},
+        cwd=tmp_path,
+    )
+    try:
+        assert step.stdout is not None
+        for _ in range(4):
+            assert b" of 4 on node" in step.stdout.readline()
+        slurm.run("scancel", "--signal=TERM", newest_job(slurm))
+        status, stdout, stderr, _ = finish(step, 60)
+    finally:
+        end(step)
+    assert status == 75, stdout + stderr
+    assert len({(tmp_path / f"saved.{rank}").read_text() for rank in range(4)}) == 1, stdout
+    deadline = time.monotonic() + 20
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_with(mark) == []
+
+
+def newest_job(slurm: Slurm) -> str:
+    return slurm.run("squeue", "--noheader", "--format=%i", "--sort=-i").stdout.split()[0]
+
+
+def test_doctor_tries_the_allocation(start: Callable[..., Allocation]) -> None:
+    status, stdout, stderr, _ = start("--doctor").finish()
+    assert status == 0, stdout + stderr
+    assert stdout.splitlines()[-2] == "2 hosts"

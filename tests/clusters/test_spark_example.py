@@ -1,0 +1,40 @@
+"""The example of Spark trains to 97 %, and docs/spark.md shows its recipe for Parquet files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from clusters import spark_sessions
+from harness import base_environment
+
+pytestmark = spark_sessions.MARKS
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "spark_digits.py"
+
+
+def test_digits_of_a_data_frame_are_learnt_on_two_ranks(tmp_path: Path) -> None:
+    own = base_environment()
+    own |= {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", "SPARK_LOCAL_IP": "127.0.0.1"}
+    own |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--folder", str(tmp_path / "digits")],
+        cwd=tmp_path,
+        env={**own, "OMP_NUM_THREADS": "1", "TMPDIR": os.fspath(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"test accuracy ([\d.]+)%, the same on all 2 ranks", done.stdout)
+    assert found is not None and float(found[1]) >= 97.0, done.stdout + done.stderr
+
+
+def test_page_shows_the_recipe_that_the_example_uses() -> None:
+    recipe = EXAMPLE.read_text().split("# recipe: begin\n")[1].split("\n\n# recipe: end")[0]
+    assert f"```python\n{textwrap.dedent(recipe)}```" in (ROOT / "docs" / "spark.md").read_text()

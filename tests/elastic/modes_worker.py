@@ -1,0 +1,149 @@
+"""A worker that trains a model in each mode, while others die: `python modes_worker.py`.
+
+Worker 2 dies between the two phases of PowerSGD in one step, and worker 1 in the middle of a round
+of local SGD. Workers that join bring the world back to three ranks. After each step the models of
+the synchronous modes are the same on all ranks, to the bit, and after each average those of local
+SGD. Each worker writes a line at its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+import warnings
+from typing import Any
+
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite.elastic import epochs
+from hvdlite.torch.optimizers.bucket import Bucket
+from hvdlite.torch.optimizers.rounds import Rounds
+
+EVERY = 5
+COMMIT = 10
+DEATHS = {2: ("phase", 13), 1: ("round", 16)}  # by worker: where, and in which step
+STEPS = 40  # at least, and so many more as it takes until three ranks have met again
+WORKER = int(os.environ["HVDLITE_WORKER"])
+SYNCHRONOUS = ("dropped", "compressed", "measured")
+
+torch.set_num_threads(1)
+warnings.simplefilter("error")
+
+
+def die_at(point: str, step: int) -> None:
+    """End this worker if this is where it dies."""
+    if DEATHS.get(WORKER) == (point, step):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Now:
+    """The step under way."""
+
+    step = 0
+
+
+advance, send = Bucket.advance, Rounds._send
+
+
+def advancing(bucket: Bucket) -> None:
+    """Go on to the second phase of PowerSGD, or die."""
+    if bucket.leads:
+        die_at("phase", Now.step)
+    advance(bucket)
+
+
+def sending(rounds: Rounds, fragment: int) -> None:
+    """Begin a round with the first fragment, and die before the second."""
+    if fragment == 1:
+        die_at("round", Now.step)
+    send(rounds, fragment)
+
+
+Bucket.advance, Rounds._send = advancing, sending  # type: ignore[method-assign]
+
+
+def make_model() -> torch.nn.Sequential:
+    """Make a small model, the same on all ranks."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 12)]
+    return torch.nn.Sequential(*layers)
+
+
+def loss_of(model: torch.nn.Module) -> torch.Tensor:
+    """Return the loss of random samples, other ones on each worker and in each step."""
+    x = torch.randn(16, 12, generator=torch.Generator().manual_seed(1000 * Now.step + WORKER))
+    loss: torch.Tensor = (model(x) - x.flip(1).sin()).square().mean()
+    return loss
+
+
+def errors_of(optimizer: Any) -> int:
+    """Count the matrices that have an error of PowerSGD."""
+    exchanges = [bucket.low_rank for bucket in optimizer._reducer._buckets if bucket.low_rank]
+    return sum(m.error is not None for one in exchanges for m in one._matrices.values())
+
+
+hvd.init()
+models = {name: make_model() for name in (*SYNCHRONOUS, "local")}
+plain = {
+    name: torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.8)
+    for name, model in models.items()
+}
+optimizers: dict[str, Any] = {
+    "dropped": hvd.DistributedOptimizer(plain["dropped"]),
+    "compressed": hvd.DistributedOptimizer(
+        plain["compressed"], compression=hvd.Compression.powersgd(rank=2, start=4, least_gain=1.0)
+    ),
+    "measured": hvd.DistributedOptimizer(plain["measured"]),
+    "local": hvd.LocalSGD(plain["local"], every=EVERY, fragments=2, outer_momentum=0.3),
+}
+noise = hvd.NoiseScale(optimizers["measured"], batch_size=16, every=2, decay=0.9)
+watch = hvd.ReplicaWatch(optimizers["measured"], every=3)
+
+
+def step_all() -> None:
+    """Make a step of each mode."""
+    for name, optimizer in optimizers.items():
+        optimizer.zero_grad()
+        if name == "dropped":
+            done = itertools.repeat(None, 1 + (Now.step + WORKER) % 3)
+            for _ in optimizer.micro_batches(done, most=3, seconds=1000.0):
+                (loss_of(models[name]) / 3).backward()
+        else:
+            loss_of(models[name]).backward()
+        optimizer.step()
+    for name in SYNCHRONOUS:
+        hvd.check_replicas(models[name].named_parameters())
+
+
+@hvd.elastic.run
+def train(state: Any) -> None:
+    """Train until three ranks have met again, and check what each mode promises."""
+    first = Now.step = state.step
+    while Now.step < STEPS or hvd.size() < 3 or Now.step < first + 2 * COMMIT:
+        step_all()
+        if Now.step == first and hvd.size() == 3:  # ranks have joined, or all begin
+            assert errors_of(optimizers["compressed"]) == 0, "errors were kept"
+        Now.step += 1
+        state.step = Now.step
+        if Now.step % COMMIT == 0:
+            optimizers["local"].average()
+            hvd.check_replicas(models["local"].named_parameters())
+            value = torch.tensor([noise.value], dtype=torch.float64)
+            values = hvd.allgather(value, name="noise").tolist()
+            assert len(set(values)) == 1, f"the noise scale differs between ranks: {values}"
+            state.commit()
+        time.sleep(0.01)  # A worker that joins needs the processor, too.
+
+
+attributes = {f"{name}_model": model for name, model in models.items()}
+attributes |= {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
+train(hvd.elastic.TorchState(**attributes, step=0))
+assert errors_of(optimizers["compressed"]) == 2
+losses = {name: round(float(loss_of(model).detach()), 3) for name, model in models.items()}
+assert max(losses.values()) < 0.1, losses
+assert noise.value > 0.0
+workers = [len(epoch.workers) for epoch in epochs.history()]
+print(f"worlds {workers}, losses {losses}", flush=True)

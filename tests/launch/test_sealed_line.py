@@ -1,0 +1,129 @@
+"""The line between two nodes: all bytes arrive, in order, and whatever else happens ends it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvdlite.launch.remote.sealed import SealedLine
+
+KEYS = (secrets.token_bytes(32), secrets.token_bytes(32))
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        return client, listener.accept()[0]
+
+
+@pytest.fixture
+def ends() -> Iterator[list[SealedLine]]:
+    """Give the line's two ends: the first one says something first."""
+    client, server = connected()
+    made = [SealedLine(client, KEYS, 30, b"me"), SealedLine(server, KEYS[::-1], 30)]
+    yield made
+    for end in made:
+        end.hang_up()
+        end.end()
+
+
+def read_all(end: SealedLine) -> bytes:
+    found = b""
+    while data := os.read(end.read_fd, 1 << 16):
+        found += data
+    return found
+
+
+def wait_until(true: object, what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_bytes_and_introduction_arrive(ends: list[SealedLine]) -> None:
+    first, second = ends
+    wait_until(lambda: second.introduction is not None, "no introduction")
+    assert (first.introduction, second.introduction) == (None, b"me")
+    assert second.peer == "127.0.0.1"
+    os.write(first.write_fd, b"to the second")
+    assert os.read(second.read_fd, 100) == b"to the second"
+    os.write(second.write_fd, b"to the first")
+    assert os.read(first.read_fd, 100) == b"to the first"
+
+
+def test_slow_reader_gets_everything(ends: list[SealedLine]) -> None:
+    first, second = ends
+    sent = secrets.token_bytes(9 << 20)
+
+    def write() -> None:
+        view = memoryview(sent)
+        while view:
+            view = view[os.write(first.write_fd, view) :]
+        first.hang_up()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    time.sleep(0.5)
+    assert writer.is_alive(), "the line takes any number of bytes"
+    assert read_all(second) == sent
+    writer.join()
+
+
+def test_what_was_written_before_the_end_arrives(ends: list[SealedLine]) -> None:
+    """Even if this end has not read what the other one has sent."""
+    first, second = ends
+    os.write(second.write_fd, b"never read")
+    time.sleep(0.1)
+    os.write(first.write_fd, b"the last words")
+    first.hang_up()
+    first.end()
+    assert read_all(second) == b"the last words"
+    second.end()
+    assert second.ended and second.said() == "it has hung up"
+
+
+def test_end_of_the_connection_reaches_a_reader(ends: list[SealedLine]) -> None:
+    first, second = ends
+    first.cut()
+    assert read_all(first) == b""
+    assert read_all(second) == b""
+
+
+def test_silence_ends_the_line() -> None:
+    client, server = connected()
+    with client:
+        line = SealedLine(server, KEYS, 1.0)
+        assert read_all(line) == b""
+        assert line.said() == "it has said nothing for 1 s: it is stopped, or cut off"
+        line.hang_up()
+        line.end()
+
+
+def test_tampering_ends_the_line() -> None:
+    client, server = connected()
+    forged = (secrets.token_bytes(32), secrets.token_bytes(32))
+    with_other_keys = SealedLine(client, forged, 30, b"me")
+    line = SealedLine(server, KEYS[::-1], 30)
+    assert read_all(line) == b""
+    assert line.introduction is None
+    assert line.said() == "a frame was tampered with"
+    for end in (line, with_other_keys):
+        end.hang_up()
+        end.end()
+
+
+def test_idle_line_stays(ends: list[SealedLine]) -> None:
+    client, server = connected()
+    idle = [SealedLine(client, KEYS, 3.5, b"me"), SealedLine(server, KEYS[::-1], 3.5)]
+    time.sleep(5)
+    assert not any(end.ended for end in idle)
+    for end in idle:
+        end.hang_up()
+        end.end()

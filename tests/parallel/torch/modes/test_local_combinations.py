@@ -1,0 +1,289 @@
+"""LocalSGD and DiLoCo together with other modes, against one process that simulates all ranks.
+
+*Hosts* are process sets of two ranks. The replicas of the simulation are then the hosts, because
+the ranks of a host average their gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.modes.local_models import (
+    assert_equal,
+    engine_mean,
+    loss_of,
+    make_model,
+    sgd,
+    simulate,
+    take_steps,
+)
+from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
+from references import local_sgd
+
+PRELOAD = ("torch._dynamo",)
+STEPS = 14
+Loss = Callable[[nn.Module, int, int], torch.Tensor]
+
+
+def hosts() -> list[list[int]]:
+    """Return the ranks of each host: two, or one that is left."""
+    ranks = list(range(hvd.size()))
+    return [ranks[first : first + 2] for first in ranks[::2]] if len(ranks) > 2 else [[0], [1]]
+
+
+def replicas(count: int, loss: Loss, **arguments: Any) -> list[list[torch.Tensor]]:
+    """Return the parameters of so many simulated replicas."""
+    models = [make_model() for _ in range(count)]
+    optimizers = [sgd(model.parameters()) for model in models]
+    local_sgd.train(models, optimizers, loss, STEPS, engine_mean, **arguments)
+    return [[param.detach() for param in model.parameters()] for model in models]
+
+
+def two_losses(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Return the loss of two backward() calls together."""
+    return loss_of(model, rank, 2 * step) + loss_of(model, rank, 2 * step + 1)
+
+
+def accumulate(model: nn.Module, optimizer: Any, last: int = STEPS, first: int = 1) -> None:
+    for step in range(first, last + 1):
+        optimizer.zero_grad()
+        for part in (0, 1):
+            loss_of(model, hvd.rank(), 2 * step + part).backward()
+        optimizer.step()
+
+
+def scenario_accumulated_gradients() -> None:
+    for case in ({"every": 4}, {"every": 5, "outer_lr": 0.7, "outer_momentum": 0.5, "delay": 2}):
+        model = make_model()
+        accumulate(model, hvd.LocalSGD(sgd(model.parameters()), **case))
+        expected = replicas(hvd.size(), two_losses, **case)
+        assert_close(list(model.parameters()), expected[hvd.rank()], 1e-6)
+
+
+def scenario_accumulated_gradients_before_the_first_round() -> None:
+    model, other = make_model(), make_model()
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, start=3)
+    accumulate(model, optimizer, last=3)
+    plain = hvd.DistributedOptimizer(sgd(other.parameters()), backward_passes_per_step=2)
+    accumulate(other, plain, last=3)
+    assert_close(list(model.parameters()), list(other.parameters()), 1e-6)
+    assert_same_everywhere(model)
+    accumulate(model, optimizer, first=4, last=7)
+    assert_same_everywhere(model)
+
+
+def scenario_rounds_that_travel_narrow() -> None:
+    for compression, near in ((hvd.Compression.fp16, 1e-3), (hvd.Compression.bf16, 1e-2)):
+        for case in ({"every": 4}, {"every": 4, "fragments": 2, "outer_momentum": 0.5}):
+            model = make_model()
+            optimizer = hvd.LocalSGD(sgd(model.parameters()), compression=compression, **case)
+            take_steps(model, optimizer, 1, STEPS)
+            exact = simulate(sgd, STEPS, **case)[hvd.rank()]
+            assert_close(list(model.parameters()), exact, near)
+            optimizer.average()
+            assert_same_everywhere(model)
+
+
+def scenario_each_process_set_has_rounds_of_its_own() -> None:
+    some = list(range(1, hvd.size()))
+    if len(some) == 1:
+        return
+    members = hvd.add_process_set(some)
+    for compression in (hvd.Compression.none, hvd.Compression.int8):
+        model = make_model()
+        optimizer = hvd.LocalSGD(
+            sgd(model.parameters()), every=4, process_set=members, compression=compression
+        )
+        take_steps(model, optimizer, 1, STEPS)
+        expected = replicas(
+            len(some), lambda model, rank, step: loss_of(model, some[rank], step), every=4
+        )
+        if hvd.rank() in some and compression is hvd.Compression.none:
+            assert_equal(model, expected[some.index(hvd.rank())])
+        optimizer.average()
+        everyone = hvd.allgather(model[0].weight.detach().unsqueeze(0))
+        assert all(torch.equal(one, everyone[1]) for one in everyone[1:])
+    hvd.remove_process_set(members)
+
+
+def scenario_the_mean_after_a_join_is_of_those_that_go_on() -> None:
+    for case in ({"every": 4}, {"every": 4, "compression": hvd.Compression.bf16}):
+        param = nn.Parameter(torch.zeros(3))
+        optimizer = hvd.LocalSGD(torch.optim.SGD([param], lr=1.0), **case)
+        for _ in range(4 if hvd.rank() == 0 else 8):
+            param.grad = torch.full((3,), -float(hvd.rank()))
+            optimizer.step()
+        last = hvd.join()
+        ranks = range(hvd.size())
+        first = 4 * sum(ranks) / len(ranks)
+        goal = first + 4 * sum(ranks) / (len(ranks) - 1)
+        expected = first if hvd.rank() == 0 else goal
+        assert_close([param.detach()], [torch.full((3,), expected)], 1e-2)
+        hvd.broadcast_parameters([("param", param)], root_rank=last)
+        for _ in range(4):
+            param.grad = torch.zeros(3)
+            optimizer.step()
+        assert_close([param.detach()], [torch.full((3,), goal)], 1e-2)
+
+
+# Gradients within hosts, parameters between them.
+
+
+def mean_of_host(loss: Loss) -> Loss:
+    """Return the loss of a host: the mean of those of its ranks."""
+
+    def mean(model: nn.Module, host: int, step: int) -> torch.Tensor:
+        ranks = hosts()[host]
+        return torch.stack([loss(model, rank, step) for rank in ranks]).mean()
+
+    return mean
+
+
+class Hosts:
+    """The hosts' process sets, as long as a scenario needs them."""
+
+    def __enter__(self) -> tuple[int, Any]:
+        """Return the number and the process set of this rank's host."""
+        self.sets = [hvd.add_process_set(ranks) for ranks in hosts()]
+        mine = next(i for i, ranks in enumerate(hosts()) if hvd.rank() in ranks)
+        return mine, self.sets[mine]
+
+    def __exit__(self, *_: object) -> None:
+        """Remove them."""
+        for one in self.sets:
+            hvd.remove_process_set(one)
+
+
+def scenario_each_way_to_reduce_within_a_host() -> None:
+    ways: list[tuple[Callable[..., Any], dict[str, Any], float]] = [
+        (hvd.DistributedOptimizer, {}, 1e-5),
+        (hvd.DistributedOptimizer, {"compression": hvd.Compression.bf16}, 2e-2),
+        (hvd.DistributedOptimizer, {"reduce_in": "step"}, 1e-5),
+        (hvd.DistributedOptimizer, {"gradient_as_bucket_view": True}, 1e-5),
+        (hvd.ShardedOptimizer, {}, 1e-5),
+        (hvd.ShardedOptimizer, {"stage": 2}, 1e-5),
+    ]
+    case = {"every": 4, "outer_lr": 0.8, "outer_momentum": 0.5}
+    expected = replicas(len(hosts()), mean_of_host(loss_of), **case)
+    with Hosts() as (host, members):
+        weight = 1.0 / len(hosts()[host])
+        for distribute, arguments, near in ways:
+            model = make_model()
+            optimizer = distribute(sgd(model.parameters()), process_set=members, **arguments)
+            optimizer = hvd.LocalSGD(optimizer, weight=weight, **case)
+            take_steps(model, optimizer, 1, STEPS)
+            assert_close(list(model.parameters()), expected[host], near)
+            optimizer.average()
+            assert_same_everywhere(model)
+
+
+def scenario_accumulation_within_a_host() -> None:
+    expected = replicas(len(hosts()), mean_of_host(two_losses), every=4)
+    with Hosts() as (host, members):
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(
+            sgd(model.parameters()), process_set=members, backward_passes_per_step=2
+        )
+        optimizer = hvd.LocalSGD(optimizer, every=4, weight=1.0 / len(hosts()[host]))
+        accumulate(model, optimizer)
+        assert_close(list(model.parameters()), expected[host])
+
+
+def scenario_dropped_micro_batches_within_a_host() -> None:
+    def done(rank: int, step: int) -> int:
+        return 1 + (step + rank) % 3
+
+    def loss_of_host(model: nn.Module, host: int, step: int) -> torch.Tensor:
+        micros = [
+            (rank, 3 * step + part) for rank in hosts()[host] for part in range(done(rank, step))
+        ]
+        return torch.stack([loss_of(model, rank, number) for rank, number in micros]).mean()
+
+    expected = replicas(len(hosts()), loss_of_host, every=4)
+    with Hosts() as (host, members):
+        model = make_model()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), process_set=members)
+        optimizer = hvd.LocalSGD(optimizer, every=4, weight=1.0 / len(hosts()[host]))
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            mine = itertools.islice(itertools.count(3 * step), done(hvd.rank(), step))
+            for number in optimizer.micro_batches(mine, most=3, seconds=1000):
+                (loss_of(model, hvd.rank(), number) / 3).backward()
+            optimizer.step()
+        assert_close(list(model.parameters()), expected[host])
+
+
+def scenario_powersgd_noise_and_a_watch_within_a_host() -> None:
+    with Hosts() as (_, members):
+        model = make_model()
+        compression = hvd.Compression.powersgd(rank=1, start=2, least_gain=1.0)
+        for arguments in ({"compression": compression}, {}):
+            optimizer = hvd.DistributedOptimizer(
+                sgd(model.parameters()), process_set=members, **arguments
+            )
+            noise = None if arguments else hvd.NoiseScale(optimizer, batch_size=8, every=2)
+            watch = hvd.ReplicaWatch(optimizer, every=3)
+            optimizer = hvd.LocalSGD(optimizer, every=4)
+            take_steps(model, optimizer, 1, STEPS)
+            optimizer.average()
+            assert_same_everywhere(model)
+            watch.close()
+            assert noise is None or members.size() == 1 or noise.value > 0.0
+            if noise is not None:
+                noise.close()
+
+
+def scenario_a_scaler_within_a_host() -> None:
+    with Hosts() as (host, members):
+        model, other = make_model(), make_model()
+        for one, scale in ((model, 64.0), (other, 1.0)):
+            plain = hvd.DistributedOptimizer(sgd(one.parameters()), process_set=members)
+            optimizer = hvd.LocalSGD(plain, every=4, weight=1.0 / len(hosts()[host]))
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+            for step in range(1, 10):
+                optimizer.zero_grad()
+                scaler.scale(loss_of(one, hvd.rank(), step)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert_equal(model, list(other.parameters()))
+
+
+def scenario_batch_normalization_of_all_ranks() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), hvd.SyncBatchNorm(6), nn.Linear(6, 2))
+    optimizer = hvd.LocalSGD(sgd(model.parameters()), every=4, buffers=model.buffers())
+    take_steps(model, optimizer, 1, 8)
+    assert_same_everywhere(model)
+    moments = torch.cat([model[1].running_mean, model[1].running_var])
+    assert all(torch.equal(theirs, moments) for theirs in hvd.allgather(moments.unsqueeze(0)))
+
+
+def scenario_what_is_refused() -> None:
+    params = list(make_model().parameters())
+    with raises("is for the gradients of hvd.DistributedOptimizer, which keeps"):
+        model = make_model()
+        compression = hvd.Compression.powersgd(rank=1, start=1)
+        optimizer = hvd.LocalSGD(sgd(model.parameters()), every=1, compression=compression)
+        take_steps(model, optimizer, 1, 1)
+    with raises("averages parameters already"):
+        hvd.ShardedOptimizer(hvd.LocalSGD(sgd(params)))
+    with raises("takes a plain optimizer"):
+        alone = hvd.add_process_set([0])
+        inner = hvd.DistributedOptimizer(sgd(make_model().parameters()), process_set=alone)
+        hvd.LocalSGD(inner, start=2)
+    hvd.remove_process_set(alone)
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+test_local_combinations = make_tests(body, sizes(2, 3, 4), timeout=100)

@@ -1,0 +1,459 @@
+"""Modes together with each other and with arguments of `DistributedOptimizer`.
+
+The tests of a mode hold that mode against its reference. Here a combination has the bits of the
+same training without one of the modes, wherever docs/modes.md says that the mode changes no bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from parallel.scenarios import make_tests, on_hosts, run_all
+from parallel.torch.modes.sharded_models import (
+    MAKES,
+    Model,
+    assert_same_bits,
+    groups_of,
+    loss_of,
+)
+from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
+from references.powersgd import train as train_by_powersgd
+
+PRELOAD = ("torch._dynamo",)
+
+Distribute = Callable[..., Any]
+
+
+def unsharded(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(optimizer, *arguments, **options)
+
+
+def stage_1(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    return hvd.ShardedOptimizer(optimizer, *arguments, **options)
+
+
+def copied(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    return hvd.ShardedOptimizer(optimizer, *arguments, copies=2, **options)
+
+
+def stage_2(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    return hvd.ShardedOptimizer(optimizer, *arguments, stage=2, **options)
+
+
+SHARDED: tuple[Distribute, ...] = (stage_1, copied, stage_2)
+
+# What stage 2 does not take is refused with a sentence; test_torch_sharded_gradients has them.
+ARGUMENTS: list[tuple[dict[str, Any], bool]] = [  # whether stage 2 takes them
+    ({"compression": hvd.Compression.fp16}, False),
+    ({"compression": hvd.Compression.bf16}, False),
+    ({"compression": hvd.Compression.int8}, False),
+    ({"weight": lambda: 1.0 + hvd.rank()}, False),
+    ({"gradient_as_bucket_view": True}, False),
+    ({"backward_passes_per_step": 2}, True),
+    ({"backward_passes_per_step": 2, "reduce_in": "step"}, True),
+    ({"op": hvd.Sum}, True),
+    ({"gradient_predivide_factor": 2.0}, True),
+    ({"num_groups": 3}, True),
+]
+
+
+def make_pair(distribute: Distribute, **arguments: Any) -> list[tuple[Model, Any]]:
+    """Make a model with this optimizer, and an equal one with a `DistributedOptimizer`."""
+    pairs = []
+    for way in (distribute, unsharded):
+        model = Model()
+        adam = MAKES["AdamW"](groups_of(model))
+        pairs.append((model, way(adam, model.named_parameters(), **arguments)))
+    return pairs
+
+
+def scenario_sharded_with_each_argument_has_the_bits_of_unsharded() -> None:
+    for arguments, also_stage_2 in ARGUMENTS:
+        passes = arguments.get("backward_passes_per_step", 1)
+        for distribute in SHARDED if also_stage_2 else SHARDED[:2]:
+            (ours, one), (theirs, other) = make_pair(distribute, **arguments)
+            for model, optimizer in ((ours, one), (theirs, other)):
+                for step in range(3):
+                    optimizer.zero_grad()
+                    for part in range(passes):
+                        loss_of(model, passes * step + part, hvd.rank()).backward()
+                    optimizer.step()
+            assert_same_bits(ours, theirs)
+
+
+def scenario_sharded_in_all_sets_of_neighbours() -> None:
+    pairs = [[rank, rank + 1] for rank in range(hvd.size() - 1)]
+    sets = [hvd.add_process_set(ranks) for ranks in pairs if len(ranks) < hvd.size()]
+    for members in sets:
+        for distribute in SHARDED:
+            trained = make_pair(distribute, process_set=members)
+            for model, optimizer in trained:
+                for step in range(2):
+                    optimizer.zero_grad()
+                    loss_of(model, step, hvd.rank()).backward()
+                    optimizer.step()
+            assert_same_bits(trained[0][0], trained[1][0])
+    for members in sets:
+        hvd.remove_process_set(members)
+
+
+def scenario_sharded_with_a_scaler() -> None:
+    for distribute in SHARDED:
+        trained, scales = make_pair(distribute), []
+        for model, optimizer in trained:
+            scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+            for step in range(4):
+                optimizer.zero_grad()
+                factor = math.inf if step == 2 and hvd.rank() == hvd.size() - 1 else 1.0
+                scaler.scale(factor * loss_of(model, step, hvd.rank())).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            scales.append(scaler.get_scale())
+        assert scales == [256.0, 256.0]
+        assert_same_bits(trained[0][0], trained[1][0])
+
+
+def micro_batches(count: int, first: int = 0) -> Iterator[int]:
+    return itertools.islice(itertools.count(first), count)
+
+
+def drop(model: Model, optimizer: Any, steps: int = 4) -> None:
+    """Train with a number of micro-batches that depends on rank and step."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        done = 1 + (step + hvd.rank()) % 3
+        for micro in optimizer.micro_batches(micro_batches(done, 3 * step), most=3, seconds=1000):
+            (loss_of(model, micro, hvd.rank()) / 3).backward()
+        optimizer.step()
+
+
+def scenario_drop_compute_over_sharded_state() -> None:
+    for distribute in (stage_1, copied):
+        for arguments in (
+            {},
+            {"compression": hvd.Compression.bf16},
+            {"compression": hvd.Compression.int8},
+            {"reduce_in": "step"},
+        ):
+            trained = make_pair(distribute, **arguments)
+            for model, optimizer in trained:
+                drop(model, optimizer)
+            assert_same_bits(trained[0][0], trained[1][0])
+            assert trained[0][1].done_micro_batches == trained[1][1].done_micro_batches
+    with raises("with stage=2 takes no weight"):
+        drop(*make_pair(stage_2)[0])
+
+
+class Normalized(nn.Module):
+    """Has a layer that waits for all ranks in forward and in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(20, 30), hvd.SyncBatchNorm(30)
+        self.last = nn.Linear(30, 5)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.norm(self.first(x)).tanh())
+        return result
+
+
+def normalized_loss(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    numbers = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(6, 20, generator=numbers).double()
+    return (model(x) - x[:, :5].sin() - rank).square().mean()
+
+
+def train_normalized(distribute: Distribute, **arguments: Any) -> Normalized:
+    model = Normalized()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = distribute(sgd, **arguments)
+    for step in range(5):
+        optimizer.zero_grad()
+        normalized_loss(model, step, hvd.rank()).backward()
+        optimizer.step()
+    return model
+
+
+def scenario_batch_normalization_over_all_ranks() -> None:
+    expected = train_normalized(unsharded)
+    for distribute in SHARDED:
+        assert_same_bits(train_normalized(distribute), expected)
+    every_step = train_normalized(hvd.LocalSGD, every=1)
+    assert_close(list(every_step.parameters()), list(expected.parameters()), 1e-9)
+    assert_close([every_step.norm.running_mean], [expected.norm.running_mean], 1e-9)
+    compressed = train_normalized(
+        unsharded, compression=hvd.Compression.powersgd(rank=2, start=1, least_gain=1.5)
+    )
+    assert_same_everywhere(compressed)
+    assert not torch.equal(compressed.first.weight, expected.first.weight)
+
+
+# PowerSGD. Its reference is one process with torch's own products.
+
+
+def powersgd() -> Any:
+    return hvd.Compression.powersgd(rank=2, start=2, least_gain=1.5)
+
+
+def plain_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 24), nn.Tanh(), nn.Linear(24, 5)]
+    return nn.Sequential(*layers).double()
+
+
+def reference(loss: Any, weights: Callable[[int], list[float]], steps: int) -> list[torch.Tensor]:
+    model = plain_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train_by_powersgd(model, sgd, loss, range(steps), powersgd(), weights)
+    return list(model.parameters())
+
+
+def make_compressed(distribute: Distribute = unsharded, **arguments: Any) -> tuple[Any, Any]:
+    model = plain_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, distribute(sgd, compression=powersgd(), **arguments)
+
+
+def scenario_powersgd_with_shards_and_accumulation() -> None:
+    def both(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        first, last = (normalized_loss(model, 2 * step + part, rank) for part in (0, 1))
+        return first + last
+
+    expected = reference(both, lambda step: [1.0] * hvd.size(), 8)
+    for distribute in (unsharded, stage_1, copied):
+        for passes in (1, 2):
+            model, optimizer = make_compressed(distribute, backward_passes_per_step=passes)
+            for step in range(8):
+                optimizer.zero_grad()
+                if passes == 1:
+                    with optimizer.no_sync():
+                        normalized_loss(model, 2 * step, hvd.rank()).backward()
+                else:
+                    normalized_loss(model, 2 * step, hvd.rank()).backward()
+                normalized_loss(model, 2 * step + 1, hvd.rank()).backward()
+                optimizer.step()
+            assert_close(list(model.parameters()), expected, 1e-9)
+            assert_same_everywhere(model)
+
+
+def scenario_powersgd_with_shards_and_dropped_micro_batches() -> None:
+    def done(step: int, rank: int) -> int:
+        return 1 + (step + rank) % 3
+
+    def mean(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+        micros = range(3 * step, 3 * step + done(step, rank))
+        return torch.stack([normalized_loss(model, micro, rank) for micro in micros]).mean()
+
+    ranks = range(hvd.size())
+    expected = reference(mean, lambda step: [float(done(step, rank)) for rank in ranks], 8)
+    for distribute in (unsharded, stage_1):
+        model, optimizer = make_compressed(distribute)
+        for step in range(8):
+            optimizer.zero_grad()
+            batches = micro_batches(done(step, hvd.rank()), 3 * step)
+            for micro in optimizer.micro_batches(batches, most=3, seconds=1000):
+                (normalized_loss(model, micro, hvd.rank()) / 3).backward()
+            optimizer.step()
+        assert_close(list(model.parameters()), expected, 1e-9)
+        assert_same_everywhere(model)
+
+
+def scenario_powersgd_in_a_process_set() -> None:
+    if hvd.size() == 2:
+        return
+    ranks = list(range(1, hvd.size()))
+    members = hvd.add_process_set(ranks)
+    model, optimizer = make_compressed(process_set=members)
+    for step in range(6):
+        optimizer.zero_grad()
+        normalized_loss(model, step, hvd.rank()).backward()
+        optimizer.step()
+    if members.included():
+        expected = reference(
+            lambda model, step, rank: normalized_loss(model, step, ranks[rank]),
+            lambda step: [1.0] * len(ranks),
+            6,
+        )
+        assert_close(list(model.parameters()), expected, 1e-9)
+    hvd.remove_process_set(members)
+
+
+# The noise scale of a step does not depend on how the state is kept.
+
+
+def noise_of(
+    distribute: Distribute, scale: float = 1.0, watched: bool = False, **arguments: Any
+) -> float:
+    """Return the estimate of a training whose gradients are scaled by `scale`."""
+    model = plain_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = distribute(sgd, model.named_parameters(), **arguments)
+    noise = hvd.NoiseScale(optimizer, batch_size=6, every=2, decay=0.9)
+    watch = hvd.ReplicaWatch(optimizer, every=2) if watched else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+    for step in range(5):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            scaler.scale(normalized_loss(model, 2 * step, hvd.rank()) / 2).backward()
+        scaler.scale(normalized_loss(model, 2 * step + 1, hvd.rank()) / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    if watch is not None:
+        watch.close()
+    noise.close()
+    value: float = noise.value
+    return value
+
+
+def scenario_noise_scale_with_shards_scaler_and_watch() -> None:
+    expected = noise_of(unsharded)
+    assert expected > 0.0
+    for distribute in (stage_1, copied):
+        assert noise_of(distribute) == expected
+    assert noise_of(unsharded, scale=64.0) == expected
+    assert noise_of(stage_1, watched=True) == expected
+    half = noise_of(unsharded, compression=hvd.Compression.bf16)
+    assert half == pytest.approx(expected, rel=0.1)
+    with raises("needs the mean gradients of all parameters, and with stage=2"):
+        noise_of(stage_2)
+
+
+def scenario_noise_scale_in_a_process_set() -> None:
+    if hvd.size() == 2:
+        return
+    ranks = [0, hvd.size() - 1]
+    members = hvd.add_process_set(ranks)
+    value = noise_of(unsharded, process_set=members)
+    values = hvd.allgather(torch.tensor([value], dtype=torch.float64)).tolist()
+    assert values[0] == values[-1] > 0.0
+    assert all(math.isnan(values[rank]) for rank in range(1, hvd.size() - 1))
+    hvd.remove_process_set(members)
+
+
+def scenario_noise_scale_is_refused_where_ranks_count_differently() -> None:
+    model = Model()
+    optimizer = unsharded(MAKES["SGD"](groups_of(model)))
+    noise = hvd.NoiseScale(optimizer, batch_size=4, every=1)
+    with raises("do not use it with weight= or micro_batches"):
+        drop(model, optimizer)
+    noise.close()
+    with raises("give it a DistributedOptimizer with op=hvd.Average"):
+        hvd.NoiseScale(hvd.LocalSGD(torch.optim.SGD(Model().parameters(), lr=0.1)), batch_size=4)
+    with raises("give it a DistributedOptimizer with op=hvd.Average"):
+        hvd.NoiseScale(unsharded(MAKES["SGD"](groups_of(Model())), op=hvd.Adasum), batch_size=4)
+
+
+# A watch sees what a mode does not change: that replicas are equal.
+
+
+def flip(param: torch.Tensor) -> None:
+    """Change a bit of the last rank's replica."""
+    if hvd.rank() == hvd.size() - 1:
+        with torch.no_grad():
+            param.view(-1)[-1:].view(torch.int32).bitwise_xor_(1 << 13)
+
+
+def scenario_a_watch_over_each_mode() -> None:
+    ways: list[tuple[Distribute, dict[str, Any]]] = [
+        (stage_1, {}),
+        (copied, {"compression": hvd.Compression.bf16}),
+        (stage_2, {}),
+        (unsharded, {"compression": hvd.Compression.fp16, "backward_passes_per_step": 2}),
+        (unsharded, {"compression": powersgd()}),
+    ]
+    for distribute, arguments in ways:
+        model = Model()
+        optimizer = distribute(
+            MAKES["AdamW"](groups_of(model)), model.named_parameters(), **arguments
+        )
+        watch = hvd.ReplicaWatch(optimizer, every=2)
+        passes = arguments.get("backward_passes_per_step", 1)
+        for step in range(6):
+            optimizer.zero_grad()
+            for part in range(passes):
+                loss_of(model, passes * step + part, hvd.rank()).backward()
+            if step == 5:
+                flip(model.last.weight)
+                with pytest.raises(hvd.DivergenceError, match=r"'last\.weight'"):
+                    optimizer.step()
+            else:
+                optimizer.step()
+        watch.close()
+    model = Model()
+    optimizer = unsharded(MAKES["SGD"](groups_of(model)), model.named_parameters())
+    watch = hvd.ReplicaWatch(optimizer, every=1)
+    drop(model, optimizer)
+    watch.close()
+
+
+def scenario_a_watch_repairs_and_state_stays_divided() -> None:
+    if hvd.size() == 2:
+        return
+    (model, optimizer), (expected, plain) = make_pair(stage_1)
+    watch = hvd.ReplicaWatch(optimizer, every=3, then="repair")
+    for step in range(5):
+        for one, its in ((model, optimizer), (expected, plain)):
+            its.zero_grad()
+            loss_of(one, step, hvd.rank()).backward()
+        held = {param for param, state in optimizer.state.items() if state}
+        if step == 2:
+            flip(model.rare.weight)  # the largest, so that rank 0 has its state
+        if step == 2 and hvd.rank() == 0:
+            with pytest.warns(hvd.ReplicasDifferWarning):
+                optimizer.step()
+        else:
+            optimizer.step()
+        plain.step()
+        if step > 1:  # before, some parameters had no gradient yet
+            assert held == {param for param, state in optimizer.state.items() if state}
+    assert_same_bits(model, expected)
+    watch.close()
+
+
+def scenario_a_watch_is_refused_where_ranks_step_for_themselves() -> None:
+    model = Model()
+    optimizer = hvd.LocalSGD(MAKES["SGD"](groups_of(model)), every=4)
+    with raises("LocalSGD lets the parameters of the ranks differ"):
+        hvd.ReplicaWatch(optimizer, every=4)
+
+
+def scenario_what_the_table_refuses() -> None:
+    model = Model()
+    sgd = MAKES["SGD"](groups_of(model))
+    with raises("Compression.int4 is for the rounds of"):
+        send_ones(unsharded(MAKES["SGD"](groups_of(Model())), compression=hvd.Compression.int4))
+    with raises("with op=hvd.Adasum"):
+        hvd.ShardedOptimizer(sgd, op=hvd.Adasum)
+    with raises("Compression.powersgd goes with op=hvd.Average"):
+        unsharded(sgd, op=hvd.Adasum, compression=powersgd())
+    with raises("stage=2 does not take compression="):
+        stage_2(sgd, compression=powersgd())
+    with raises("leave backward_passes_per_step at 1"):
+        drop(model, unsharded(sgd, backward_passes_per_step=2))
+
+
+def send_ones(optimizer: Any) -> None:
+    """Send gradients of ones."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+# On two hosts, because int8 travels between hosts only.
+test_mode_combinations = make_tests(body, on_hosts([0, 1], [0, 1, 1], [0, 0, 1, 1]), timeout=100)

@@ -1,0 +1,52 @@
+"""A rank that dies, leaves, or never comes again while others are ahead of it: no step hangs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import hvdlite.torch as hvd
+from harness import run_world
+
+PRELOAD = ("torch._dynamo",)
+LAST = 2
+
+
+def train(ending: str) -> str:
+    """Train until the last rank ends in this way; return the error of the others."""
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    late = hvd.Late(grace=datetime.timedelta(milliseconds=1), bound=2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), late=late)
+    for step in range(40):
+        optimizer.zero_grad()
+        if hvd.rank() == LAST and step == 10:
+            time.sleep(0.1)  # The others go on, as far as the bound.
+            if ending == "death":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if ending == "end":
+                break
+            time.sleep(3)
+        try:
+            if not optimizer.behind:
+                model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+        except hvd.HvdliteError as error:
+            return f"step {step}: {error}"
+    hvd.shutdown()
+    return "no error"
+
+
+@pytest.mark.parametrize("ending", ["death", "end", "stall"])
+def test_the_others_get_an_error_at_the_bound(ending: str) -> None:
+    env = {"HVDLITE_STALL_SHUTDOWN": "1"}
+    results = run_world(3, train, ending, env=env, timeout=40, expect_failure=True)
+    for result in results[:LAST]:
+        assert result.value.startswith("step "), result
+        assert f"rank {LAST}" in result.value, result.value
