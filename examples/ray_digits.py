@@ -63,6 +63,8 @@ def train_loop(config: dict) -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
     for epoch in range(first, config["epochs"]):
+        for group in sgd.param_groups:  # Half a cosine, from 0.1 to 0.
+            group["lr"] = 0.05 * (1 + math.cos(math.pi * epoch / config["epochs"]))
         train_epoch(model, optimizer, epoch)
         metrics = {"epoch": epoch, "accuracy": accuracy(model), "workers": hvd.size()}
         with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +79,7 @@ def train_loop(config: dict) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="train on handwritten digits on a Ray cluster")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     arguments = parser.parse_args()
     result = HvdliteTrainer(
