@@ -36,7 +36,6 @@ _NOT_OURS = {
         "Spark has written, for a function that hvdlite.spark.run calls"
         for part in ("common", "keras", "lightning", "torch")
     },
-    "horovod.ray": "Ray is not supported; start ranks with hvdlite-run or hvdlite.run",
 }
 # Packages of Horovod that only hold other modules.
 _FOLDERS = ("horovod.common",)

@@ -148,6 +148,7 @@ class RayExecutor:
         *,
         placement: str = "PACK",
         env: Mapping[str, str] | None = None,
+        **elastic: Any,
     ) -> None:
         """Describe the workers; `start` starts them.
 
@@ -163,10 +164,19 @@ class RayExecutor:
                 group in which the caller runs, if that has room for them.
             placement: how Ray spreads the workers over nodes, with `num_workers`.
             env: variables of the workers' environment.
+            **elastic: Horovod's arguments for elastic workers, of which only None is accepted.
 
         Raises:
             ArgumentError: a number cannot be used, or arguments contradict each other.
+            UnsupportedError: the workers were to be elastic.
         """
+        for name, value in elastic.items():
+            if value is not None:
+                raise UnsupportedError(
+                    f"RayExecutor({name}=...): its workers are as many as num_workers says; for a "
+                    "job that grows and shrinks use hvdlite-run --min-np, or HvdliteTrainer with "
+                    "ScalingConfig(num_workers=(min, max))"
+                )
         if bool(num_workers) == bool(num_hosts):
             raise ArgumentError("RayExecutor: give either num_workers or num_hosts")
         if gpus_per_worker and not use_gpu:

@@ -96,10 +96,12 @@ class Reservation:
 
     def _fits(self, group: Any) -> bool:
         """Return whether the caller's group has a bundle for each worker, beside the caller's."""
+        context = import_ray().get_runtime_context()
+        uses_first = any(context.get_assigned_resources().values())
         need = self._demand.bundles()[0]
         enough = [
             bundle
-            for bundle in group.bundle_specs[1:]
+            for bundle in group.bundle_specs[1 if uses_first else 0 :]
             if all(bundle.get(name, 0) >= amount for name, amount in need.items())
         ]
         return self._demand.per_node is None and len(enough) >= self._demand.workers
