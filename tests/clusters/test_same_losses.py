@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import hvdlite.ray
 import hvdlite.spark
-from clusters import spark_sessions
+from clusters import ray_clusters, spark_sessions
 from clusters import test_kubernetes as kubernetes
 from clusters.slurm import Slurm
 from harness import base_environment
@@ -113,8 +114,14 @@ def spark(folder: Path, request: pytest.FixtureRequest) -> None:
         hvdlite.spark.run(run_as_script, (example(folder),), num_proc=2)
 
 
+def ray_actors(folder: Path, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("ray").cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with ray_clusters.cluster(cpus=2):
+        hvdlite.ray.run(run_as_script, (example(folder),), num_workers=2)
+
+
 def run_as_script(arguments: list[str]) -> None:
-    """Run a script in this process; Spark starts functions, not programs."""
+    """Run a script in this process; Ray and Spark start functions, not programs."""
     sys.argv = arguments
     sys.path.insert(0, str(Path(arguments[0]).parent))
     runpy.run_path(arguments[0], run_name="__main__")
@@ -128,6 +135,7 @@ LAUNCHERS: dict[str, Callable[[Path, pytest.FixtureRequest], None]] = {
     "TF_CONFIG": tf_config,
     "pods of Kubernetes": pods,
     "Spark": spark,
+    "Ray": ray_actors,
 }
 
 
@@ -136,6 +144,7 @@ MARKS = {
     "srun": [pytest.mark.slurm],
     "pods of Kubernetes": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
     "Spark": spark_sessions.MARKS,
+    "Ray": [pytest.mark.ray, pytest.mark.filterwarnings("default")],
 }
 
 
