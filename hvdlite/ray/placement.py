@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.ray.cluster import import_ray
 
+_NO_LIMIT = 10**9  # seconds; Ray takes whole ones, and forgets fractions
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -88,7 +90,7 @@ class Reservation:
         strategy = "STRICT_SPREAD" if demand.per_node else demand.strategy
         self._group = ray.util.placement_group(demand.bundles(), strategy=strategy)
         try:
-            if not self._group.wait(demand.timeout or 10**9):
+            if not self._group.wait(math.ceil(demand.timeout) or _NO_LIMIT):
                 raise BootstrapError(self._why_not(ray))
         except BaseException:
             self.close()
