@@ -17,6 +17,7 @@ Example:
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -117,6 +118,8 @@ def _install(number: int, before: Handler) -> None:
         raise ArgumentError(
             f"stop_on(): {_name(number)} cannot be caught ({error}); leave it out of the signals"
         ) from error
+    if not _earlier:
+        atexit.register(_ignore_late_ones)
     if number not in _earlier:
         os.memfd_create(watch_name(number, os.getpid()))  # for the launcher; open until the end
     chain = _earlier.setdefault(number, [])
@@ -130,6 +133,17 @@ def _install(number: int, before: Handler) -> None:
     elif before not in chain:
         chain.insert(0, before)
     _warned.discard(number)
+
+
+def _ignore_late_ones() -> None:
+    """Ignore the signals from here on, because this process ends.
+
+    Batch systems signal every process, and launchers pass their signals on, too. Python takes its
+    handlers away before it ends; a signal after that would hide the exit status.
+    """
+    for number in _earlier:
+        if signal.getsignal(number) is _note:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

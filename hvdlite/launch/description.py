@@ -1,11 +1,13 @@
-"""What the user wants to run, and how it ended: the two ends of `run_job`."""
+"""What the user wants to run, on which node this is, and how it ended."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvdlite.bootstrap.environment import JOB_ID_BYTES
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host
@@ -139,6 +141,35 @@ class Description:
             shared["HVDLITE_NETWORK_INTERFACES"] = names
             shared.setdefault("NCCL_SOCKET_IFNAME", names)
         return shared
+
+
+@dataclass(frozen=True)
+class NodeSeat:
+    """What one node is told.
+
+    Attributes:
+        nodes: how many nodes the job has.
+        node: the number of this one.
+        meet: the address at which node 0 waits for the others, "host:port".
+        token: the secret of the job; empty if there is one node.
+        epoch: how often the job was started again.
+        bind_address: the IP address at which node 0 listens, if it is not that of `meet`.
+        start_timeout: seconds that the nodes have to meet; 0 means no limit.
+    """
+
+    nodes: int
+    node: int
+    meet: str
+    token: bytes = field(default=b"", repr=False)
+    epoch: int = 0
+    bind_address: str | None = None
+    start_timeout: float = 60.0
+
+    @property
+    def job(self) -> Job:
+        """The job whose nodes meet; its ranks get another number, which node 0 draws."""
+        digest = hashlib.sha256(b"nodes" + self.token).digest()
+        return Job(self.token, digest[:JOB_ID_BYTES], self.epoch)
 
 
 @dataclass(frozen=True)

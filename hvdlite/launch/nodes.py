@@ -7,11 +7,10 @@ secret travels: each node's ranks have the environment of that node.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import socket
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from hvdlite.bootstrap.serving import bound_to, listen_patiently
 from hvdlite.errors import BootstrapError
 from hvdlite.launch.agent import attend
 from hvdlite.launch.agent_loop import Link, tell_signals
-from hvdlite.launch.description import Description
+from hvdlite.launch.description import Description, NodeSeat
 from hvdlite.launch.hosts import Host
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.inbox import SignalInbox
@@ -37,35 +36,6 @@ _REMEDY = "give all nodes the address and a free port of node 0's host with --me
 _AGAIN_SECONDS = 0.5  # until a node of another epoch is tried again, which may be a leftover
 _LOOK_SECONDS = 0.25  # between looks at signals
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost")
-
-
-@dataclass(frozen=True)
-class NodeSeat:
-    """What one node is told.
-
-    Attributes:
-        nodes: how many nodes the job has.
-        node: the number of this one.
-        meet: the address at which node 0 waits for the others, "host:port".
-        token: the secret of the job; empty if there is one node.
-        epoch: how often the job was started again.
-        bind_address: the IP address at which node 0 listens, if it is not that of `meet`.
-        start_timeout: seconds that the nodes have to meet; 0 means no limit.
-    """
-
-    nodes: int
-    node: int
-    meet: str
-    token: bytes = field(default=b"", repr=False)
-    epoch: int = 0
-    bind_address: str | None = None
-    start_timeout: float = 60.0
-
-    @property
-    def job(self) -> Job:
-        """The job whose nodes meet; its ranks get another number, which node 0 draws."""
-        digest = hashlib.sha256(b"nodes" + self.token).digest()
-        return Job(self.token, digest[:JOB_ID_BYTES], self.epoch)
 
 
 def run_node(seat: NodeSeat, what: Description) -> int:

@@ -168,19 +168,19 @@ class RayExecutor:
                 group in which the caller runs, if that has room for them.
             placement: how Ray spreads the workers over nodes, with `num_workers`.
             env: variables of the workers' environment.
-            **elastic: Horovod's arguments of elastic workers, which are refused.
+            **elastic: Horovod's arguments for elastic workers, of which only None is accepted.
 
         Raises:
             ArgumentError: a number cannot be used, or arguments contradict each other.
-            UnsupportedError: an argument of elastic workers is given.
+            UnsupportedError: the workers were to be elastic.
         """
-        for name in elastic:
-            if name not in _ELASTIC:
-                raise TypeError(f"RayExecutor has no argument {name!r}")
-            raise UnsupportedError(
-                f"RayExecutor({name}=...): the number of workers is fixed here; give num_workers, "
-                "or have HvdliteTrainer start the workers again from a checkpoint"
-            )
+        for name, value in elastic.items():
+            if value is not None:
+                raise UnsupportedError(
+                    f"RayExecutor({name}=...): its workers are as many as num_workers says; for a "
+                    "job that grows and shrinks use hvdlite-run --min-np, or HvdliteTrainer with "
+                    "ScalingConfig(num_workers=(min, max))"
+                )
         if bool(num_workers) == bool(num_hosts):
             raise ArgumentError("RayExecutor: give either num_workers or num_hosts")
         if gpus_per_worker and not use_gpu:

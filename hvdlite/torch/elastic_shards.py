@@ -71,10 +71,12 @@ class ElasticSharded(Sharded):
         params, shares, held = self._parameters(), self._shares, self._held()
 
         def part(wanted: list[int]) -> State:
-            return {
-                i: (self.state.get(params[i], {}), params[i].detach() if values else None)
-                for i in wanted
-            }
+            sent = {}
+            for i in wanted:
+                state = self.state.get(params[i], {})
+                on_gpu = [k for k, v in state.items() if isinstance(v, torch.Tensor) and v.is_cuda]
+                sent[i] = (state, on_gpu, params[i].detach() if values else None)
+            return sent
 
         workers, received = shares.meet(held, len(params), part)
         ownership = Ownership([0] * len(workers), self._division.copies)
@@ -82,11 +84,12 @@ class ElasticSharded(Sharded):
         self._ownership, self._gathering = ownership, None
         shares.workers, shares.held, self._whole = workers, None, False
         with torch.no_grad():
-            for i, (state, value) in received.items():
+            for i, (state, on_gpu, value) in received.items():
                 if value is not None:
                     params[i].copy_(value)
                 if self._has_state(params[i]) and state:
-                    self.state[params[i]] = _placed(state, params[i])
+                    placed = {key: state[key].to(params[i].device) for key in on_gpu}
+                    self.state[params[i]] = {**state, **placed}
         self._drop_others()
 
     def _drop_others(self) -> None:
@@ -172,11 +175,3 @@ def make_elastic(sharded: Sharded) -> None:
     become(wrapped, wrapped._wrapped_class)
     subclass_in_place(wrapped, ElasticSharded)
     wrapped._shares = Shares(f"{wrapped._reducer.name}.shares")
-
-
-def _placed(state: State, param: torch.Tensor) -> State:
-    """Return a state on the device of its parameter, except numbers of steps."""
-    return {
-        key: value.to(param.device) if isinstance(value, torch.Tensor) and value.dim() else value
-        for key, value in state.items()
-    }

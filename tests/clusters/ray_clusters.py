@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,8 +76,20 @@ def cluster(cpus: int, gpus: int = 0) -> Iterator[Path]:
     """Start a cluster of one node, to which this process belongs; give its temporary folder."""
     ray = pytest.importorskip("ray")
     with quiet_surroundings() as folder:
-        ray.init(num_cpus=cpus, num_gpus=gpus, **INIT)
         try:
+            _start(ray, cpus, gpus)
             yield folder
         finally:
             ray.shutdown()
+
+
+def _start(ray: Any, cpus: int, gpus: int) -> None:
+    """Start Ray, which gives its node 30 s; on busy processors that is not always enough."""
+    for attempt in range(3):
+        try:
+            ray.init(num_cpus=cpus, num_gpus=gpus, **INIT)
+            return
+        except Exception:  # Ray raises a bare Exception.
+            ray.shutdown()
+            if attempt == 2:
+                raise

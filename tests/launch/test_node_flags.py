@@ -8,7 +8,7 @@ from hvdlite.bootstrap import environment as own_environment
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command.flags import build_parser
 from hvdlite.launch.command.node_flags import node_seat
-from hvdlite.launch.nodes import NodeSeat
+from hvdlite.launch.description import NodeSeat
 from hvdlite.launch.process.resources import available_cores
 
 STEP = {

@@ -59,6 +59,14 @@ def test_arguments_of_the_executor_are_checked(arguments: dict[str, int], messag
         RayExecutor(**arguments)  # type: ignore[arg-type]
 
 
+def test_elastic_workers_are_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"RayExecutor\(min_workers=...\): .* HvdliteTrainer"
+    ):
+        RayExecutor(num_workers=2, min_workers=1)
+    RayExecutor(num_workers=2, max_workers=None)
+
+
 def test_executor_runs_nothing_before_it_is_started() -> None:
     with pytest.raises(ArgumentError, match=r"call start\(\) first"):
         RayExecutor(num_workers=1).run(print)

@@ -179,3 +179,18 @@ def test_watching_costs_a_script_no_module_of_a_framework() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout == "False False\n"
+
+
+def test_signal_to_a_process_that_ends_does_not_hide_its_status() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from hvdlite import stop\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):\n"
+        "        kill(pid, number)\n"
+        "late = Late()\n"
+        "stop.stop_on()\n"
+        "sys.exit(75)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == 75

@@ -25,7 +25,6 @@ from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
-from hvdlite.launch.nodes import run_node
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.remote.srun import Srun, allocated_hosts
 from hvdlite.launch.remote.ssh import Ssh
@@ -198,7 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = describe_job(options, hosts, environment)
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
-        return run_job(what).status if seat is None else run_node(seat, what)
+        if seat is None:
+            return run_job(what).status
+        from hvdlite.launch.nodes import run_node
+
+        return run_node(seat, what)
     except KeyboardInterrupt:
         return 130
     except (ArgumentError, ConfigError, HostsError) as error:

@@ -14,7 +14,7 @@ from hvdlite.bootstrap.environment import surroundings
 from hvdlite.bootstrap.launchers import first_of_node_list
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import ArgumentError, BootstrapError
-from hvdlite.launch.nodes import NodeSeat
+from hvdlite.launch.description import NodeSeat
 from hvdlite.launch.process.resources import available_cores
 
 _AUTO = "auto"
