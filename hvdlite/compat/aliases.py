@@ -37,6 +37,11 @@ _NOT_OURS = {
         "Spark has written, for a function that hvdlite.spark.run calls"
         for part in ("common", "keras", "lightning", "torch")
     },
+    **{
+        f"horovod.ray.{part}": "the number of workers of hvdlite.ray is fixed; docs/ray.md shows "
+        "how Ray Train restarts them from a checkpoint"
+        for part in ("elastic", "elastic_v2")
+    },
 }
 # Packages of Horovod that only hold other modules.
 _FOLDERS = ("horovod.common",)

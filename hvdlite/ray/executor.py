@@ -92,10 +92,6 @@ class Settings:
     nics: tuple[str, ...] = ()
 
 
-# Horovod's arguments of workers that come and go.
-_ELASTIC = ("min_workers", "max_workers", "reset_limit", "elastic_timeout", "override_discovery")
-
-
 class RayExecutor:
     """Workers of a Ray cluster that are called again and again, with Horovod's names.
 
@@ -262,8 +258,6 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call `fn(*args, **kwargs)` on all workers, and do not wait.
-
-        After an exception, call `shutdown` and `start`: the workers' world has ended.
 
         Returns:
             A reference to each result, for `ray.get`, in rank order.

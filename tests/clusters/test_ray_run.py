@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,11 +199,3 @@ def test_one_worker_is_a_world_too(size: int) -> None:
         assert [result[2] for result in executor.run(reduced)] == [size] * size
     finally:
         executor.shutdown()
-
-
-def test_snippets_of_the_page_run() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
-    function, executor = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(function + executor, "docs/ray.md", "exec"), names)
-    assert len(set(names["weights"])) == len(set(names["again"])) == 1

@@ -1,9 +1,7 @@
-"""Ray Train and Ray Tune: `HvdliteTrainer`, our backend of torch.distributed, and the examples."""
+"""Ray Train and Ray Tune: `HvdliteTrainer`, our backend of torch.distributed, and a search."""
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +10,8 @@ from typing import Any
 import pytest
 
 from clusters.ray_clusters import cluster
-from harness import base_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,40 +131,3 @@ def test_torch_trainer_takes_our_backend(folder: Path) -> None:
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=str(folder / "torch")),
     ).fit()
-
-
-def output_of(example: str, folder: Path) -> str:
-    """Run an example as a driver of its own in the cluster of this file; return what it prints."""
-    import ray
-
-    address = ray.get_runtime_context().gcs_address
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / example), "--workers", "2", "--output", str(folder)],
-        cwd=folder,
-        env={**base_environment(), "RAY_ADDRESS": address, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_digits_are_learnt_by_ray_train(tmp_path: Path) -> None:
-    found = re.search(
-        r"test accuracy ([\d.]+)% with 2 workers", output_of("ray_digits.py", tmp_path)
-    )
-    assert found is not None and float(found[1]) >= 97.0
-
-
-def test_search_over_four_trials_finds_the_best_rate_and_batch(tmp_path: Path) -> None:
-    output = output_of("ray_tune_digits.py", tmp_path)
-    found = re.findall(r"^rate ([\d.]+), batch (\d+): ([\d.]+)%$", output, re.MULTILINE)
-    assert {(rate, batch) for rate, batch, _ in found} == {
-        (rate, batch) for rate in ("0.01", "0.1") for batch in ("32", "128")
-    }
-    rate, batch, accuracy = max(found, key=lambda one: float(one[2]))
-    assert float(accuracy) >= 97.0
-    assert f"best: rate {rate}, batch {batch}" in output

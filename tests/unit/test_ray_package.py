@@ -78,16 +78,5 @@ def test_settings_for_ssh_are_refused() -> None:
     assert RayExecutor.create_settings(nics=["eth0"], verbose=True).nics == ("eth0",)
 
 
-@pytest.mark.parametrize("name", ["min_workers", "max_workers", "reset_limit", "elastic_timeout"])
-def test_elastic_workers_of_horovod_are_refused(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"{name}=\.\.\.\): the number of workers is fixed"):
-        RayExecutor(num_workers=2, **{name: 1})
-
-
-def test_unknown_argument_of_the_executor_is_an_error_of_python() -> None:
-    with pytest.raises(TypeError, match="no argument 'workers'"):
-        RayExecutor(workers=2)
-
-
 def test_workers_of_a_node_are_reserved_together() -> None:
     assert Demand(6, cpus=2, gpus=0.5, per_node=3).bundles() == [{"CPU": 6, "GPU": 1.5}] * 2
