@@ -27,6 +27,7 @@ _MODULES = {
     "horovod.common.elastic": "hvdlite.compat.elastic",
     "horovod.common.exceptions": "hvdlite.errors",
     "horovod.common.process_sets": "hvdlite.process_sets",
+    "horovod.ray.runner": "hvdlite.ray",
     "horovod.runner": "hvdlite.compat.runner",
 }
 _NOT_OURS = {
@@ -35,6 +36,11 @@ _NOT_OURS = {
         f"horovod.spark.{part}": "there are no estimators; docs/spark.md shows how ranks read what "
         "Spark has written, for a function that hvdlite.spark.run calls"
         for part in ("common", "keras", "lightning", "torch")
+    },
+    **{
+        f"horovod.ray.{part}": "the number of workers of hvdlite.ray is fixed; docs/ray.md shows "
+        "how Ray Train restarts them from a checkpoint"
+        for part in ("elastic", "elastic_v2")
     },
 }
 # Packages of Horovod that only hold other modules.

@@ -103,6 +103,7 @@ def test_variables_of_horovod() -> None:
     [
         ("horovod.mxnet", "hvdlite has no horovod.mxnet: MXNet is retired"),
         ("horovod.spark.keras", "hvdlite has no horovod.spark.keras: there are no estimators"),
+        ("horovod.ray.elastic", "hvdlite has no horovod.ray.elastic: the number of workers of"),
         ("horovod.nothing", "No module named 'horovod.nothing'"),
         ("horovod.common.nothing", "No module named 'horovod.common.nothing'"),
     ],
