@@ -115,6 +115,7 @@ def make_world(
         lobby,
         epoch,
         list((sets or {}).items()),
+        connection.clock.nanoseconds,
     )
     return World(
         engine=engine,
