@@ -14,7 +14,7 @@ from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 from hvdlite.live.viewer import About
 
-ABOUT = About(("python", "/home/me/train.py", "--lr", "1"), 2, ("node0",), time.time() - 62.5)
+ABOUT = About(("python", "/home/me/train.py", "--lr", "1"), 2, ("node0",), time.time())
 NOTE = "straggler: 9 ms late in data or forward, 100% of steps"
 ESCAPES = re.compile(rb"\x1b\[[\d;]*m")
 
@@ -46,7 +46,8 @@ def make_run(ranks: int = 2, straggler: int = 1, seconds: int = 20, **of_rank_0:
 
 
 def rows(run: Run, width: int, height: int = 40, now: float = 20.0) -> list[str]:
-    drawn = Painter(run, ABOUT, colour=False).rows(width, height, now)
+    about = replace(ABOUT, began=time.time() - 62.5)
+    drawn = Painter(run, about, colour=False).rows(width, height, now)
     assert len(drawn) <= max(1, height // 2)
     for row in drawn:
         assert b"\x1b" not in row and b"\n" not in row and b"\r" not in row
