@@ -26,7 +26,7 @@ _FRESH = 60.0  # seconds for which an event is shown
 _PREEMPTED = 100.0  # involuntary switches a second of a rank that has too few cores
 _NO_STEPS = "-"
 _HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
-_COLUMNS = (9, 9, 9, 9, 6, 7)
+_COLUMNS = (8, 8, 8, 8, 6, 7)
 
 
 class Painter:
@@ -104,7 +104,7 @@ class Painter:
         ]
 
     def _draw(self, texts: Sequence[Text], width: int) -> list[bytes]:
-        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)  # type: ignore[no-untyped-call]
+        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)
         for text in texts:
             text.truncate(max(1, width), overflow="crop")
             if self._plain:
@@ -166,7 +166,7 @@ def clean(text: str) -> str:
 
 def _cells(one: RankFigures, figures: Figures, text: str) -> tuple[str, ...]:
     phases = (one.backward, one.waiting, one.communicating, one.between)
-    shown = [f"{1e3 * phase:.1f} ms" if figures.steps else _NO_STEPS for phase in phases]
+    shown = [_time(phase) if figures.steps else _NO_STEPS for phase in phases]
     host = clean(one.host)[:_LONGEST_HOST]
     return (str(one.rank), host, *shown, f"{100 * one.cpu:.0f} %", _scaled(one.rss), text)
 
@@ -193,6 +193,10 @@ def _stall(stall: Stall) -> str:
     missing = ", ".join(map(str, stall.missing[:_MOST_NAMED]))
     more = " ..." if len(stall.missing) > _MOST_NAMED else ""
     return f"'{stall.name}' has waited {stall.seconds:.0f} s for rank {missing}{more}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.1f} ms"
 
 
 def _scaled(number: float) -> str:
