@@ -22,8 +22,10 @@ NOISE_WAITING = 0.1
 COMMUNICATING = 0.2
 # A rank that trains keeps a core busy, except while it waits in collectives.
 LOW_CPU = 0.8
-# With a core of its own a thread is taken off it a few times a second, for the kernel's own work.
-MANY_SWITCHES = 100.0
+# Per second of work on a core: the scheduler takes a thread off after a few milliseconds if others
+# want its core. With a core of its own that happens some times a second, for the kernel's own work.
+MANY_SWITCHES = 125.0
+FEWEST_SWITCHES = 50.0  # per second, of a rank that works little
 # Above this share of their host's cores, it is the ranks that need them, and not other programs.
 FULL_HOST = 0.8
 # Times of computing differ by some per cent between runs on one machine.
@@ -253,7 +255,8 @@ def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures
 
 
 def _is_preempted(rank: RankFigures) -> bool:
-    return rank.cpu < LOW_CPU and rank.switches > MANY_SWITCHES
+    many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
+    return rank.cpu < LOW_CPU and rank.switches > many
 
 
 def _is_crowded(figures: Figures, host: str) -> bool:

@@ -172,9 +172,12 @@ def test_communicating_says_what_larger_batches_bring() -> None:
 @pytest.mark.parametrize(
     ("cpu", "switches", "found"),
     [
-        (rules.LOW_CPU - 0.01, rules.MANY_SWITCHES + 1, "preempted"),
-        (rules.LOW_CPU, rules.MANY_SWITCHES + 1, "none"),
-        (rules.LOW_CPU - 0.01, rules.MANY_SWITCHES, "none"),
+        (rules.LOW_CPU - 0.01, 100.0, "preempted"),
+        (rules.LOW_CPU, 1000.0, "none"),
+        (0.6, 0.6 * rules.MANY_SWITCHES + 0.1, "preempted"),
+        (0.6, 0.6 * rules.MANY_SWITCHES, "none"),
+        (0.1, rules.FEWEST_SWITCHES + 0.1, "preempted"),
+        (0.1, rules.FEWEST_SWITCHES, "none"),
     ],
 )
 def test_preemption_needs_both_signs(cpu: float, switches: float, found: str) -> None:
