@@ -1,15 +1,21 @@
-"""The flags by which people watch a running job: `--live`."""
+"""The flags by which people watch a job: `--live` while it runs, `--report` when it has ended."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.view import MakeViewer
+from hvdlite.live.record import read_baseline
+from hvdlite.live.report import Report, check_path
 from hvdlite.live.viewer import Viewer
+
+_LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 
 
 def add_live_flags(group: argparse._ArgumentGroup) -> None:
@@ -19,13 +25,26 @@ def add_live_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="show below the output what every rank does, and which one holds the others up",
     )
+    group.add_argument(
+        "--report",
+        type=Path,
+        metavar="OUT.HTML",
+        help="write a report when the job ends: what limits it, and charts; and OUT.json beside it",
+    )
+    group.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="ONE.JSON",
+        help="the file beside the report of the same training on fewer ranks: the new report says "
+        "where the missing speed-up is",
+    )
 
 
 def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list[MakeViewer]:
     """Return what makes the viewers that the flags ask for.
 
     Raises:
-        ArgumentError: a package for one of them is missing.
+        ArgumentError: a package for one of them is missing, or a file cannot be read or written.
     """
     found: list[MakeViewer] = []
     if options.live:
@@ -33,7 +52,23 @@ def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list
         rows = environment.get("TERM", "dumb") != "dumb"
         colour = not environment.get("NO_COLOR")
         found.append(lambda console: _screen(console, rows, colour))
+    if options.report is not None:
+        found.append(_report(options.report, options.baseline))
+    elif options.baseline is not None:
+        raise ArgumentError("--baseline is for the report: give --report, too")
     return found
+
+
+def _report(path: Path, baseline: Path | None) -> MakeViewer:
+    _demand_packages("--report", "matplotlib")
+    check_path(path)
+    figures = None if baseline is None else read_baseline(baseline)
+    return lambda console: Report(path, figures, partial(_say_last, console))
+
+
+def _say_last(console: Console, text: str) -> None:
+    console.say(text)
+    console.drained(_LONGEST_END)
 
 
 def _screen(console: Console, rows: bool, colour: bool) -> Viewer:
