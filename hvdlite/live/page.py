@@ -27,6 +27,7 @@ from hvdlite.live.listener import Listener
 from hvdlite.live.metrics import exposition
 from hvdlite.live.run import Run
 from hvdlite.live.state import state
+from hvdlite.live.viewer import About, End
 
 MOST_STREAMS = 128  # open pages
 _PERIOD = 1.0  # seconds between two states
@@ -39,22 +40,24 @@ _STATIC = {
 
 
 class Page:
-    """A page over a run. Any thread may call its methods, and none of them raises.
-
-    Args:
-        run: the job.
-        listener: where to serve; the page closes its socket.
-        say: prints a line for the user.
+    """A page over a run; a `Viewer`.
 
     Example:
         >>> from hvdlite.live.listener import open_listener
-        >>> page = Page(Run(), open_listener(), say=lambda line: None)
-        >>> page.start()
-        >>> page.stop("all ranks are done")
+        >>> page = Page(open_listener(), say=lambda line: None)
+        >>> page.start(Run(), About(("train.py",), 2, ("node1",), 0.0))
+        >>> page.stop(End(0, ""))
     """
 
-    def __init__(self, run: Run, listener: Listener, say: Callable[[str], None]) -> None:
-        self._run = run
+    def __init__(self, listener: Listener, say: Callable[[str], None]) -> None:
+        """Make a page that is not served yet.
+
+        Args:
+            listener: where to serve; the page closes its socket.
+            say: prints a line for the user.
+        """
+        self._run = Run()
+        self._program = ""
         self._listener = listener
         self._say = say
         self._outcome: str | None = None
@@ -80,15 +83,17 @@ class Page:
         )
         self._thread = threading.Thread(target=self._serve, name="hvdlite-page", daemon=True)
 
-    def start(self) -> None:
+    def start(self, run: Run, about: About) -> None:
         """Begin to serve, and print the address."""
+        self._run = run
+        self._program = about.program
         self._thread.start()
         for line in self._listener.lines():
             self._say(line)
 
-    def stop(self, outcome: str) -> None:
+    def stop(self, end: End) -> None:
         """Tell all pages how the job has ended, and stop serving within a moment."""
-        self._outcome = outcome
+        self._outcome = in_words(end)
         with contextlib.suppress(RuntimeError):  # The loop is closed: serving has failed before.
             self._loop.call_soon_threadsafe(self._ended.set)
         self._server.should_exit = True
@@ -154,8 +159,20 @@ class Page:
     def _state(self) -> bytes:
         now = time.monotonic()
         if self._ended.is_set() or now - self._made[0] >= 0.9 * _PERIOD:
-            self._made = (now, state(self._run, now, self._outcome))
+            self._made = (now, state(self._run, now, self._program, self._outcome))
         return self._made[1]
+
+
+def in_words(end: End) -> str:
+    """Say how a job has ended.
+
+    Example:
+        >>> in_words(End(0, "")), in_words(End(130, ""))
+        ('all ranks have done their work', 'exit status 130')
+    """
+    if end.status == 0 and not end.why:
+        return "all ranks have done their work"
+    return end.why or f"exit status {end.status}"
 
 
 def _routes(page: Page) -> Starlette:

@@ -16,22 +16,24 @@ _EVENTS = 50  # the last ones
 _DIGITS = 7
 
 
-def state(run: Run, now: float, outcome: str | None = None) -> bytes:
+def state(run: Run, now: float, program: str, outcome: str | None = None) -> bytes:
     """Return the state of a run as JSON.
 
     Args:
         run: the job.
         now: a monotonic time of this process in seconds.
+        program: the name of its script.
         outcome: how the job ended; None while it runs.
 
     Example:
-        >>> state(Run(), 0.0, "all ranks are done")[:39]
-        b'{"outcome":"all ranks are done","job":n'
+        >>> state(Run(), 0.0, "train.py")[:49]
+        b'{"program":"train.py","outcome":null,"job":null,"'
     """
     figures = run.figures(SPAN, now)
     latest = run.latest()
     began = min((sample.began for sample in latest), default=0.0)
     told = {
+        "program": program,
         "outcome": outcome,
         "job": None if figures is None else _job(figures, latest[0].time - began),
         "findings": [],

@@ -15,6 +15,7 @@ import pytest
 
 from hvdlite.live.listener import Listener, open_listener
 from hvdlite.live.run import Run
+from hvdlite.live.viewer import About, End
 
 MISSING = "starlette, uvicorn or prometheus_client is missing: pip install 'hvdlite[live]'"
 
@@ -61,14 +62,14 @@ def serve() -> Iterator[Callable[[Run], Served]]:
     def begin(run: Run, **arguments: Any) -> Served:
         listener = open_listener(**arguments)
         said: list[str] = []
-        page = page_module.Page(run, listener, said.append)
-        page.start()
+        page = page_module.Page(listener, said.append)
+        page.start(run, About(("python", "train.py"), 2, ("node1",), 0.0))
         served.append(Served(page, run, listener, said))
         return served[-1]
 
     yield begin
     for one in served:
-        one.page.stop("the test is over")
+        one.page.stop(End(0, ""))
         assert not [t for t in threading.enumerate() if t is one.page._thread], "it still serves"
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, Stall
+from hvdlite.live.viewer import End
 from live.made_up_run import BEGAN, MadeUpJob
 
 Serve = Callable[[Run], Any]
@@ -182,7 +183,7 @@ def test_a_stream_gives_the_state_each_second_and_the_end(serve: Serve) -> None:
     with open_stream(served) as stream:
         time.sleep(2.5)
         begin = time.monotonic()
-        served.page.stop("rank 1 exited with status 3")
+        served.page.stop(End(1, "rank 1 exited with status 3"))
         assert time.monotonic() - begin < 2.0
         told = states(read_to_the_end(stream))
     assert len(told) >= 3
@@ -205,11 +206,11 @@ def test_a_hundred_pages_see_the_end_and_the_job_does_not_wait(serve: Serve) -> 
             slowest = max(slowest, time.monotonic() - begin)
             time.sleep(0.01)
         assert slowest < 1.0  # seconds; a line takes some tens of microseconds
-        served.page.stop("all ranks are done")
+        served.page.stop(End(0, ""))
         for stream in streams:
             told = states(read_to_the_end(stream))
             assert told[0]["outcome"] is None
-            assert told[-1]["outcome"] == "all ranks are done"
+            assert told[-1]["outcome"] == "all ranks have done their work"
     finally:
         for stream in streams:
             stream.close()
@@ -286,7 +287,7 @@ def test_stopping_does_not_wait_for_a_browser_that_does_not_read(serve: Serve) -
     with open_stream(served, receive_buffer=4096):
         time.sleep(0.3)
         begin = time.monotonic()
-        served.page.stop("all ranks are done")
+        served.page.stop(End(0, ""))
         assert time.monotonic() - begin < 2.5
         assert not [one for one in threading.enumerate() if one.name == "hvdlite-page"]
 

@@ -10,6 +10,7 @@ import pytest
 
 from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, Stall
+from hvdlite.live.viewer import End
 from live.made_up_run import BEGAN, MadeUpJob
 
 pytestmark = pytest.mark.page
@@ -98,7 +99,7 @@ def test_hostile_names_stay_text(serve: Serve, tab: Tab) -> None:
         assert HOSTILE in tab.text(selector)
     assert tab.page.locator("main img, main script").count() == 0
     assert tab.page.title().endswith("hvdlite")
-    served.page.stop(HOSTILE)
+    served.page.stop(End(1, HOSTILE))
     tab.wait_for_status("the job has ended")
     assert HOSTILE in tab.text("#status")
     assert tab.console == []
@@ -120,7 +121,7 @@ def test_the_page_says_how_the_job_ended_and_keeps_its_last_state(serve: Serve, 
     served = serve(MadeUpJob(2, seconds=5).run)
     tab.open(served)
     before = tab.text("#headline")
-    served.page.stop("rank 1 was killed by signal 9")
+    served.page.stop(End(1, "rank 1 was killed by signal 9"))
     tab.wait_for_status("the job has ended: rank 1 was killed by signal 9")
     time.sleep(3)  # A browser would have tried to connect again by now.
     assert tab.text("#headline") == before

@@ -126,7 +126,8 @@ function showEvents(events) {
 
 function show(state) {
   shown = state;
-  document.title = state.job ? `${number(state.job.rate)} step/s - hvdlite` : "hvdlite";
+  document.title = `${state.program} - hvdlite`;
+  write(byId("program"), state.program);
   write(byId("span"), state.job ? `means of the last ${Math.round(state.job.seconds)} s` : "");
   showHeadline(state.job);
   showFindings(state.findings);
