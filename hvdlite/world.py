@@ -116,6 +116,7 @@ def make_world(
         lobby,
         epoch,
         list((sets or {}).items()),
+        connection.clock.nanoseconds,
     )
     if records:
         reporting.follow(engine, connection.rank, connection.size, epoch)
