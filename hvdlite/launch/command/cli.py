@@ -20,6 +20,7 @@ from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
 from hvdlite.launch.command.emit_flags import emit_request
+from hvdlite.launch.command.live_flags import viewers
 from hvdlite.launch.command.node_flags import node_seat
 from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
@@ -154,6 +155,7 @@ def describe_job(
         compat=options.compat,
         grace=options.grace,
         elastic=describe_elastic(options, environment),
+        viewers=viewers(options, environment),
     )
 
 

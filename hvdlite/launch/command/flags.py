@@ -15,6 +15,7 @@ import hvdlite
 from hvdlite.launch.command.elastic_flags import add_elastic_flags
 from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
+from hvdlite.launch.command.live_flags import add_live_flags
 from hvdlite.launch.command.node_flags import add_node_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
@@ -145,6 +146,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     _add_cluster_flags(parser)
     _add_output_flags(parser.add_argument_group("output"))
+    add_live_flags(parser.add_argument_group("live view", "see docs/live.md"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
     _add_knob_flags(
