@@ -9,7 +9,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall
 from hvdlite.live.totals import Totals
@@ -78,6 +78,8 @@ class Figures:
         ranks: by rank, those that have said something.
         stalled: what waits for ranks.
         total_steps: how many steps were completed since the job began.
+        samples_per_step: of all ranks; 0 where nobody calls `hvd.observe(samples=)`.
+        events: "nonfinite" and "diverged" of the span.
     """
 
     seconds: float
@@ -90,6 +92,8 @@ class Figures:
     ranks: tuple[RankFigures, ...]
     stalled: tuple[Stall, ...]
     total_steps: int
+    samples_per_step: float = 0.0
+    events: tuple[Event, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -210,7 +214,9 @@ class Run:
                 return None
             spans = {rank: one.span(seconds) for rank, one in sorted(self._ranks.items())}
             silence = {rank: now - one.heard for rank, one in self._ranks.items()}
-            return _figures(spans, silence, self._past_steps)
+            figures = _figures(spans, silence, self._past_steps)
+            begin = min(span.last.time - span.seconds for span in spans.values())
+            return replace(figures, events=tuple(_faults(self._events, begin)))
 
     def _begin(self, epoch: int) -> None:
         self._past_steps += _steps(one.recent[-1] for one in self._ranks.values())
@@ -271,7 +277,28 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
         ranks=ranks,
         stalled=any_span.last.stalled,
         total_steps=past_steps + _steps([any_span.last]),
+        samples_per_step=_samples_per_step(one, ranks),
     )
+
+
+def _faults(events: Iterable[Event], begin: float) -> Iterable[Event]:
+    return (one for one in events if one.kind in ("nonfinite", "diverged") and one.time >= begin)
+
+
+def _samples_per_step(span: _Span | None, ranks: Iterable[RankFigures]) -> float:
+    """Return the samples of all ranks in a step: one rank's own, scaled by the ranks' rates.
+
+    The rank that counts steps says both numbers in one line, so that time without steps, such as
+    the start of a job, does not count.
+    """
+    if span is None:
+        return 0.0
+    steps = _steps([span.last]) - _steps([span.oldest])
+    rates = {rank.rank: rank.samples for rank in ranks}
+    own = rates[span.last.rank]
+    if steps <= 0 or not own:
+        return 0.0
+    return (span.last.samples - span.oldest.samples) / steps * sum(rates.values()) / own
 
 
 _NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0)
