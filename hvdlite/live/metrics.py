@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from hvdlite.live.run import Figures, Run
 from hvdlite.live.totals import Totals
 
-_SPAN = 15.0  # seconds
+_SPAN = 10.0  # seconds
 _KINDS = (
     *("stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged", "late"),
 )  # a counter that is 0 shows its rise, which one that appears later does not

@@ -95,7 +95,7 @@ def others(sample: Sample) -> Iterator[Sample]:
             rank=0,
             size=sample.size,
             epoch=sample.epoch,
-            host="unknown",
+            host="an unknown host",
             pid=0,
             time=sample.time,
             began=sample.began,

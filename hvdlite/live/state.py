@@ -8,10 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from hvdlite.live.curves import curves
+from hvdlite.live.findings import Straggler, find, straggler
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.totals import PHASES
+from hvdlite.live.words import percent, time_text
 
-SPAN = 15.0  # seconds that the page's figures are means of
+_SPAN = 10.0  # seconds that the page's figures are means of
+_LONG_SPAN = 60.0  # seconds that findings and notes are about
 _EVENTS = 50  # the last ones
 _DIGITS = 7
 
@@ -29,15 +32,17 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
         >>> state(Run(), 0.0, "train.py")[:49]
         b'{"program":"train.py","outcome":null,"job":null,"'
     """
-    figures = run.figures(SPAN, now)
+    figures = run.figures(_SPAN, now)
+    lasting = run.figures(_LONG_SPAN, now)
+    late = straggler(lasting) if lasting else None
     latest = run.latest()
     began = min((sample.began for sample in latest), default=0.0)
     told = {
         "program": program,
         "outcome": outcome,
         "job": None if figures is None else _job(figures, latest[0].time - began),
-        "findings": [],
-        "ranks": [_rank(rank) for rank in figures.ranks] if figures else [],
+        "findings": [asdict(finding) for finding in find(lasting)] if lasting else [],
+        "ranks": [_rank(rank, late) for rank in figures.ranks] if figures else [],
         "stalled": [asdict(stall) for stall in figures.stalled] if figures else [],
         "events": [
             {**asdict(event), "time": event.time - began}
@@ -63,8 +68,14 @@ def _job(figures: Figures, age: float) -> dict[str, Any]:
     }
 
 
-def _rank(rank: RankFigures) -> dict[str, Any]:
+def _rank(rank: RankFigures, late: Straggler | None) -> dict[str, Any]:
     """Return a row of the table; a process that says nothing of itself has no threads."""
+    note = f"silent for {rank.silent:.0f} s" if rank.silent else ""
+    if late is not None and late.rank == rank.rank:
+        note = note or (
+            f"straggler: {time_text(late.seconds)} late in {late.phase}, the last in "
+            f"{percent(late.share)} of the steps"
+        )
     speaks = rank.threads > 0
     return {
         "rank": rank.rank,
@@ -72,7 +83,7 @@ def _rank(rank: RankFigures) -> dict[str, Any]:
         **{phase: getattr(rank, phase) for phase in PHASES},
         "cpu": rank.cpu if speaks else None,
         "rss": rank.rss if speaks else None,
-        "note": f"silent for {rank.silent:.0f} s" if rank.silent else "",
+        "note": note,
     }
 
 

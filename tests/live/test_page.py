@@ -31,7 +31,7 @@ def test_the_state_has_what_the_screen_has(serve: Serve) -> None:
     job.say((event,), (Stall("layer.weight", 12.0, (0, 1), (2,)),))
     told = read_state(serve(job.run))
     assert told["outcome"] is None
-    figures = job.run.figures(15.0, time.monotonic())
+    figures = job.run.figures(10.0, time.monotonic())
     assert figures is not None
     assert told["job"]["steps"] == figures.total_steps
     assert told["job"]["step"] == pytest.approx(figures.step, rel=1e-3)

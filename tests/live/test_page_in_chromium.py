@@ -56,7 +56,7 @@ def test_the_page_shows_the_job(serve: Serve, tab: Tab) -> None:
     tab.open(served)
     assert "token" not in tab.page.url
     headline = tab.text("#headline")
-    assert f"{served.run.figures(15, time.monotonic()).total_steps:,}" in headline
+    assert f"{served.run.figures(10, time.monotonic()).total_steps:,}" in headline
     assert "loss" in headline
     assert tab.page.locator("#ranks tr:not(.note)").count() == 3
     assert tab.text("#ranks tr:nth-child(5) th") == "2"

@@ -16,24 +16,31 @@ from pathlib import Path
 from hvdlite import _core, basics
 
 
-def reduce(name: str, value: float) -> float:
-    data = array("f", [value] * 1000)
-    address, count = data.buffer_info()
-    tensor = _core.Tensor(name, _core.DTYPES["float32"], [count], address, address)
-    basics.engine().allreduce(name, [tensor], _core.REDUCE_OPS["sum"], keep=data).wait(30)
-    return data[0]
+class Gradient:
+    """A gradient that is being reduced."""
+
+    def __init__(self, name: str, value: float) -> None:
+        self._data = array("f", [value] * 1000)
+        address, count = self._data.buffer_info()
+        tensor = _core.Tensor(name, _core.DTYPES["float32"], [count], address, address)
+        summed = _core.REDUCE_OPS["sum"]
+        self._handle = basics.engine().allreduce(name, [tensor], summed, keep=self._data)
+
+    def wait(self) -> float:
+        self._handle.wait(30)
+        return self._data[0]
 
 
 def main() -> None:
     stop, late = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     basics.init()
-    rank = basics.rank()
-    last = rank == basics.size() - 1
-    steps = 0
-    while reduce("ended", stop.exists()) == 0:
-        time.sleep(0.02 + late * last)
-        for name in ("layer.weight", "layer.bias"):
-            assert reduce(name, 1.0) == basics.size()
+    rank, size = basics.rank(), basics.size()
+    steps = ended = 0
+    while not ended:
+        time.sleep(0.02 + late * (rank == size - 1))
+        weight, bias = Gradient("layer.weight", 1.0), Gradient("layer.bias", stop.exists())
+        assert weight.wait() == size
+        ended = bias.wait() > 0
         steps += 1
     basics.shutdown()
     if rank == 0:

@@ -18,8 +18,8 @@ const scaled = (value, units, base) => {
 };
 const number = (value) =>
   value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2 });
-const bytes = (value) => scaled(value, ["B", "KB", "MB", "GB", "TB"], 1000);
-const memory = (value) => scaled(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
+const bytes = (value) => scaled(value, ["B", "kB", "MB", "GB", "TB"], 1000);
+const memory = (value) => scaled(value, ["", "K", "M", "G", "T"], 1024);
 const inMs = (seconds) => (1000 * seconds).toFixed(1);
 const time = (seconds) => (seconds >= 1 ? `${number(seconds)} s` : `${number(1000 * seconds)} ms`);
 const clock = (seconds) => {
@@ -55,10 +55,10 @@ function showHeadline(job) {
   const facts = job
     ? [
         ["steps", number(job.steps)],
-        ["steps a second", number(job.rate)],
+        ["steps/s", number(job.rate)],
         ["time of a step", time(job.step)],
-        ["samples a second", job.samples ? number(job.samples) : "not given"],
-        ["bytes a second", bytes(job.bytes)],
+        ["samples/s", job.samples ? number(job.samples) : "not given"],
+        ["bytes/s", bytes(job.bytes)],
         ["ranks", String(job.size)],
         ["epoch", String(job.epoch)],
         ["time", clock(job.age)],
