@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -44,7 +44,8 @@ def curves(history: Mapping[int, Sequence[Sample]], most: int = 120) -> Curves:
     )
     apart = max(1, -(-(len(points) - 1) // most))
     kept = points[::-1][::apart][::-1]  # The newest one stays.
-    for first, last in pairwise(kept):
+    samples = _samples(history.values(), [point.time for point in kept])
+    for (first, last), (before, after) in zip(pairwise(kept), pairwise(samples), strict=True):
         seconds = last.time - first.time
         if seconds <= 0:
             continue
@@ -53,10 +54,7 @@ def curves(history: Mapping[int, Sequence[Sample]], most: int = 120) -> Curves:
         found.step.append(step)
         for name in PHASES:
             found.phases[name].append(phases.get(name))
-        found.samples.append(
-            sum(_samples(one, last.time) - _samples(one, first.time) for one in history.values())
-            / seconds
-        )
+        found.samples.append((after - before) / seconds)
         found.bytes.append(
             (last.counters.get("bytes", 0) - first.counters.get("bytes", 0)) / seconds
         )
@@ -82,13 +80,14 @@ def _steps_between(first: Sample, last: Sample) -> tuple[float | None, dict[str,
     )
 
 
-def _samples(points: Sequence[Sample], time: float) -> float:
-    """Return how many samples a rank had at a time, which may lie between two of its lines."""
-    after = bisect_left(points, time, key=lambda point: point.time)
-    if after == 0:
-        return points[0].samples
-    if after == len(points):
-        return points[-1].samples
-    one, other = points[after - 1], points[after]
-    share = (time - one.time) / (other.time - one.time)
-    return one.samples + share * (other.samples - one.samples)
+def _samples(history: Iterable[Sequence[Sample]], times: Sequence[float]) -> list[float]:
+    """Return how many samples all ranks had at each time, which may lie between two lines."""
+    sums = [0.0] * len(times)
+    for points in history:
+        said = [point.time for point in points]
+        for i, time in enumerate(times):
+            after = bisect_left(said, time)
+            one, other = points[max(0, after - 1)], points[min(after, len(points) - 1)]
+            share = (time - one.time) / (other.time - one.time) if other is not one else 0.0
+            sums[i] += one.samples + min(1.0, max(0.0, share)) * (other.samples - one.samples)
+    return sums

@@ -24,6 +24,7 @@ from hvdlite.live.totals import Totals
 _SPAN = 10.0  # seconds
 _KINDS = (
     *("stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged", "late"),
+    "worker",
 )  # a counter that is 0 shows its rise, which one that appears later does not
 
 

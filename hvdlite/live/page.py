@@ -31,6 +31,7 @@ from hvdlite.live.viewer import About, End
 
 MOST_STREAMS = 128  # open pages
 _PERIOD = 1.0  # seconds between two states
+_RETRY = 2.0  # seconds until a browser that has lost the connection tries again
 _GRACE = 1  # seconds that answers get to end
 _STATIC = {
     "/": ("page.html", "text/html"),
@@ -143,7 +144,7 @@ class Page:
     async def _events(self) -> AsyncIterator[bytes]:
         self._streams += 1
         try:
-            yield b"retry: 2000\n\n"
+            yield f"retry: {1000 * _RETRY:.0f}\n\n".encode()
             while True:
                 ended = self._ended.is_set()
                 yield b"data: " + self._state() + b"\n\n"

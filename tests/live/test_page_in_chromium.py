@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, Stall
 from hvdlite.live.viewer import End
 from live.made_up_run import BEGAN, MadeUpJob
 
 pytestmark = pytest.mark.page
 
-Serve = Callable[[Run], Any]
+Serve = Callable[..., Any]
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>alert(1)</script>"
 
 
@@ -129,20 +129,54 @@ def test_the_page_says_how_the_job_ended_and_keeps_its_last_state(serve: Serve, 
     assert tab.console == []
 
 
-def test_a_launcher_that_is_gone_without_a_word_is_noticed(serve: Serve, tab: Tab) -> None:
+def cut(served: Any, tab: Tab) -> None:
+    """Cut the network of the browser."""
+    tab.page.context.set_offline(True)
+    for one in list(served.page._server.server_state.connections):
+        served.page._loop.call_soon_threadsafe(one.transport.abort)
+    tab.wait_for_status("the connection is lost; trying again")
+
+
+def test_a_lost_connection_comes_back(serve: Serve, tab: Tab) -> None:
     served = serve(MadeUpJob(2, seconds=5).run)
     tab.open(served)
-    tab.page.context.set_offline(True)
-    served.page._loop.call_soon_threadsafe(
-        lambda: [
-            one.transport.abort() for one in list(served.page._server.server_state.connections)
-        ]
-    )
-    tab.wait_for_status("the connection is lost; trying again")
+    cut(served, tab)
     assert tab.page.locator("#ranks tr:not(.note)").count() == 2
-    assert [line for line in tab.console if "net::ERR" not in line] == []
     tab.page.context.set_offline(False)
     tab.wait_for_status("live")
+    assert [line for line in tab.console if "net::ERR" not in line] == []
+
+
+def test_a_page_that_misses_the_end_of_the_job_gives_up(
+    serve: Serve, tab: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdlite.live.page._RETRY", 0.1)
+    served = serve(MadeUpJob(2, seconds=5).run)
+    tab.open(served)
+    cut(served, tab)
+    served.page.stop(End(0, ""))
+    tab.page.context.set_offline(False)
+    tab.wait_for_status("the job does not answer any more; what you see is the last that it said")
+    assert tab.page.locator("#ranks tr:not(.note)").count() == 2
+    # The browser itself prints a line for each connection that it cannot make, and no more comes.
+    assert [line for line in tab.console if "net::ERR" not in line] == []
+    refused = len(tab.console)
+    time.sleep(1)
+    assert len(tab.console) == refused
+
+
+def test_a_page_of_another_job_is_told_so(serve: Serve, tab: Tab, monkeypatch: Any) -> None:
+    monkeypatch.setattr("hvdlite.live.page._RETRY", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    served = serve(MadeUpJob(2, seconds=5).run, address=address)
+    tab.open(served)
+    cut(served, tab)
+    served.page.stop(End(0, ""))
+    serve(MadeUpJob(1, seconds=5).run, address=address)
+    tab.page.context.set_offline(False)
+    tab.wait_for_status("this browser is not let in")
+    assert tab.page.locator("#ranks tr:not(.note)").count() == 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
