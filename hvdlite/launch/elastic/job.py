@@ -23,11 +23,11 @@ from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.agents import AgentHost, Agents, AgentWorker
-from hvdlite.launch.elastic.discovery import Discovery, HostProvider, ScriptHosts, StaticHosts
+from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.elastic.supervisor import ElasticSupervisor, Timing
-from hvdlite.launch.hosts import Host, spread
+from hvdlite.launch.hosts import Host, HostProvider, is_here, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import (
@@ -65,12 +65,14 @@ class ElasticRun:
         self._elastic = elastic
         self._console = console
         self._inbox = inbox
-        self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+        self._job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._timeline = TimelineParts(self._job.job_id)
         self._provider = self._choose_provider()
 
     def _choose_provider(self) -> HostProvider:
         what, elastic = self._what, self._elastic
+        if what.provider is not None:
+            return what.provider
         if elastic.script is not None:
             return ScriptHosts(elastic.script, elastic.slots_per_host or 1)
         most = max(what.ranks, elastic.max_np or 0)
@@ -101,7 +103,8 @@ class ElasticRun:
             elastic.cooldown,
         )
         agents = Agents(what.way, elastic.heartbeat, self._inbox.fd)
-        with Discovery(self._provider, interrupt_fd=self._inbox.fd) as discovery, agents:
+        asks = Discovery(self._provider, interrupt_fd=self._inbox.fd, is_here=self._is_here)
+        with asks as discovery, agents:
             first = self._first_workers(fleet, discovery, agents)
             address = self._address(agents)
             registrar = Registrar.start(self._job, self._limits(len(first)), address)
@@ -111,6 +114,9 @@ class ElasticRun:
                 return self._supervise(fleet, discovery, agents, registrar, first)
             finally:
                 registrar.close()
+
+    def _is_here(self, name: str) -> bool:
+        return self._what.provider is None and is_here(name)
 
     def _limits(self, first: int) -> Limits:
         elastic = self._elastic
@@ -190,18 +196,18 @@ class ElasticRun:
             )
         what = self._what
         threads = threads_per_rank(int(host.hello["cores"]), discovery.last.get(host.name, 1))
-        return {
+        part: dict[str, Any] = {
             "job_id": self._job.job_id.hex(),
-            "folder": str(Path.cwd()),
-            "command": list(what.command),
-            "environment": what.shared_environment(threads),
             "compat": what.compat,
             "heartbeat": self._elastic.heartbeat,
-            "meeting": {
-                "HVDLITE_RENDEZVOUS": address,
-                "HVDLITE_TOKEN": self._job.token.hex(),
-            },
+            "meeting": {"HVDLITE_RENDEZVOUS": address},
         }
+        if what.way.carries_secrets:
+            part["folder"] = str(Path.cwd())
+            part["command"] = list(what.command)
+            part["environment"] = what.shared_environment(threads)
+            part["meeting"]["HVDLITE_TOKEN"] = self._job.token.hex()
+        return part
 
     def _choose_threads(self, discovery: Discovery) -> int:
         """Choose the number of threads of each worker here: a share of the cores for each slot."""
@@ -272,6 +278,8 @@ class ElasticRun:
 
     def _start_there(self, rendezvous: str, host: AgentHost, start: Start) -> AgentWorker:
         own = self._own(rendezvous, start, start.host)
+        if not self._what.way.carries_secrets:
+            del own["HVDLITE_TOKEN"]
         return host.launch(start, own, self._what.stdin is not None)
 
     def _show(self, supervisor: ElasticSupervisor, worker: AnyRank, start: Start) -> None:
