@@ -27,6 +27,7 @@ from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE
 from hvdlite.launch.remote.sealed import SealedLine
 
 _DIAL_SECONDS = 10.0
+_AGENTS_TOKEN = "HVDLITE_AGENT_TOKEN"  # an import of hvdlite takes HVDLITE_TOKEN away
 
 
 def serve(
@@ -67,7 +68,7 @@ def serve(
             stdin=outer.fileno(),
             stdout=outer.fileno(),
             start_new_session=True,
-            env={**shared, "HVDLITE_TOKEN": job.token.hex()},
+            env={**shared, _AGENTS_TOKEN: job.token.hex()},
         )
     try:
         return process.wait()
@@ -79,8 +80,9 @@ def _complete(part: dict[str, Any]) -> dict[str, str]:
     """Add to the part of the job what this host has itself; return the ranks' environment."""
     part["folder"] = str(Path.cwd())
     part["command"] = [sys.executable, "-m", "hvdlite.launch.call"]
-    part["meeting"]["HVDLITE_TOKEN"] = os.environ["HVDLITE_TOKEN"]
-    return dict(os.environ)
+    token = os.environ.pop(_AGENTS_TOKEN)
+    part["meeting"]["HVDLITE_TOKEN"] = token
+    return {**os.environ, "HVDLITE_TOKEN": token}
 
 
 def main() -> int:
