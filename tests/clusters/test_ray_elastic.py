@@ -166,6 +166,8 @@ def test_job_goes_on_without_a_node_that_died_and_grows_onto_a_new_one(
     assert results == [(last, 4, last * 0.5)] * 4
     wait_until(lambda: not agents())
     wait_until(lambda: ray.available_resources().get("CPU") == 4)
+    # Ray takes seconds to notice the death, and a job does not begin with a node that is dead.
+    wait_until(lambda: sum(one["Alive"] for one in ray.nodes()) == 3)
 
 
 def test_exception_of_a_rank_is_raised_and_nothing_is_left(cluster: Any) -> None:
