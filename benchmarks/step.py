@@ -171,7 +171,10 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def with_views(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+def with_views(
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+) -> dict[str, Contestant]:
     """Build the copies whose gradients are views of buckets."""
     import hvdlite.torch as hvd
 
@@ -180,7 +183,7 @@ def with_views(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
         model = make_model()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         distributed = hvd.DistributedOptimizer(
-            sgd(model), model.named_parameters(), gradient_as_bucket_view=True
+            make_optimizer(model), model.named_parameters(), gradient_as_bucket_view=True
         )
         contestants[name] = Contestant(model, distributed, lambda: None, set_to_none)
     return contestants

@@ -67,6 +67,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.timeline": ("hvdlite.errors", "hvdlite.bootstrap"),
     "hvdlite": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite.timeline"),
     "hvdlite.elastic": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
+    "hvdlite.live": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
     "hvdlite.torch": (*NEUTRAL, *TORCH),
@@ -77,7 +78,7 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.keras._tensorflow": (*NEUTRAL, "hvdlite.keras", "hvdlite.tensorflow", *TENSORFLOW),
     "hvdlite.keras._keras2": (*NEUTRAL, "hvdlite.keras", "hvdlite.keras._tensorflow", *TENSORFLOW),
     **{
-        part: (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH[:i])
+        part: (*NEUTRAL, "hvdlite.compat", "hvdlite.live", "hvdlite.timeline", *LAUNCH[:i])
         for i, part in enumerate((*LAUNCH, "hvdlite.launch.command"))
     },
     "hvdlite.ray": (*NEUTRAL, *LAUNCH),
@@ -97,6 +98,7 @@ FACES = {
 # a module counts.
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
+    "hvdlite.live": {"matplotlib", "prometheus_client", "rich", "starlette", "uvicorn"},
     "hvdlite.ray": {"ray"},
     "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},

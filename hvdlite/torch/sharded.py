@@ -9,14 +9,12 @@ stage 2 a reduced gradient goes to its parameter's owner alone.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from hvdlite import basics, ops
-from hvdlite.bootstrap import environment
 from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.subclass import become, subclass_in_place
@@ -27,6 +25,7 @@ from hvdlite.torch.optimizers import gradient_norms, overflow
 from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.parameter_exchange import ParameterExchange
 from hvdlite.torch.optimizers.reducer import NO_WEIGHT
+from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
 _State = dict[Any, Any]  # of a state_dict: by the parameter's index
 
@@ -184,7 +183,7 @@ class Sharded(Distributed):
         members = self._process_set.ranks
         is_root = basics.rank() == to
         owns = self._ownership is not None and not is_root
-        own = _serialized(self._own_state()) if owns else b""
+        own = serialized(self._own_state()) if owns else b""
         splits = [len(own) if rank == to else 0 for rank in members]
         data = torch.frombuffer(bytearray(own or b"-"), dtype=torch.uint8)[: len(own)]
         name = f"{self._reducer.name}.state"
@@ -199,7 +198,7 @@ class Sharded(Distributed):
                         f"consolidate(to={to}): rank {rank} sent no state to rank {to}; call "
                         "consolidate() with the same rank everywhere, and before hvd.join()"
                     )
-                state.update(_deserialized(part))
+                state.update(deserialized(part.numpy().tobytes()))
             self._gathered = state
         self._gathered_on = to
 
@@ -397,17 +396,3 @@ def _shard(distributed: Any, division: Division, divides_gradients: bool) -> Sha
     if divides_gradients:
         sharded._reducer.divide(division)
     return sharded
-
-
-def _serialized(state: _State) -> bytes:
-    memory = io.BytesIO()
-    torch.save(state, memory)
-    return memory.getvalue()
-
-
-def _deserialized(data: torch.Tensor) -> _State:
-    """Undo `_serialized`, into host memory; objects other than tensors may need pickle."""
-    memory = io.BytesIO(data.numpy().tobytes())
-    safely = not environment.allow_pickle()
-    state: _State = torch.load(memory, map_location="cpu", weights_only=safely)
-    return state

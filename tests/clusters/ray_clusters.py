@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,9 @@ def quiet_surroundings() -> Iterator[Path]:
     patch = pytest.MonkeyPatch()
     for name, value in {**_VARIABLES, "RAY_TMPDIR": str(folder)}.items():
         patch.setenv(name, value)
+    # Ray cannot start a worker that has a runtime_env with a Python whose path has a space in it.
+    (folder / "venv").symlink_to(sys.prefix)
+    patch.setattr(sys, "executable", str(folder / "venv" / "bin" / Path(sys.executable).name))
     interrupt = signal.getsignal(signal.SIGINT)  # Ray Train keeps it
     try:
         with no_network():

@@ -64,9 +64,9 @@ class Work(distributed.Work):  # type: ignore[misc]
         try:
             self._handle.wait(seconds)
         except TimeoutError:
-            if self._handle.done():
-                raise  # The operation itself failed by a timeout.
-            self._give_up(seconds)
+            if not self._handle.done():
+                self._give_up(seconds)
+            self._handle.wait()  # It ended at the last moment, or itself failed by a timeout.
         if self._finishing is not None:
             with self._finishing:
                 finish, self._finish = self._finish, None

@@ -11,7 +11,6 @@ completed, which all have alike.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 
 from hvdlite import basics
-from hvdlite.bootstrap import environment
 from hvdlite.elastic import epochs, steps
 from hvdlite.errors import HvdliteError
 from hvdlite.gather_bytes import gather_in_epoch
@@ -27,6 +25,7 @@ from hvdlite.process_sets import global_process_set
 from hvdlite.torch.collectives.submit import start_allgather, take_received
 from hvdlite.torch.collectives.tensors import spec
 from hvdlite.torch.optimizers.ownership import Ownership
+from hvdlite.torch.optimizers.state_bytes import deserialized, serialized
 
 State = dict[Any, Any]  # by the parameter's index
 
@@ -49,19 +48,6 @@ def workers_of_step() -> tuple[int, ...]:
     now = epochs.current()
     assert now is not None
     return workers_of(now.number if epoch is None else epoch)
-
-
-def serialized(state: Any) -> bytes:
-    """Return the bytes of an object with tensors."""
-    memory = io.BytesIO()
-    torch.save(state, memory)
-    return memory.getvalue()
-
-
-def deserialized(data: Any) -> Any:
-    """Undo `serialized`, into host memory; objects other than tensors may need pickle."""
-    safely = not environment.allow_pickle()
-    return torch.load(io.BytesIO(bytes(data)), map_location="cpu", weights_only=safely)
 
 
 class Shares:
@@ -118,7 +104,7 @@ class Shares:
         self.version = max(version for version, _ in told.values())
         received: State = {}
         for block in parts:
-            received.update(deserialized(block))
+            received.update(deserialized(bytes(block)))
         return workers, {i: one for i, one in received.items() if i not in set(held)}
 
     def _gather(self, what: str, data: bytes) -> tuple[list[memoryview], tuple[int, ...]]:

@@ -1,0 +1,318 @@
+"""A running job, as far as the samples of its ranks tell: `Run`, and `Figures` of a span of time.
+
+The screen, the page, the metrics, the findings and the report all read these, and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hvdlite.live.sample import Event, RankSteps, Sample, Stall
+
+_RECENT = 128  # samples of each rank that are kept as they came
+_POINTS = 600  # points of each rank's history
+_EVENTS = 1000
+_SILENCE = 3.0  # seconds without a line after which a rank is called silent
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """One rank in a span of time. All times are means of one step, in seconds.
+
+    Attributes:
+        rank: the rank.
+        host: the name of its host.
+        backward: from its first gradient to its last.
+        waiting: how long the others were later.
+        communicating: until the reduced gradients were there.
+        between: from then to the next first gradient: optimizer, data, forward.
+        last: the share of the steps in which it was the last, from 0 to 1.
+        late_between: how late it was at its first gradient, in the steps in which it was the last.
+        late_backward: how much later it became in backward, in these steps.
+        cpu: the processors that it used, as a mean; 1.0 is one core.
+        rss: bytes of memory.
+        switches: how often a second one of its threads was taken off a processor.
+        threads: how many it has.
+        cores: how many its host lets it use.
+        samples: per second.
+        values: the last values given to `hvd.observe`.
+        silent: seconds since its last line, if these are too many; otherwise 0.
+    """
+
+    rank: int
+    host: str
+    backward: float
+    waiting: float
+    communicating: float
+    between: float
+    last: float
+    late_between: float
+    late_backward: float
+    cpu: float
+    rss: int
+    switches: float
+    threads: int
+    cores: int
+    samples: float
+    values: dict[str, float]
+    silent: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A job in a span of time.
+
+    Attributes:
+        seconds: the length of the span.
+        epoch: of the world.
+        size: how many ranks there are.
+        steps: how many steps were completed.
+        step: the mean time of a step, in seconds; 0 without steps.
+        samples: per second, of all ranks; 0 where nobody calls `hvd.observe(samples=)`.
+        bytes_per_step: what one rank gives to collectives in a step, in bytes.
+        ranks: by rank, those that have said something.
+        stalled: what waits for ranks.
+        total_steps: how many steps were completed since the job began.
+    """
+
+    seconds: float
+    epoch: int
+    size: int
+    steps: int
+    step: float
+    samples: float
+    bytes_per_step: float
+    ranks: tuple[RankFigures, ...]
+    stalled: tuple[Stall, ...]
+    total_steps: int
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return 1 / self.step if self.step else 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Bytes a second that one rank gives to collectives."""
+        return self.bytes_per_step * self.rate
+
+
+class _History:
+    """The samples of one rank: the last ones as they came, and some of all of them."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Sample] = deque(maxlen=_RECENT)
+        self.points: list[Sample] = []
+        self.heard = 0.0
+        self._apart = 0.0  # seconds between two points
+
+    def add(self, sample: Sample, now: float) -> None:
+        self.heard = now
+        self.recent.append(sample)
+        if not self.points or sample.time - self.points[-1].time >= self._apart:
+            self.points.append(sample)
+        if len(self.points) > _POINTS:
+            self.points = self.points[::2]
+            self._apart = 2 * (self.points[-1].time - self.points[0].time) / _POINTS
+
+    def span(self, seconds: float) -> _Span:
+        """Return the span of so many seconds that ends now, or of all time if that is shorter."""
+        last = self.recent[-1]
+        oldest = self.recent[0].time
+        before = [point for point in self.points if point.time < oldest]
+        for sample in reversed((*before, *self.recent)):
+            if last.time - sample.time >= seconds:
+                return _Span(sample, last, sample)
+        return _Span(None, last, self.points[0])
+
+
+class Run:
+    """All that is known of a job. Any thread may call its methods."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ranks: dict[int, _History] = {}
+        self._epoch = 0
+        self._past_steps = 0  # of earlier epochs
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self._lost = 0
+
+    def add(self, sample: Sample, now: float) -> None:
+        """Add what a rank said.
+
+        Args:
+            sample: its line.
+            now: when it came, a monotonic time of this process in seconds.
+        """
+        with self._lock:
+            if sample.epoch < self._epoch:
+                return  # It comes from a world that has ended.
+            if sample.epoch > self._epoch:
+                self._begin(sample.epoch)
+            self._ranks.setdefault(sample.rank, _History()).add(sample, now)
+            self._events.extend(sample.events)
+
+    def note(self, event: Event) -> None:
+        """Add what the launcher has seen."""
+        with self._lock:
+            self._events.append(event)
+
+    def lose(self) -> None:
+        """Count a line that could not be read."""
+        with self._lock:
+            self._lost += 1
+
+    @property
+    def lost(self) -> int:
+        """How many lines could not be read."""
+        return self._lost
+
+    def events(self) -> list[Event]:
+        """Return the last events, the oldest first."""
+        with self._lock:
+            return list(self._events)
+
+    def latest(self) -> list[Sample]:
+        """Return the last sample of each rank, by rank."""
+        with self._lock:
+            return [self._ranks[rank].recent[-1] for rank in sorted(self._ranks)]
+
+    def history(self) -> dict[int, list[Sample]]:
+        """Return, by rank, samples from the beginning of the epoch to now, some hundreds at most.
+
+        What happened between two of them is the difference of their numbers.
+        """
+        with self._lock:
+            return {rank: list(one.points) for rank, one in sorted(self._ranks.items())}
+
+    def figures(self, seconds: float, now: float) -> Figures | None:
+        """Return what the job did in its last seconds; None before its first line.
+
+        Args:
+            seconds: how long a span; `math.inf` is the whole epoch.
+            now: a monotonic time of this process in seconds.
+        """
+        with self._lock:
+            if not self._ranks:
+                return None
+            spans = {rank: one.span(seconds) for rank, one in sorted(self._ranks.items())}
+            silence = {rank: now - one.heard for rank, one in self._ranks.items()}
+            return _figures(spans, silence, self._past_steps)
+
+    def _begin(self, epoch: int) -> None:
+        self._past_steps += _steps(one.recent[-1] for one in self._ranks.values())
+        self._ranks = {}
+        self._epoch = epoch
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A span of one rank.
+
+    Attributes:
+        first: at its beginning; None where it goes from the beginning of the engine.
+        last: at its end.
+        oldest: the first sample in it: what the process counts began before the engine.
+    """
+
+    first: Sample | None
+    last: Sample
+    oldest: Sample
+
+    @property
+    def seconds(self) -> float:
+        return max(1e-9, self.last.time - (self.first.time if self.first else self.last.began))
+
+    def grown(self, read: Callable[[Sample], float]) -> float:
+        """Return by how much a number has grown."""
+        return read(self.last) - (read(self.first) if self.first else 0)
+
+    def per_second(self, read: Callable[[Sample], float]) -> float:
+        """Return how much a second a number of the process has grown."""
+        return (read(self.last) - read(self.oldest)) / max(1e-9, self.last.time - self.oldest.time)
+
+
+def _steps(samples: Iterable[Sample]) -> int:
+    return max((one.steps.count for one in samples if one.steps is not None), default=0)
+
+
+def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int) -> Figures:
+    one = next((one for one in spans.values() if one.last.steps is not None), None)
+    steps = 0 if one is None else round(one.grown(lambda sample: _steps([sample])))
+    seconds = 0.0 if one is None else one.grown(_seconds_of_steps)
+    phases = _phases(one, steps)
+    ranks = tuple(
+        _rank_figures(span, phases.get(rank, _NO_STEPS), silence[rank])
+        for rank, span in spans.items()
+    )
+    any_span = one or next(iter(spans.values()))
+    moved = any_span.grown(lambda sample: sample.counters.get("bytes", 0))
+    return Figures(
+        seconds=any_span.seconds,
+        epoch=any_span.last.epoch,
+        size=any_span.last.size,
+        steps=steps,
+        step=seconds / steps if steps else 0.0,
+        samples=sum(rank.samples for rank in ranks),
+        bytes_per_step=moved / steps if steps else 0.0,
+        ranks=ranks,
+        stalled=any_span.last.stalled,
+        total_steps=past_steps + _steps([any_span.last]),
+    )
+
+
+_NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0)
+
+
+def _seconds_of_steps(sample: Sample) -> float:
+    return sample.steps.seconds if sample.steps is not None else 0.0
+
+
+def _phases(span: _Span | None, steps: int) -> dict[int, RankSteps]:
+    """Return means over the steps of the span, by rank."""
+    if span is None or span.last.steps is None or not steps:
+        return {}
+    last = [list(vars(row).values()) for row in span.last.steps.ranks]
+    first = [[0.0] * len(row) for row in last]
+    if span.first is not None and span.first.steps is not None:
+        first = [list(vars(row).values()) for row in span.first.steps.ranks]
+    return {
+        rank: _mean(begin, end, steps)
+        for rank, (begin, end) in enumerate(zip(first, last, strict=True))
+    }
+
+
+def _mean(begin: list[float], end: list[float], steps: int) -> RankSteps:
+    """Return means of one rank; how late it was is a mean over the steps in which it was last."""
+    mean = [(b - a) / steps for a, b in zip(begin, end, strict=True)]
+    backward, waiting, communicating, between, last, late_between, late_backward = mean
+    share = last or 1.0
+    return RankSteps(
+        backward,
+        waiting,
+        communicating,
+        between,
+        last,
+        late_between / share,
+        late_backward / share,
+    )
+
+
+def _rank_figures(span: _Span, phases: RankSteps, silence: float) -> RankFigures:
+    last = span.last
+    return RankFigures(
+        rank=last.rank,
+        host=last.host,
+        **vars(phases),
+        cpu=span.per_second(lambda sample: sample.cpu),
+        rss=last.rss,
+        switches=span.per_second(lambda sample: sample.switches),
+        threads=last.threads,
+        cores=last.cores,
+        samples=span.per_second(lambda sample: sample.samples),
+        values=last.values,
+        silent=silence if silence > _SILENCE else 0.0,
+    )

@@ -1,0 +1,138 @@
+"""What is known of a job from the samples of its ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hvdlite.live.run import Run
+from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
+
+
+def make_sample(rank: int, time: float, count: int = 0, epoch: int = 0) -> Sample:
+    """A rank of two, of which rank 1 is 10 ms late in backward in each step of 100 ms."""
+    early = RankSteps(0.05 * count, 0.01 * count, 0.01 * count, 0.03 * count, 0, 0, 0)
+    late = RankSteps(0.06 * count, 0.0, 0.01 * count, 0.03 * count, count, 0, 0.01 * count)
+    return Sample(
+        rank=rank,
+        size=2,
+        epoch=epoch,
+        host=f"node{rank}",
+        pid=100 + rank,
+        time=time,
+        began=100.0,
+        counters={"bytes": 4000 * count},
+        cpu=0.5 * time,
+        rss=1 << 30,
+        switches=int(7 * time),
+        threads=4,
+        cores=2,
+        samples=32 * count,
+        values={"loss": 0.5},
+        steps=Steps(count, 0.1 * count, (early, late)) if rank == 0 else None,
+    )
+
+
+def make_run(seconds: int) -> Run:
+    run = Run()
+    for second in range(1, seconds + 1):
+        for rank in (0, 1):
+            run.add(make_sample(rank, 100.0 + second, 10 * second), 50.0 + second)
+    return run
+
+
+def test_a_sample_keeps_all_it_says() -> None:
+    sample = make_sample(0, 12.5, 4)
+    told = Sample(
+        **{
+            **vars(sample),
+            "events": (Event(12.0, "stall", 1, "x", "x waits"),),
+            "stalled": (Stall("x", 11.0, (0,), (1,)),),
+        }
+    )
+    for one in (sample, told, make_sample(1, 12.5)):
+        assert Sample.parse(one.line()) == one
+        assert one.line().count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"[]", b"7", b'{"rank":1}', b'{"steps":[1,2]}', b'{"events":[[1]]}', b"\xff"],
+)
+def test_what_is_not_a_sample_is_a_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        Sample.parse(line)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 60.0, math.inf])
+def test_figures_are_means_of_the_steps(seconds: float) -> None:
+    figures = make_run(30).figures(seconds, 80.0)
+    assert figures is not None
+    assert figures.step == pytest.approx(0.1)
+    assert figures.rate == pytest.approx(10)
+    assert figures.steps == 10 * min(seconds, 30)
+    assert figures.total_steps == 300
+    assert figures.bytes_per_step == 4000
+    assert figures.bytes == pytest.approx(40_000)
+    assert figures.samples == pytest.approx(2 * 320)
+    first, second = figures.ranks
+    assert (first.backward, first.waiting) == pytest.approx((0.05, 0.01))
+    assert (first.communicating, first.between, first.last) == pytest.approx((0.01, 0.03, 0))
+    assert (second.backward, second.waiting, second.last) == pytest.approx((0.06, 0, 1))
+    assert (second.late_between, second.late_backward) == pytest.approx((0, 0.01))
+    for rank in figures.ranks:
+        assert rank.cpu == pytest.approx(0.5)
+        assert rank.switches == pytest.approx(7, abs=0.3)
+        assert rank.silent == 0
+
+
+def test_there_are_no_figures_before_the_first_line() -> None:
+    assert Run().figures(5, 0.0) is None
+
+
+def test_figures_without_steps_are_nought() -> None:
+    run = Run()
+    run.add(make_sample(1, 101.0), 1.0)
+    figures = run.figures(5, 1.0)
+    assert figures is not None
+    assert (figures.steps, figures.step, figures.rate, figures.bytes) == (0, 0, 0, 0)
+
+
+def test_a_rank_without_lines_is_silent() -> None:
+    run = make_run(10)
+    run.add(make_sample(0, 115.0, 150), 65.0)
+    figures = run.figures(5, 66.0)
+    assert figures is not None
+    assert [rank.silent for rank in figures.ranks] == [0.0, 6.0]
+
+
+def test_a_new_epoch_begins_anew_and_keeps_the_count_of_steps() -> None:
+    run = make_run(10)
+    run.add(make_sample(0, 111.0, 4, epoch=1), 61.0)
+    run.add(make_sample(1, 111.5, epoch=0), 61.5)  # It comes late.
+    figures = run.figures(5, 62.0)
+    assert figures is not None
+    assert (figures.epoch, figures.steps, figures.total_steps) == (1, 4, 104)
+    assert [rank.rank for rank in figures.ranks] == [0]
+
+
+def test_a_long_run_keeps_some_hundred_points_of_all_of_it() -> None:
+    run = make_run(5000)
+    for points in run.history().values():
+        assert 200 < len(points) <= 600
+        assert points[0].time == 101.0
+        assert points[-1].time > 5000
+    figures = run.figures(1000, 5050.0)
+    assert figures is not None
+    assert figures.steps == pytest.approx(10_000, rel=0.02)
+    assert figures.step == pytest.approx(0.1)
+
+
+def test_events_of_ranks_and_of_the_launcher_are_kept() -> None:
+    run = make_run(1)
+    sample = make_sample(1, 102.0)
+    said, noted = Event(101.5, "stall", 1, "x", "x waits"), Event(102.0, "epoch", -1, "", "again")
+    run.add(Sample(**{**vars(sample), "events": (said,)}), 52.0)
+    run.note(noted)
+    assert run.events() == [said, noted]
