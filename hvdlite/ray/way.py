@@ -198,7 +198,7 @@ class RayWay:
 
     def explain(self, host: str, said: str, status: int | None) -> str:
         """Describe why a node takes no part."""
-        return f"Ray's node {host} takes no part: {said or 'it has hung up'}"
+        return f"cannot start on Ray's node {host}: {said or 'it has hung up'}"
 
     def address(self, host: str, hello: Mapping[str, Any]) -> str:
         """Return the address from which the node has connected."""

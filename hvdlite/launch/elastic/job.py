@@ -11,7 +11,7 @@ import select
 import shlex
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,11 @@ class ElasticRun:
             finally:
                 registrar.close()
 
+    @property
+    def _by_hand(self) -> bool:
+        """Whether the user has named the hosts: then each has to come at first."""
+        return self._what.provider is None and self._elastic.script is None
+
     def _is_here(self, name: str) -> bool:
         return self._what.provider is None and is_here(name)
 
@@ -166,16 +171,33 @@ class ElasticRun:
     def _offer(
         self, fleet: Fleet, discovery: Discovery, agents: Agents, hosts: Mapping[str, int]
     ) -> None:
+        """Offer hosts to the fleet; those of whose agents nothing is heard are not needed now."""
         others = [name for name in hosts if not discovery.here(name) and name not in agents.hosts]
-        agents.greet(others)
+
+        def enough(names: Collection[str]) -> bool:
+            if self._by_hand:
+                return set(others) <= set(names)
+            slots = sum(n for name, n in hosts.items() if discovery.here(name) or name in names)
+            return slots >= fleet.fewest_first
+
+        missed = agents.greet(others, enough)
         fleet.offer(hosts, time.monotonic())
+        present = [host.name for host in agents.present]
+        for name in hosts:
+            if not discovery.here(name):
+                fleet.reach(name, name in present)
+        for name, why in missed.items():
+            self._console.say(f"host {name} takes no part now: {why}")
+        for name in agents.hosts:
+            if name not in present:
+                self._console.say(f"host {name} has not answered yet; the job starts without it")
 
     def _address(self, agents: Agents) -> str | None:
         """Choose where the registrar listens; None for a Unix socket, if no other host can come."""
         interfaces = self._what.interfaces
-        if agents.hosts:
-            return meeting_address(list(agents.hosts.values()), interfaces)
-        if self._elastic.script is None:
+        if agents.present:
+            return meeting_address(agents.present, interfaces)
+        if self._by_hand:
             return None
         if interfaces:
             return f"{interface_address(interfaces)}:0"

@@ -38,6 +38,10 @@ class LaunchError(OSError):
     """The job cannot run on a host; the message says which host, why, and what to do."""
 
 
+class AbsentError(LaunchError):
+    """A host cannot be reached, or has not answered in time."""
+
+
 def _disturbed(error: NoFrameError) -> str:
     return f"something besides hvdlite's agent writes to its stdout there: {error}"
 
@@ -183,13 +187,13 @@ class RemoteHost:
         """Read and handle messages of the agent; they change `hello` and `started`.
 
         Raises:
-            LaunchError: the host cannot be reached, the agent refuses, or it has another version of
-                hvdlite.
+            AbsentError: the host cannot be reached.
+            LaunchError: the agent refuses, or it has another version of hvdlite.
         """
         data = self._read()
         if not data:
             status = self._line.end()
-            raise LaunchError(self._way.explain(self.name, self._line.said(), status))
+            raise AbsentError(self._way.explain(self.name, self._line.said(), status))
         try:
             for message in self._reader.feed(data):
                 self._take_before_start(message)
