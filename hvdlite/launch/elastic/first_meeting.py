@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from hvdlite.launch.remote.remote import AbsentError, AnyHost, connect_deadline
+from hvdlite.launch.remote.messages import Kind, frame
+from hvdlite.launch.remote.remote import (
+    ALIVE_SECONDS,
+    AbsentError,
+    AnyHost,
+    RemoteHost,
+    connect_deadline,
+)
 from hvdlite.launch.remote.ways import Way
 
 _PATIENCE = 5.0  # seconds after enough hosts have come; as many as these took, if that is longer
-_LONGEST_SLEEP = 3600.0
 
 
 def meet(
@@ -58,7 +64,8 @@ def meet(
             if now >= deadline:
                 raise AbsentError(f"host {', '.join(waiting)} has not answered in time")
             until = deadline if leave_at is None else leave_at
-            for key, _ in selector.select(min(until - now, _LONGEST_SLEEP)):
+            keep_alive(left.values())
+            for key, _ in selector.select(min(until - now, ALIVE_SECONDS)):
                 if key.data is None:
                     raise KeyboardInterrupt
                 try:
@@ -70,3 +77,10 @@ def meet(
                     if not enough(list(left)):
                         raise
     return missed
+
+
+def keep_alive(hosts: Iterable[RemoteHost]) -> None:
+    """Tell agents that have answered that the launcher is alive, while it waits for others."""
+    for host in hosts:
+        if host.hello:
+            host.send(frame(Kind.ALIVE))

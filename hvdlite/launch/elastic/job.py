@@ -24,6 +24,7 @@ from hvdlite.launch.description import Description, Elastic, Outcome, threads_te
 from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.agents import AgentHost, Agents, AgentWorker
 from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
+from hvdlite.launch.elastic.first_meeting import keep_alive
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.elastic.supervisor import ElasticSupervisor, Timing
@@ -40,7 +41,7 @@ from hvdlite.launch.process.local import (
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.meeting import meeting_address, route_to
-from hvdlite.launch.remote.remote import LaunchError
+from hvdlite.launch.remote.remote import ALIVE_SECONDS, LaunchError
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
 
@@ -157,7 +158,8 @@ class ElasticRun:
             if shortage is not None:
                 raise LaunchError(shortage)
             wake_at = fleet.wake_at(now)
-            left = None if wake_at is None else wake_at - now
+            left = ALIVE_SECONDS if wake_at is None else min(wake_at - now, ALIVE_SECONDS)
+            keep_alive(agents.present)
             ready, _, _ = select.select([discovery.fd, self._inbox.fd], [], [], left)
             if self._inbox.fd in ready and self._inbox.take():
                 raise KeyboardInterrupt

@@ -26,7 +26,7 @@ from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ways import Way, last_line
 
-_ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
+ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _LONGEST_SLEEP = 3600.0
@@ -370,7 +370,7 @@ class RemoteHosts:
         wait_for_hosts(self.hosts, there, what, self._way, self._interrupted_fd)
 
     def _stay_alive(self) -> None:
-        while not self._stopping.wait(_ALIVE_SECONDS):
+        while not self._stopping.wait(ALIVE_SECONDS):
             for host in self.hosts:
                 host.send(frame(Kind.ALIVE))
 

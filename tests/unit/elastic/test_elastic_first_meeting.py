@@ -12,6 +12,7 @@ import pytest
 
 from hvdlite.launch.elastic import first_meeting
 from hvdlite.launch.elastic.first_meeting import meet
+from hvdlite.launch.remote.messages import Kind, frame
 from hvdlite.launch.remote.remote import AbsentError, LaunchError, RemoteHost
 from hvdlite.launch.remote.ssh import Ssh
 
@@ -34,6 +35,9 @@ class FakeHost(RemoteHost):
         if word == b"other":
             raise LaunchError(f"{self.name} has another version")
         self.hello = {"said": word}
+
+    def send(self, data: bytes) -> None:
+        self.ours.send(data)
 
 
 @pytest.fixture
@@ -101,6 +105,17 @@ def test_other_version_is_not_accepted_where_others_are_enough(hosts: list[FakeH
     hosts[1].theirs.send(b"other")
     with pytest.raises(LaunchError, match="b has another version"):
         meet_some(hosts, 1)
+
+
+def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
+    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_meeting, "ALIVE_SECONDS", 0.05)
+    hosts[0].theirs.send(b"hello")
+    meet_some(hosts, 1)
+    assert hosts[0].theirs.recv(1000).startswith(frame(Kind.ALIVE) * 3)
+    with pytest.raises(BlockingIOError):
+        hosts[1].theirs.recv(1000, socket.MSG_DONTWAIT)
 
 
 def test_user_can_end_the_wait(hosts: list[FakeHost]) -> None:
