@@ -41,9 +41,10 @@ from hvdlite.launch.process.local import (
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.meeting import meeting_address, route_to
-from hvdlite.launch.remote.remote import ALIVE_SECONDS, LaunchError
+from hvdlite.launch.remote.remote import ALIVE_SECONDS, LaunchError, more_sinks
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
+from hvdlite.launch.view import View
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
@@ -53,9 +54,14 @@ class ElasticRun:
     """One run of a description of an elastic job; used once."""
 
     def __init__(
-        self, what: Description, elastic: Elastic, console: Console, inbox: SignalInbox
+        self,
+        what: Description,
+        elastic: Elastic,
+        console: Console,
+        inbox: SignalInbox,
+        view: View | None = None,
     ) -> None:
-        """Check the description.
+        """Check the description; `view` takes the workers' samples of themselves.
 
         Raises:
             ArgumentError: numbers contradict each other.
@@ -66,6 +72,7 @@ class ElasticRun:
         self._elastic = elastic
         self._console = console
         self._inbox = inbox
+        self._view = view
         self._job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._timeline = TimelineParts(self._job.job_id)
         self._provider = self._choose_provider()
@@ -223,6 +230,7 @@ class ElasticRun:
         part: dict[str, Any] = {
             "job_id": self._job.job_id.hex(),
             "compat": what.compat,
+            "live": what.live,
             "heartbeat": self._elastic.heartbeat,
             "meeting": {"HVDLITE_RENDEZVOUS": address},
         }
@@ -264,6 +272,7 @@ class ElasticRun:
             elastic.least(what.ranks),
             timestamps=what.timestamps,
             reports=what.stdin is None,  # `hvdlite.run` raises instead.
+            view=self._view,
         )
         agents.attach(supervisor)
 
@@ -297,14 +306,19 @@ class ElasticRun:
         if what.compat:
             environment = on_path(environment)
         return start_worker(
-            start.placement, what.command, environment, stdin=what.stdin, number=start.worker
+            start.placement,
+            what.command,
+            environment,
+            stdin=what.stdin,
+            number=start.worker,
+            live=what.live,
         )
 
     def _start_there(self, rendezvous: str, host: AgentHost, start: Start) -> AgentWorker:
         own = self._own(rendezvous, start, start.host)
         if not self._what.way.carries_secrets:
             del own["HVDLITE_TOKEN"]
-        return host.launch(start, own, self._what.stdin is not None)
+        return host.launch(start, own, more_sinks(self._what.stdin is not None, self._what.live))
 
     def _show(self, supervisor: ElasticSupervisor, worker: AnyRank, start: Start) -> None:
         """Watch a worker and show its output."""
