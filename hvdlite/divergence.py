@@ -2,15 +2,15 @@
 
 Results of collectives are the same bits on all ranks, so parameters that were equal stay equal, and
 one number for each tensor shows it when they do not: a bit that has flipped, or code that ran on
-one rank only. An adapter computes the numbers. Here all ranks compare the least and the greatest of
-each, 16 bytes for each tensor, and gather those that differ.
+one rank only. An adapter computes the numbers, and each rank sends them to all others, 8 bytes for
+each tensor, in one operation. So nobody has to wait for it: a `Comparison` can be under way while
+gradients are reduced.
 """
 
 from __future__ import annotations
 
 import warnings
 import zlib
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +20,6 @@ from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import Exchange, ranks_text
 
-_INT64 = _core.DTYPES["int64"]
-_MIN = _core.REDUCE_OPS["min"]
 _ACTIONS = ("raise", "warn", "repair")
 _SHOWN = 3  # how many tensors a message lists
 
@@ -122,29 +120,63 @@ def compare(
     if process_set.size() == 1:
         return None
     name = next_name("replicas", number)
-    own = [zlib.crc32("\n".join(names).encode()), *numbers]
-    # The least of the complements is the complement of the greatest.
-    cells = array("q", [*own, *(~one for one in own)])
-    address = cells.buffer_info()[0]
-    tensor = _core.Tensor(name, _INT64, [len(cells)], address, address)
-    basics.engine().allreduce(
-        name, [tensor], _MIN, process_set=number, keep=cells, blocking=True
-    ).wait()
-    differing = [i for i in range(len(own)) if cells[i] != ~cells[len(own) + i]]
-    if not differing:
-        return None
-    if differing[0] == 0:
-        raise MismatchError(
-            "the ranks compare replicas of different tensors, or in another order; give every "
-            "rank the same named parameters"
-        )
-    sent = [own[i] for i in differing]
-    by_rank = Exchange(f"{name}.differing", sent, process_set, blocking=True).finish()
-    groups = {
-        _unique(names, i - 1): _grouped({rank: theirs[at] for rank, theirs in by_rank.items()})
-        for at, i in enumerate(differing)
-    }
-    return Divergence(groups, len(names), tuple(i - 1 for i in differing))
+    return Comparison(name, names, numbers, process_set, blocking=True).finish()
+
+
+class Comparison:
+    """A running comparison of one number for each tensor. All members begin and finish it."""
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        numbers: Sequence[int],
+        process_set: ProcessSet,
+        blocking: bool,
+    ) -> None:
+        """Send this rank's numbers.
+
+        Args:
+            name: identifies the operation on all ranks.
+            names: the names of the tensors.
+            numbers: for each tensor a signed integer of 64 bits.
+            process_set: its members compare.
+            blocking: whether the caller calls `finish` at once.
+
+        Raises:
+            HvdliteError: the world is over.
+        """
+        self._names = list(names)
+        own = [zlib.crc32("\n".join(names).encode()), *numbers]
+        self._exchange = Exchange(name, own, process_set, blocking)
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self._exchange.name
+
+    def finish(self) -> Divergence | None:
+        """Wait for the other ranks' numbers; return which tensors differ, or None.
+
+        Raises:
+            MismatchError: the members have other tensors, or the same ones in another order.
+            HvdliteError: the comparison failed.
+        """
+        by_rank = self._exchange.finish()
+        first, *others = by_rank.values()
+        if self._exchange.uneven or any(one[0] != first[0] for one in others):
+            raise MismatchError(
+                "the ranks compare replicas of different tensors, or in another order; give every "
+                "rank the same named parameters"
+            )
+        if all(one == first for one in others):
+            return None
+        differing = [i for i in range(len(first)) if any(one[i] != first[i] for one in others)]
+        groups = {
+            _unique(self._names, i - 1): _grouped({rank: one[i] for rank, one in by_rank.items()})
+            for i in differing
+        }
+        return Divergence(groups, len(self._names), tuple(i - 1 for i in differing))
 
 
 def _unique(names: Sequence[str], at: int) -> str:
@@ -187,6 +219,22 @@ def react(
         done = f"; all ranks now have those of rank {root}"
     if basics.rank() == process_set.ranks[0]:
         warnings.warn(divergence.text(owner) + done, ReplicasDifferWarning, stacklevel=3)
+
+
+def sentinel_interval() -> int:
+    """Return after how many steps HVDLITE_CHECK_REPLICAS has replicas compared; 0 is never."""
+    return int(_core.knob_values()["check_replicas"])
+
+
+def refuse(divergence: Divergence, step: int, name: str) -> DivergenceError:
+    """Make the error of the sentinel, which all ranks raise.
+
+    Args:
+        divergence: how the replicas differ.
+        step: in which they did.
+        name: the name of the optimizer, or what else trains them.
+    """
+    return divergence.error(f"HVDLITE_CHECK_REPLICAS, step {step} of {name}")
 
 
 def check_arguments(every: int, then: str) -> None:
