@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import socket
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
@@ -39,6 +41,7 @@ _GUARD = (
 
 _kept_token: str | None = None
 _given: WorkerEnvironment | None = None
+_live_pipe: tuple[int, int] | None = None  # its descriptor, and the process that may write to it
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,35 @@ def take_token() -> None:
     """Move the job's secret from the environment, which children inherit, into this module."""
     global _kept_token
     _kept_token = os.environ.pop(_TOKEN, None) or _kept_token
+
+
+def take_live_pipe() -> None:
+    """Keep the pipe for this rank's samples from its children: those of exec and those of fork.
+
+    HVDLITE_LIVE_FD is "descriptor:inode". A program between the launcher and this one may have
+    closed the descriptor, and its number may then stand for anything.
+    """
+    global _live_pipe
+    descriptor, _, inode = os.environ.pop("HVDLITE_LIVE_FD", "").partition(":")
+    if not (descriptor.isdecimal() and inode.isdecimal()):
+        return
+    try:
+        found = os.fstat(int(descriptor))
+        if found.st_ino == int(inode) and stat.S_ISFIFO(found.st_mode):
+            os.set_inheritable(int(descriptor), False)
+            _live_pipe = int(descriptor), os.getpid()
+    except OSError:
+        pass  # It was closed.
+
+
+def live_pipe() -> int | None:
+    """Return the pipe to which this process writes samples of itself; None if nobody wants them."""
+    return _live_pipe[0] if _live_pipe is not None and _live_pipe[1] == os.getpid() else None
+
+
+def host_name() -> str:
+    """Return the name of this host: that by which the launcher reaches it, or its own."""
+    return os.environ.get("HVDLITE_HOSTNAME") or socket.gethostname()
 
 
 def give_seat(worker: WorkerEnvironment | None) -> None:

@@ -38,9 +38,9 @@ class AgentWorker(RemoteWorker):
     """One worker of an elastic job on another host."""
 
     def __init__(
-        self, number: int, placement: Placement, host: AgentHost, with_result: bool
+        self, number: int, placement: Placement, host: AgentHost, more: Sequence[int]
     ) -> None:
-        super().__init__(placement, host, with_result)
+        super().__init__(placement, host, more)
         self.number = number
         self._agent = host
         self._ends = threading.Lock()
@@ -139,10 +139,10 @@ class AgentHost(RemoteHost):
             super()._take_before_start(message)
 
     def launch(
-        self, start: Start, environment: Mapping[str, str], with_result: bool
+        self, start: Start, environment: Mapping[str, str], more: Sequence[int]
     ) -> AgentWorker:
-        """Have the agent start a worker."""
-        worker = AgentWorker(start.worker, start.placement, self, with_result)
+        """Have the agent start a worker, with these sinks besides STDOUT and STDERR."""
+        worker = AgentWorker(start.worker, start.placement, self, more)
         self.workers[worker.number] = worker
         placement = [start.placement.rank, *placement_numbers(start.placement)]
         own = {"environment": dict(environment), "placement": placement}

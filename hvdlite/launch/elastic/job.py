@@ -40,9 +40,10 @@ from hvdlite.launch.process.local import (
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.meeting import meeting_address, route_to
-from hvdlite.launch.remote.remote import LaunchError
+from hvdlite.launch.remote.remote import LaunchError, more_sinks
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
+from hvdlite.launch.view import View
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
@@ -52,9 +53,14 @@ class ElasticRun:
     """One run of a description of an elastic job; used once."""
 
     def __init__(
-        self, what: Description, elastic: Elastic, console: Console, inbox: SignalInbox
+        self,
+        what: Description,
+        elastic: Elastic,
+        console: Console,
+        inbox: SignalInbox,
+        view: View | None = None,
     ) -> None:
-        """Check the description.
+        """Check the description; `view` takes the workers' samples of themselves.
 
         Raises:
             ArgumentError: numbers contradict each other.
@@ -65,6 +71,7 @@ class ElasticRun:
         self._elastic = elastic
         self._console = console
         self._inbox = inbox
+        self._view = view
         self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._timeline = TimelineParts(self._job.job_id)
         self._provider = self._choose_provider()
@@ -196,6 +203,7 @@ class ElasticRun:
             "command": list(what.command),
             "environment": what.shared_environment(threads),
             "compat": what.compat,
+            "live": what.live,
             "heartbeat": self._elastic.heartbeat,
             "meeting": {
                 "HVDLITE_RENDEZVOUS": address,
@@ -234,6 +242,7 @@ class ElasticRun:
             elastic.least(what.ranks),
             timestamps=what.timestamps,
             reports=what.stdin is None,  # `hvdlite.run` raises instead.
+            view=self._view,
         )
         agents.attach(supervisor)
 
@@ -267,12 +276,17 @@ class ElasticRun:
         if what.compat:
             environment = on_path(environment)
         return start_worker(
-            start.placement, what.command, environment, stdin=what.stdin, number=start.worker
+            start.placement,
+            what.command,
+            environment,
+            stdin=what.stdin,
+            number=start.worker,
+            live=what.live,
         )
 
     def _start_there(self, rendezvous: str, host: AgentHost, start: Start) -> AgentWorker:
         own = self._own(rendezvous, start, start.host)
-        return host.launch(start, own, self._what.stdin is not None)
+        return host.launch(start, own, more_sinks(self._what.stdin is not None, self._what.live))
 
     def _show(self, supervisor: ElasticSupervisor, worker: AnyRank, start: Start) -> None:
         """Watch a worker and show its output."""

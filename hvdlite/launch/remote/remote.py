@@ -22,7 +22,7 @@ from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ways import Way, last_line
 
@@ -31,7 +31,7 @@ _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _LONGEST_SLEEP = 3600.0
 LOST = 255  # status of a rank when the connection to its host is lost; ssh uses it, too
-_SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT}
+_SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
 
 
 class LaunchError(OSError):
@@ -49,7 +49,14 @@ class RemoteWorker:
     everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
     """
 
-    def __init__(self, placement: Placement, remote: RemoteHost, with_result: bool) -> None:
+    def __init__(self, placement: Placement, remote: RemoteHost, more: Sequence[int]) -> None:
+        """Make the pipes of a rank.
+
+        Args:
+            placement: the rank and where it runs.
+            remote: its host.
+            more: the sinks besides STDOUT and STDERR: RESULT, LIVE.
+        """
         self.placement = placement
         self.number = placement.rank
         self.pid = 0  # on its own host
@@ -58,7 +65,7 @@ class RemoteWorker:
         self._remote = remote
         self._read: dict[int, int] = {}
         self._write: dict[int, int] = {}
-        for sink in (STDOUT, STDERR, *((RESULT,) if with_result else ())):
+        for sink in (STDOUT, STDERR, *more):
             self._read[sink], self._write[sink] = os.pipe2(os.O_CLOEXEC)
 
     @property
@@ -127,6 +134,16 @@ class RemoteWorker:
         for pipe in self._write.values():
             os.close(pipe)
         self._write = {}
+
+
+def more_sinks(with_result: bool, live: bool) -> list[int]:
+    """List the sinks of a rank besides STDOUT and STDERR.
+
+    Args:
+        with_result: whether it returns a result to `hvdlite.run`.
+        live: whether there is a view of the job.
+    """
+    return [RESULT] * with_result + [LIVE] * live
 
 
 class RemoteHost:
@@ -238,7 +255,9 @@ class RemoteHost:
             stdin: the bytes that every rank reads from its stdin, if any.
         """
         for placement in placements:
-            self.workers[placement.rank] = RemoteWorker(placement, self, stdin is not None)
+            self.workers[placement.rank] = RemoteWorker(
+                placement, self, more_sinks(stdin is not None, part["live"])
+            )
         if stdin is not None:
             self.send(frame(Kind.STDIN, body=stdin))
         self.send(data_frame(Kind.START, 0, part))
