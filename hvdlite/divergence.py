@@ -9,10 +9,12 @@ gradients are reduced.
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from hvdlite import _core, basics
 from hvdlite.errors import ArgumentError, DivergenceError, MismatchError, ReplicasDifferWarning
@@ -123,6 +125,22 @@ def compare(
     return Comparison(name, names, numbers, process_set, blocking=True).finish()
 
 
+def array_word_sum(array: Any) -> int:
+    """Sum the words of eight bytes of an array, modulo 2^64; bytes at the end are words, too.
+
+    Args:
+        array: a contiguous NumPy array.
+
+    Example:
+        >>> array_word_sum(numpy.array([1, 2, -4], "int32"))
+        8589934589
+    """
+    flat = array.reshape(-1).view("uint8")
+    whole = flat.size // 8 * 8
+    total = int(flat[:whole].view("int64").sum()) + int(flat[whole:].sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 class Comparison:
     """A running comparison of one number for each tensor. All members begin and finish it."""
 
@@ -212,13 +230,36 @@ def react(
     """
     root = divergence.root
     if then == "raise" or (then == "repair" and root is None):
-        raise divergence.error(owner)
+        refuse(divergence, owner, process_set)
     done = ""
     if then == "repair" and root is not None:
         repair(root)
         done = f"; all ranks now have those of rank {root}"
+    text = divergence.text(owner) + done
+    _tell_view(divergence, text, process_set)
     if basics.rank() == process_set.ranks[0]:
-        warnings.warn(divergence.text(owner) + done, ReplicasDifferWarning, stacklevel=3)
+        warnings.warn(text, ReplicasDifferWarning, stacklevel=3)
+
+
+def refuse(divergence: Divergence, owner: str, process_set: ProcessSet) -> NoReturn:
+    """Raise the error that all ranks raise where replicas differ, and tell the live view.
+
+    Args:
+        divergence: how they differ.
+        owner: what the message calls who has compared them.
+        process_set: its members compare.
+
+    Raises:
+        DivergenceError: always.
+    """
+    _tell_view(divergence, divergence.text(owner), process_set)
+    raise divergence.error(owner)
+
+
+def _tell_view(divergence: Divergence, text: str, process_set: ProcessSet) -> None:
+    """Add an event of each rank that has diverged; of the first one where there is no majority."""
+    if basics.rank() in (divergence.minority or process_set.ranks[:1]):
+        basics.engine().note("diverged", next(iter(divergence.groups)), text)
 
 
 def sentinel_interval() -> int:
@@ -226,15 +267,31 @@ def sentinel_interval() -> int:
     return int(_core.knob_values()["check_replicas"])
 
 
-def refuse(divergence: Divergence, step: int, name: str) -> DivergenceError:
-    """Make the error of the sentinel, which all ranks raise.
+@functools.cache
+def warn_of_no_sentinel(what: str) -> None:
+    """Warn on rank 0, once, if HVDLITE_CHECK_REPLICAS is set and does not reach into something.
 
     Args:
-        divergence: how the replicas differ.
-        step: in which they did.
-        name: the name of the optimizer, or what else trains them.
+        what: is not compared.
     """
-    return divergence.error(f"HVDLITE_CHECK_REPLICAS, step {step} of {name}")
+    every = sentinel_interval()
+    if every > 0 and basics.rank() == 0:
+        warnings.warn(
+            f"HVDLITE_CHECK_REPLICAS={every} does not compare what {what} trains; call "
+            f"hvd.check_replicas(variables) once in {every} steps, on every rank",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def sentinel_name(where: str) -> str:
+    """Return what messages call the sentinel that HVDLITE_CHECK_REPLICAS sets.
+
+    Example:
+        >>> sentinel_name("step 100 of 'gradients'")
+        "HVDLITE_CHECK_REPLICAS, step 100 of 'gradients'"
+    """
+    return f"HVDLITE_CHECK_REPLICAS, {where}"
 
 
 def check_arguments(every: int, then: str) -> None:

@@ -11,10 +11,9 @@ import numbers
 import threading
 from typing import Any
 
-from hvdlite import _core, basics
 from hvdlite.errors import ArgumentError
 
-MOST_NAMES = 32
+MOST_NAMES = 64
 
 _lock = threading.RLock()  # guards the rest; re-entrant, because a signal handler may observe
 _samples = 0
@@ -35,7 +34,7 @@ def observe(samples: int | None = None, **values: Any) -> None:
 
     Raises:
         ArgumentError: `samples` is not a whole number, a value is not a number, or there are more
-            than 32 names.
+            than 64 names.
 
     Example:
         >>> hvd.observe(samples=len(batch), loss=loss, learning_rate=0.1)
@@ -108,13 +107,9 @@ def _kind(value: Any) -> str:
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
-def _forget(engine: _core.Engine | None) -> None:
-    """Forget everything when the world has ended; the next world of an elastic job goes on."""
+def forget() -> None:
+    """Forget everything, because the world has ended."""
     global _samples
-    if engine is None:
-        with _lock:
-            _samples = 0
-            _values.clear()
-
-
-basics.watch(_forget)
+    with _lock:
+        _samples = 0
+        _values.clear()

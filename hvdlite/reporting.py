@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING, Any
 
+from hvdlite import observed
 from hvdlite.bootstrap.environment import host_name, live_pipe
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
     if _reporter is None:
         from hvdlite.live.reporter import Reporter  # ordinary jobs do not need it
 
-        _reporter = Reporter(pipe, host_name())
+        _reporter = Reporter(pipe, host_name(), observed.figures)
         atexit.register(end)
     _reporter.follow(engine, rank, size, epoch)
 
@@ -51,6 +52,11 @@ def follow_unless_busy(engine: Any, rank: int, size: int) -> None:
 
 
 def end() -> None:
-    """Write the last sample of the world that ends, if it is reported on."""
+    """Write the last sample of the world that ends, if it is reported on; forget what it was told.
+
+    What `hvd.observe` has counted belongs to the world, and goes on in the next epoch of an elastic
+    job.
+    """
     if _reporter is not None and live_pipe() is not None:
         _reporter.end()
+    observed.forget()

@@ -17,9 +17,9 @@ from hvdlite.errors import ArgumentError
 
 @pytest.fixture(autouse=True)
 def nothing_observed() -> Iterator[None]:
-    observed._forget(None)
+    observed.forget()
     yield
-    observed._forget(None)
+    observed.forget()
 
 
 class OnGpu:
@@ -101,10 +101,10 @@ def test_values_are_numbers(bad: Any) -> None:
 
 
 def test_names_are_few() -> None:
-    with pytest.raises(ArgumentError, match="more than 32 names"):
+    with pytest.raises(ArgumentError, match="more than 64 names"):
         for step in range(100):
             api.observe(**{f"loss{step}": 0.5})
-    assert len(observed.figures()["values"]) == 32
+    assert len(observed.figures()["values"]) == 64
     api.observe(loss3=1.0)
 
 

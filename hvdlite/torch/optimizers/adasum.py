@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from hvdlite import basics, ops
-from hvdlite.divergence import sentinel_interval
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.operation_names import next_object
 from hvdlite.process_sets import ProcessSet, registered_id
@@ -222,9 +221,7 @@ def distribute_adasum(
     optimizer._adasum_names = names
     optimizer._adasum_compression = compression
     optimizer._adasum_set = process_set
-    optimizer._adasum_replicas = ReplicaCheck(
-        optimizer._adasum_name, process_set, sentinel_interval()
-    )
+    optimizer._adasum_replicas = ReplicaCheck(optimizer._adasum_name, process_set)
     optimizer._adasum_transaction = StepTransaction(optimizer._adasum_name, process_set)
     if basics.in_elastic_job() and process_set.included():
         _note_gradients(optimizer)

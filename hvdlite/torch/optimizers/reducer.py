@@ -26,7 +26,6 @@ from typing import Any
 import torch
 
 from hvdlite import basics, operation_names, ops
-from hvdlite.divergence import sentinel_interval
 from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
@@ -128,7 +127,7 @@ class GradientReducer:
             self.roll_call = RollCall(settings.late, name, settings.reduction.process_set)
         self.observer: GradientObserver | None = None
         self._restarts = operation_names.restarts()
-        self._replicas = ReplicaCheck(name, settings.reduction.process_set, sentinel_interval())
+        self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
         self._end = BackwardEnd(_calling(self, "_on_backward_end"))
         self._once = ReducedOnce(self._watched.names)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdlite import operation_names
-from hvdlite.divergence import Comparison, refuse
+from hvdlite.divergence import Comparison, refuse, sentinel_interval, sentinel_name
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import Exchange, difference, set_text, speaks
@@ -34,17 +34,17 @@ class ReplicaCheck:
     thread-safe. Only members of the process set call the methods, all in the same steps.
     """
 
-    def __init__(self, name: str, process_set: ProcessSet, every: int = 0) -> None:
+    def __init__(self, name: str, process_set: ProcessSet, has_sentinel: bool = True) -> None:
         """Make it.
 
         Args:
             name: the name of the owner, unique on this rank.
             process_set: its members compare among themselves.
-            every: of the sentinel, steps from one comparison to the next; 0 is never.
+            has_sentinel: whether HVDLITE_CHECK_REPLICAS has them compared in later steps, too.
         """
         self._name = name
         self._process_set = process_set
-        self._every = every
+        self._every = sentinel_interval() if has_sentinel else 0
         self._steps = 0  # that have begun since the first one
         self._begun = False  # whether the step is counted
         self._compared_after = -1  # restarts of the numbering; -1: not yet
@@ -97,7 +97,8 @@ class ReplicaCheck:
         if sentinel is not None:
             divergence = sentinel.finish()
             if divergence is not None:
-                raise refuse(divergence, self._steps, f"'{self._name}'")
+                owner = sentinel_name(f"step {self._steps} of '{self._name}'")
+                refuse(divergence, owner, self._process_set)
         if exchange is None:
             return None
         numbers = exchange.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import run_world
+from hvdlite import basics
 from parallel.scenarios import make_tests, run_all, tensors_sent_by
 from parallel.torch.modes.test_torch_replica_watch import check_error, flip, steps
 from parallel.torch.small_models import backward, inputs, make, make_model
@@ -41,6 +44,13 @@ def scenario_names_a_flipped_bit_at_the_next_check(way: dict[str, Any]) -> None:
         steps(model, optimizer, 1)
     check_error(caught.value, "2.weight")
     assert "1 of 4 tensors differs" in str(caught.value)
+    events = [event for event in basics.engine().live()["events"] if event[1] == "diverged"]
+    if hvd.rank() == (hvd.size() - 1 if hvd.size() > 2 else 0):
+        [(_, _, rank, name, text)] = events
+        assert (rank, name) == (hvd.rank(), "2.weight")
+        assert str(caught.value).startswith(text)
+    else:
+        assert not events
 
 
 def scenario_equal_replicas_pass(way: dict[str, Any]) -> None:
@@ -140,6 +150,18 @@ def one_backward(first: nn.Module, second: nn.Module) -> None:
     """The gradients of two models, which some ranks compute in the other order."""
     models = (first, second) if hvd.rank() % 2 else (second, first)
     torch.stack([model(inputs()).square().sum() for model in models]).sum().backward()
+
+
+def scenario_late_ranks_take_part() -> None:
+    model = make_model()
+    optimizer = make(model, late=hvd.Late(grace=datetime.timedelta(milliseconds=1)))
+    for _ in range(4 * EVERY):
+        if hvd.rank() == hvd.size() - 1:
+            time.sleep(0.005)
+        if not optimizer.behind:
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def scenario_local_sgd_is_not_compared_between_its_rounds() -> None:
