@@ -64,6 +64,9 @@ class Engine {
   bool wait(const Entry& entry, bool blocking, Deadline deadline) {
     return world_->wait(entry, blocking, deadline);
   }
+  // This thread's program has waited for a result, of any engine: a step has a seam here
+  // (StepClock).
+  static void note_wait();
 
   // The GPU whose memory `address` is; where it is null, the one whose context is current in this
   // thread.

@@ -114,7 +114,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
       const auto sent = LiveFigures::time_of(entry->submitted_at);
       (void)coordinator_->submit(rank_, entry->request, Clock::now(),
-                                 {sent, sent, entry->blocking});
+                                 {sent, sent, entry->after_wait});
       continue;
     }
     if (id) {
@@ -445,9 +445,9 @@ bool Negotiator::awaited() const {
 void Negotiator::warn_stalls() {
   const auto now = Clock::now();
   next_stall_check_ = now + stalls_->interval();
-  for (const std::string& text : stalls_->check(now)) {
-    log(LogLevel::kWarning, rank_, text);
-    live_.events.add("stall", -1, "", text);
+  for (const StallMonitor::Warning& warning : stalls_->check(now)) {
+    log(LogLevel::kWarning, rank_, warning.text);
+    live_.events.add("stall", warning.rank, warning.name, warning.text);
   }
   live_.stalls.find(*coordinator_, now);
 }
