@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "bindings/long_waits.h"
+
 namespace py = pybind11;
 
 namespace hvdlite {
@@ -132,6 +134,7 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
 
 void HandleObject::wait_until_done(const Deadline& deadline) {
   Engine& engine = holder_->engine();
+  LongWait wait(engine, entry_, /*unlimited=*/deadline.is_never());
   while (!done()) {
     if (deadline.passed()) raise_timeout();
     {
@@ -139,6 +142,7 @@ void HandleObject::wait_until_done(const Deadline& deadline) {
       (void)engine.wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
     }
     if (!done() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!done()) wait.goes_on(kSignalSlice);
   }
 }
 
