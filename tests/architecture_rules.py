@@ -51,11 +51,11 @@ TENSORFLOW = (
     "hvdlite.tensorflow.gradients",
 )
 LAUNCH = (
-    "hvdlite.launch.view",
     "hvdlite.launch.process",
     "hvdlite.launch.output",
     "hvdlite.launch.hosts",
     "hvdlite.launch.remote",
+    "hvdlite.launch.view",
     *("hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",

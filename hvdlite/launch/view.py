@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+from hvdlite.launch.output.console import Console
 from hvdlite.live.run import Run
 from hvdlite.live.sample import Event, Sample
 from hvdlite.live.viewer import About, End, Viewer
@@ -17,14 +18,7 @@ from hvdlite.live.viewer import About, End, Viewer
 LONGEST_LINE = 256 << 10  # bytes; a sample of rank 0 takes some 70 for each rank
 
 
-class Surface(Protocol):
-    """What a viewer may show something on: the launcher's console."""
-
-    def say(self, text: str) -> None:
-        """Write a line of the launcher itself to stderr."""
-
-
-MakeViewer: TypeAlias = Callable[[Surface], Viewer]
+MakeViewer: TypeAlias = Callable[[Console], Viewer]
 
 
 class LineSplitter:
@@ -74,15 +68,15 @@ class View:
         run: what is known of the job; viewers read it.
     """
 
-    def __init__(self, makers: Sequence[MakeViewer], surface: Surface) -> None:
+    def __init__(self, makers: Sequence[MakeViewer], console: Console) -> None:
         """Make the viewers; none is started yet.
 
         Args:
-            makers: each makes a viewer.
-            surface: where viewers, and failures of viewers, are shown; borrowed.
+            makers: each makes a viewer, which may write to the console.
+            console: also shows failures of viewers; borrowed.
         """
         self.run = Run()
-        self._surface = surface
+        self._console = console
         self._viewers: list[Viewer] = []
         self._splitters: dict[int, LineSplitter] = {}
         self._ahead = 0.0  # of this process's clock: that of rank 0
@@ -90,7 +84,7 @@ class View:
             self._guard(self._make, make)
 
     def _make(self, make: MakeViewer) -> None:
-        self._viewers.append(make(self._surface))
+        self._viewers.append(make(self._console))
 
     def start(self, about: About) -> None:
         """Start the viewers, before the ranks."""
@@ -134,6 +128,6 @@ class View:
         try:
             call(*arguments)
         except Exception as error:
-            self._surface.say(f"no live view: {type(error).__name__}: {error}")
+            self._console.say(f"no live view: {type(error).__name__}: {error}")
             return False
         return True
