@@ -42,6 +42,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
 }
 
 Status PeerWorld::submit(EntryPtr entry, bool blocking) {
+  entry->blocking = blocking;
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
   if (!blocking) {
     token_.wake();
@@ -70,6 +71,12 @@ bool PeerWorld::wait(const Entry& entry, bool blocking, Deadline deadline) {
     }
   }
   return completion.done();
+}
+
+void PeerWorld::note_blocked(std::vector<EntryPtr> waits) {
+  parts_.queue.note_blocked(std::move(waits));
+  token_.wake();
+  waiter_.bell().ring();
 }
 
 void PeerWorld::drive(const Completion& completion, Deadline deadline) {
@@ -104,8 +111,10 @@ void PeerWorld::drain() {
 }
 
 bool PeerWorld::run_once() {
-  const std::vector<EntryPtr> entries = parts_.queue.take();
+  TensorQueue::Waits blocked;
+  const std::vector<EntryPtr> entries = parts_.queue.take(&blocked);
   if (!entries.empty()) negotiator_.submit(entries);
+  if (blocked) negotiator_.report_blocked(*blocked);
   std::vector<Round> rounds;
   if (Status status = negotiator_.receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
@@ -224,7 +233,7 @@ void PeerWorld::request_end(Status cause) {
     sticky_ = std::move(cause);
     ending_.store(true);
     log(LogLevel::kDebug, parts_.rank, "the world ends: " + sticky_.message());
-    parts_.live.events.add("error", sticky_.failed_rank(), "", sticky_.message());
+    if (!stopped_) parts_.live.events.add("error", sticky_.failed_rank(), "", sticky_.message());
   }
   token_.close();
 }

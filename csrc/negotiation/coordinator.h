@@ -56,6 +56,7 @@ class Coordinator {
   struct Activity {
     std::string name;  // what the rank submitted last
     TimePoint when;
+    std::uint64_t submissions = 0;  // so far
   };
   struct Book {
     Group group;
@@ -83,19 +84,19 @@ class Coordinator {
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
-  // A rank wants a collective, and `sent` it then. kInternal when it is not a member of the set,
-  // asks twice, has joined, or wants what no rank lets its callers ask for.
-  Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent);
-  Status submit(int rank, const Request& request, TimePoint now) {
-    return submit(rank, request, now, {now, now});
-  }
-  Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent);
+  // A rank wants a collective; `sent`: when its program asked for it, for the step clock.
+  // kInternal when the rank is not a member of the set, asks twice, has joined, or wants what no
+  // rank lets its callers ask for.
+  Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent = {});
+  Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent = {});
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
   void leave(int rank, std::uint64_t collectives);
   // Fails every member of every tally that has waited since before `since` (stall_shutdown). `rank`
   // is one that is waited for.
   void fail_stalled(TimePoint since, const std::string& reason, int rank);
 
+  // Fails the tally of this key, which is there.
+  void fail(Book& book, const std::string& key, const Status& error);
   // A change of the process sets cannot go on: all ranks that made it get this error, later ones
   // too.
   void fail_change(const std::string& name, const Status& error);
@@ -147,6 +148,9 @@ class Coordinator {
   Status note_absent(Book& book, const Tally& tally, Response& response);
   // `late`: members that have not submitted it, and get the error when they do.
   void respond_error(const Tally& tally, Status error, std::vector<int> late = {});
+  // As above, where members are missing. The error does not go to them: a request of theirs may be
+  // on its way, and is the first of a new tally.
+  void respond_error_to_submitters(const Book& book, const Tally& tally, const Status& error);
   void cut_round();  // where this world cuts at changes
   // Answers the tally with an error if it waits for a rank that has left. True: it did.
   bool fail_if_left(const Book& book, const Tally& tally);

@@ -75,7 +75,7 @@ def _drawing(record: Record) -> Drawing:
         axes.grid(axis="y", alpha=0.3)
     step.sharex(rate)
     moved.sharex(rate)
-    moved.set_xlabel("seconds since the beginning")
+    moved.set_xlabel("seconds since hvd.init()")
     return drawing
 
 
@@ -111,7 +111,7 @@ def _steps(axes: Axes, record: Record, clock: Sequence[Sample]) -> None:
         own = [1e3 * _computing(a, b, rank) for a, b in spans]
         axes.plot(times, own, linewidth=0.9, label=f"rank {rank}", marker=_mark(times))
     if spans:
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=9, frameon=False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
 
 
 def _rates(rate: Axes, moved: Axes, record: Record, clock: Sequence[Sample]) -> None:

@@ -17,7 +17,6 @@ from tempfile import TemporaryFile
 
 import hvdlite
 from hvdlite.errors import ArgumentError
-from hvdlite.live.findings import straggler
 from hvdlite.live.record import Record
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.sample import Event
@@ -37,8 +36,9 @@ ol.findings li { margin: 0.8rem 0; padding-left: 0.8rem; border-left: 4px solid 
 ol.findings b { display: block; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd; }
-th { font-weight: 600; } .text { text-align: left; }
+th, td { padding: 0.2rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd;
+  white-space: nowrap; }
+th { font-weight: 600; } .text { text-align: left; white-space: normal; }
 code { overflow-wrap: anywhere; } svg { max-width: 100%; height: auto; }
 footer { color: #666; font-size: 0.85rem; margin-top: 2rem; }
 """
@@ -181,12 +181,8 @@ def _ranks(record: Record) -> list[str]:
     values = list(dict.fromkeys(name for rank in figures.ranks for name in rank.values))
     values = values[:_MOST_VALUES]
     names = ["rank", "host", "backward", "waiting", "communicating", "between", "last in"]
-    names += ["cpu", "memory", "preempted/s", "samples/s", *values, ""]
-    late = straggler(figures)
-    rows = []
-    for rank in figures.ranks:
-        is_late = late is not None and late.rank == rank.rank
-        rows.append([*_cells(rank, figures, values), "holds the others up" if is_late else ""])
+    names += ["cpu", "memory", "preempted/s", "samples/s", *values]
+    rows = [_cells(rank, figures, values) for rank in figures.ranks]
     note = "Times are means of a step. "
     if figures.epoch:
         note += f"All figures are those of epoch {figures.epoch}, the last one. "
@@ -259,7 +255,7 @@ def _command(record: Record) -> list[str]:
     ]
 
 
-_WORDS = frozenset(("host", "kind", "name", "text", ""))  # columns that are not numbers
+_WORDS = frozenset(("host", "kind", "name", "text"))  # columns that are not numbers
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
