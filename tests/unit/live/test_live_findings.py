@@ -227,6 +227,21 @@ def test_other_programs_come_after_the_rank_that_is_always_late() -> None:
     assert rule_names(make_figures(*ranks)) == ["straggler", "preempted", "preempted"]
 
 
+@pytest.mark.parametrize(
+    ("share", "rules_in_order"),
+    [
+        (0.21, ["communicating", "straggler"]),
+        (0.19, ["straggler"]),
+        (0.5, ["communicating", "straggler"]),
+    ],
+)
+def test_the_larger_share_comes_first(share: float, rules_in_order: list[str]) -> None:
+    ranks = [replace(rank, communicating=share * STEP) for rank in late_job().ranks]
+    assert rule_names(make_figures(*ranks)) == rules_in_order
+    longer = [replace(rank, waiting=2.6 * rank.waiting) for rank in ranks]  # 52 % of the step
+    assert rule_names(make_figures(*longer))[0] == "straggler"
+
+
 def test_silence_and_stalls_come_first() -> None:
     ranks = (make_rank(0), make_rank(1, silent=12.3, communicating=0.03))
     stalls = (Stall("grads.0", 14.0, (0,), (1,)), Stall("x", 4.9, (0,), (1,)))
