@@ -26,7 +26,7 @@ from hvdlite.bootstrap.handshake import EPOCHS
 from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_launcher
 from hvdlite.bootstrap.others import refuse_to_be_alone
 from hvdlite.bootstrap.variables import Variables
-from hvdlite.errors import BootstrapError
+from hvdlite.errors import ArgumentError, BootstrapError
 
 TOKEN_BYTES = 32  # of a job's secret
 JOB_ID_BYTES = 16  # of a job's public number
@@ -126,6 +126,26 @@ def take_live_pipe() -> None:
 def live_pipe() -> int | None:
     """Return the pipe to which this process writes samples of itself; None if nobody wants them."""
     return _live_pipe[0] if _live_pipe is not None and _live_pipe[1] == os.getpid() else None
+
+
+def live_service() -> tuple[str, Path | None] | None:
+    """Return where rank 0 serves a page of the job, and the file with its token; None: nowhere.
+
+    HVDLITE_LIVE_SERVE is "host:port"; without HVDLITE_LIVE_TOKEN_FILE a token is drawn.
+
+    Raises:
+        ArgumentError: hvdlite-run started this process, and it can do that better.
+    """
+    file = os.environ.get("HVDLITE_LIVE_TOKEN_FILE")
+    address = os.environ.get("HVDLITE_LIVE_SERVE")
+    if not address:
+        return None
+    if "HVDLITE_JOB_ID" in os.environ:
+        raise ArgumentError(
+            "HVDLITE_LIVE_SERVE is for other launchers; give hvdlite-run --live-page "
+            f"{address}, which shows all processes"
+        )
+    return address, Path(file) if file else None
 
 
 def host_name() -> str:

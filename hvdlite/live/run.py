@@ -5,12 +5,14 @@ The screen, the page, the metrics, the findings and the report all read these, a
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall
+from hvdlite.live.totals import Totals
 
 _RECENT = 128  # samples of each rank that are kept as they came
 _POINTS = 600  # points of each rank's history
@@ -143,6 +145,7 @@ class Run:
         self._past_steps = 0  # of earlier epochs
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._lost = 0
+        self._totals = Totals()
 
     def add(self, sample: Sample, now: float) -> None:
         """Add what a rank said.
@@ -158,11 +161,13 @@ class Run:
                 self._begin(sample.epoch)
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
+            self._totals.add(sample)
 
     def note(self, event: Event) -> None:
         """Add what the launcher has seen."""
         with self._lock:
             self._events.append(event)
+            self._totals.count([event])
 
     def lose(self) -> None:
         """Count a line that could not be read."""
@@ -178,6 +183,11 @@ class Run:
         """Return the last events, the oldest first."""
         with self._lock:
             return list(self._events)
+
+    def totals(self) -> Totals:
+        """Return the sums over all of the job, its earlier epochs included."""
+        with self._lock:
+            return copy.deepcopy(self._totals)
 
     def latest(self) -> list[Sample]:
         """Return the last sample of each rank, by rank."""

@@ -11,31 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from launch.live_ranks import NAME, SAMPLES, live
 from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob
+from launch.test_real_job import LOOP
 from launcher import run_launcher
 
-NAME = Path(sys.executable).name
-# A rank without an engine, which writes samples by itself, five times a second.
-SAMPLES = """
-import os, signal, sys, threading, time
-fd = int(os.environ["HVDLITE_LIVE_FD"].split(":")[0])
-from hvdlite.live.sample import RankSteps, Sample, Steps
-rank, size = int(os.environ["HVDLITE_RANK"]), int(os.environ["HVDLITE_SIZE"])
-began, n = time.monotonic(), 0
-def report(n, **more):
-    late = RankSteps(.3 * n, 0, .06 * n, .15 * n, n, .09 * n, 0)
-    other = RankSteps(.3 * n, .09 * n, .06 * n, .06 * n, 0, 0, 0)
-    rows = tuple(late if r == 1 else other for r in range(size))
-    steps = Steps(n, .51 * n, rows) if rank == 0 else None
-    now = time.monotonic()
-    os.write(fd, Sample(rank, size, 0, "host", os.getpid(), now, began, {"bytes": 1000 * n},
-        steps=steps, **more).line())
-"""
 QUICK = SAMPLES + "for n in range(1, COUNT):\n    report(n); time.sleep(0.2)\n"
 FLOWING = SAMPLES + (
-    "for n in range(1, 2001):\n"
-    "    if n % 100 == 0: report(n)\n"
+    "for n in range(1, 1001):\n"
+    "    if n % 50 == 0: report(n)\n"
     "    time.sleep(0.001)\n"
     "    out = sys.stderr if n % 3 == 0 else sys.stdout\n"
     "    out.write(f'line {n} of rank {rank} ' + 'x' * (n % 97)); out.flush()\n"
@@ -45,14 +30,10 @@ FLOWING = SAMPLES + (
 WAITING = SAMPLES + "n = 1\nwhile True:\n    report(n); n += 1; time.sleep(0.2)\n"
 
 
-def live(np: int, code: str, *flags: str) -> list[str]:
-    return ["--live", *flags, "-np", str(np), *python(code)]
-
-
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int) -> None:
     with TerminalJob(*live(2, FLOWING), width=width) as job:
-        job.wait_for("line 2000 of rank 0", "line 2000 of rank 1", "step 2,000", seconds=60)
+        job.wait_for("line 1000 of rank 0", "line 1000 of rank 1", "step 1,000", seconds=60)
         shown = job.screen.text
         first = next(n for n, line in enumerate(shown) if line.startswith(f"{NAME}  step"))
         rows = 1 if width < 60 else {80: 5, 120: 4}[width]
@@ -67,12 +48,12 @@ def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int) -> None:
     said = [line for line in lines if line.startswith("hvdlite-run: ")]
     for rank in (0, 1):
         own = [line for line in lines if line.startswith(f"[{rank}] ")]
-        wanted = [f"[{rank}] line {n} of rank {rank} {'x' * (n % 97)} end" for n in range(1, 2001)]
+        wanted = [f"[{rank}] line {n} of rank {rank} {'x' * (n % 97)} end" for n in range(1, 1001)]
         assert sorted(own) == sorted(wanted)
         stdout = [line for line in own if int(line.split()[2]) % 3]
         assert stdout == [line for line in wanted if int(line.split()[2]) % 3]
-    assert len(lines) == 4000 + len(said), "rows are left on the terminal"
-    assert "step 2,000" in said[-1]
+    assert len(lines) == 2000 + len(said), "rows are left on the terminal"
+    assert "step 1,000" in said[-1]
 
 
 def test_progress_bar_and_rows_share_the_terminal() -> None:
@@ -222,12 +203,7 @@ for n in range(1, 10):
 
 
 def test_samples_of_a_rank_with_an_engine_arrive() -> None:
-    code = """
-import hvdlite.torch as hvd, torch, time
-hvd.init()
-for _ in range(30):
-    hvd.allreduce(torch.ones(4), name="x"); time.sleep(0.02)
-"""
+    code = LOOP + "import time\nfor _ in range(30): step(); time.sleep(0.02)\n"
     result = run_launcher(*live(2, code))
     assert result.returncode == 0, result.stderr
     assert re.search(rf"hvdlite-run: {NAME}  step \d+  .* np 2", result.stderr), result.stderr

@@ -15,7 +15,7 @@ from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
 from hvdlite.live.viewer import About
 
 ABOUT = About(("python", "/home/me/train.py", "--lr", "1"), 2, ("node0",), time.time())
-NOTE = "straggler: 9 ms late in data or forward, 100% of steps"
+NOTE = "straggler: 9.0 ms late in data or forward, 100 % of steps"
 ESCAPES = re.compile(rb"\x1b\[[\d;]*m")
 
 
@@ -57,10 +57,10 @@ def rows(run: Run, width: int, height: int = 40, now: float = 20.0) -> list[str]
 
 def test_wide_screen_is_a_table_with_notes() -> None:
     assert rows(make_run(), 120) == [
-        "train.py  step 200  19.8 step/s  640 samples/s  1.98 GB/s  np 2  0:01:02",
-        "rank host  backward  waiting    comm.  between    cpu     rss",
-        "0    node0  30.0 ms   9.0 ms   6.0 ms   5.4 ms   98 %   1.2 G",
-        "1    node0  30.0 ms   0.0 ms   6.0 ms  14.5 ms   98 %   1.2 G  " + NOTE,
+        "train.py  step 200  19.8 step/s  640 samples/s  2.0 GB/s  np 2  0:01:02",
+        "rank host  backward  waiting    comm.  between    cpu    rss",
+        "0    node0  30.0 ms   9.0 ms   6.0 ms   5.4 ms   98 %  1.2 G",
+        "1    node0  30.0 ms   0.0 ms   6.0 ms  14.5 ms   98 %  1.2 G  " + NOTE,
     ]
 
 
