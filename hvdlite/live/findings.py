@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hvdlite.live.loss import loss
+from hvdlite.live.loss import alone, loss
 from hvdlite.live.run import Figures, RankFigures
 from hvdlite.live.words import bytes_text, names, percent, time_text
 
@@ -92,7 +92,8 @@ def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
 
     Args:
         figures: of the job.
-        baseline: of the same training on fewer ranks, mostly on one.
+        baseline: of the same training on fewer ranks, mostly on one. Without it, a rank that has
+            told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
 
     Returns:
         The findings, the most important one first. There is at least one.
@@ -104,10 +105,10 @@ def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
     found = [*_faults(figures)]
     if figures.steps < FEWEST_STEPS:
         return found or [_too_short(figures)]
+    limits = _limits(figures)
+    baseline = baseline or alone(figures)
     if baseline is not None and baseline.steps >= FEWEST_STEPS:
         found += _against(figures, baseline)
-    limits = _limits(figures)
-    if baseline is not None and baseline.steps >= FEWEST_STEPS:
         limits += _slower_compute(figures, baseline)
     return found + (limits or ([] if found else [_nothing(figures)]))
 

@@ -318,6 +318,23 @@ def test_without_counted_samples_it_says_how_it_counts() -> None:
     assert finding.remedy.startswith("Samples are taken as steps x ranks")
 
 
+def test_a_rank_that_trained_alone_in_the_same_job_is_a_baseline() -> None:
+    job = slower_job()
+    first = replace(job.ranks[0], values={"alone": 320.0, "loss": 0.5})
+    job = replace(job, ranks=(first, *job.ranks[1:]))
+    says = "2 ranks do 1.31 x the samples of 1; of the missing 0.69: waiting 0.24, communicating "
+    assert find(job)[0].says == says + "0.19, slower compute 0.26"
+    assert "more than" in find(job, replace(one_rank(), samples_per_step=1.0))[0].says
+    for useless in (
+        replace(job, samples_per_step=0.0),
+        *(
+            replace(job, ranks=(replace(first, values={"alone": rate}), job.ranks[1]))
+            for rate in (math.nan, math.inf, 0.0, -1.0)
+        ),
+    ):
+        assert "baseline" not in rule_names(useless)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_parts_of_what_is_missing_sum_exactly(seed: int) -> None:
     share = [((seed * step) % 17 + 1) / 200 for step in (3, 5, 7, 11)]
