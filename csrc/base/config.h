@@ -25,6 +25,9 @@
     "Warn when a tensor has waited this long for some rank; 0 switches the warning off")           \
   X(double, stall_shutdown, 600.0, "seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",               \
     "Fail the job when a tensor has waited this long for some rank; 0 means never")                \
+  X(double, deadlock_grace, 1.0, "seconds", "",                                                    \
+    "Fail operations when their ranks have provably waited for each other for this long; 0 "       \
+    "switches the proof off")                                                                      \
   X(double, collective_timeout, 300.0, "seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",                  \
     "Fail when a peer makes no progress for this long inside a collective that has begun; "        \
     "0 means never")                                                                               \
