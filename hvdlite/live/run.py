@@ -265,7 +265,6 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
         for rank, span in spans.items()
     )
     any_span = one or next(iter(spans.values()))
-    moved = any_span.grown(lambda sample: sample.counters.get("bytes", 0))
     return Figures(
         seconds=any_span.seconds,
         epoch=any_span.last.epoch,
@@ -273,7 +272,7 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
         steps=steps,
         step=seconds / steps if steps else 0.0,
         samples=sum(rank.samples for rank in ranks),
-        bytes_per_step=moved / steps if steps else 0.0,
+        bytes_per_step=_bytes_per_step(one),
         ranks=ranks,
         stalled=any_span.last.stalled,
         total_steps=past_steps + _steps([any_span.last]),
@@ -283,6 +282,16 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
 
 def _faults(events: Iterable[Event], begin: float) -> Iterable[Event]:
     return (one for one in events if one.kind in ("nonfinite", "diverged") and one.time >= begin)
+
+
+def _bytes_per_step(span: _Span | None) -> float:
+    """Return what a rank gives in a step; what it gives before the first one counts if need be."""
+    if span is None:
+        return 0.0
+    first = span.oldest if 0 < _steps([span.oldest]) < _steps([span.last]) else None
+    own = _Span(first, span.last, span.oldest)
+    steps = own.grown(lambda sample: _steps([sample]))
+    return own.grown(lambda sample: sample.counters.get("bytes", 0)) / steps if steps else 0.0
 
 
 def _samples_per_step(span: _Span | None, ranks: Iterable[RankFigures]) -> float:
