@@ -113,7 +113,8 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     if (coordinator_) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
       const auto sent = LiveFigures::time_of(entry->submitted_at);
-      (void)coordinator_->submit(rank_, entry->request, Clock::now(), {sent, sent});
+      (void)coordinator_->submit(rank_, entry->request, Clock::now(),
+                                 {sent, sent, entry->blocking});
       continue;
     }
     if (id) {

@@ -42,6 +42,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
 }
 
 Status PeerWorld::submit(EntryPtr entry, bool blocking) {
+  entry->blocking = blocking;
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
   if (!blocking) {
     token_.wake();
@@ -224,7 +225,7 @@ void PeerWorld::request_end(Status cause) {
     sticky_ = std::move(cause);
     ending_.store(true);
     log(LogLevel::kDebug, parts_.rank, "the world ends: " + sticky_.message());
-    parts_.live.events.add("error", sticky_.failed_rank(), "", sticky_.message());
+    if (!stopped_) parts_.live.events.add("error", sticky_.failed_rank(), "", sticky_.message());
   }
   token_.close();
 }

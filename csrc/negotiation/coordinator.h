@@ -83,13 +83,11 @@ class Coordinator {
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
-  // A rank wants a collective, and `sent` it then. kInternal when it is not a member of the set,
-  // asks twice, has joined, or wants what no rank lets its callers ask for.
-  Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent);
-  Status submit(int rank, const Request& request, TimePoint now) {
-    return submit(rank, request, now, {now, now});
-  }
-  Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent);
+  // A rank wants a collective; `sent`: when its program asked for it, for the step clock.
+  // kInternal when the rank is not a member of the set, asks twice, has joined, or wants what no
+  // rank lets its callers ask for.
+  Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent = {});
+  Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent = {});
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
   void leave(int rank, std::uint64_t collectives);
   // Fails every member of every tally that has waited since before `since` (stall_shutdown). `rank`

@@ -31,6 +31,7 @@ struct Arrival {
   using TimePoint = std::chrono::steady_clock::time_point;
   TimePoint first{};
   TimePoint last{};
+  bool blocking = false;  // the caller waits for it at once
   bool came() const { return last != TimePoint(); }
   void include(const Arrival& other) {
     if (!other.came()) return;

@@ -14,13 +14,19 @@
 // l less the median l of the other ranks (of an even number, the earlier of the two in the middle):
 // *late in between* as far as its f was late in the same sense, and *late in backward* by the rest.
 //
+// A program that blocks in an all-reduce lets all ranks meet in the middle of a step: that of the
+// loss, for example. So a step is cut into *bursts*: a blocking all-reduce is one alone, and so are
+// the others between two of them. The above then holds for each burst, and is summed; the time from
+// the e of a burst to the f of the next burst of the step counts as backward. Last is the rank that
+// was late by the most in all bursts.
+//
 // A rank that has joined waits from one e to the next max l. A rank that is late in a roll call has
 // the moment at which the roll was closed as its l, since until then the others waited for it.
 // What GPU tensors need after they were given to the device is not seen: it lies in between.
 //
 // The class is pure: it has no clock. LiveFigures owns it. Rank 0's runner calls arrived() and
-// ended(); any thread calls report(), which the mutex guards. A step is reported when the one after
-// it is over, because only then its f' is known.
+// ended(); any thread calls report(), which the mutex guards. A step is reported when the first
+// burst of the next one is over, because only then its f' is known.
 #pragma once
 
 #include <chrono>
@@ -39,7 +45,7 @@ namespace hvdlite {
 
 class StepClock {
  public:
-  using TimePoint = std::chrono::steady_clock::time_point;
+  using TimePoint = Arrival::TimePoint;
   using Duration = TimePoint::duration;
 
   // Sums over the steps so far.
@@ -73,23 +79,29 @@ class StepClock {
   const Lateness& lateness() const { return lateness_; }
 
  private:
-  struct Step {
+  struct Burst {
     std::vector<Arrival> ranks;  // f and l
     TimePoint end{};             // e, as far as it is known
+    bool begins_step = true;     // it is the first one of its step
   };
-  // Completes what is known of the step under way, and begins the next one.
-  void close();
+  // Completes what is known of the burst under way, and begins the next one.
+  void close(bool begins_step);
   void forget();
-  void add(const Step& step, const Step& next);
+  // Adds a burst that is over to its step; `next` is the burst behind it.
+  void add(const Burst& burst, const Burst& next);
+  void add_lateness(const Burst& burst);
+  void end_step();
 
   const std::size_t size_;
 
   // The runner's.
   Lateness lateness_;
   std::unordered_set<std::size_t> names_;  // of the step under way, hashed
-  Step step_;                              // under way
-  std::optional<Step> before_;             // the one before it; its f' is in step_
-  std::vector<TimePoint> sorted_;          // kept for its capacity
+  bool blocked_ = false;                   // the last all-reduce was a burst of its own
+  Burst burst_;                            // under way
+  std::optional<Burst> before_;            // the one before it; its f' is in burst_
+  Report step_;                            // sums over the bursts before that, of the same step
+  std::vector<TimePoint> others_;          // kept for its capacity
 
   mutable Mutex mutex_;
   Report report_ HVDLITE_GUARDED_BY(mutex_);

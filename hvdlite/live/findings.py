@@ -22,8 +22,10 @@ NOISE_WAITING = 0.1
 COMMUNICATING = 0.2
 # A rank that trains keeps a core busy, except while it waits in collectives.
 LOW_CPU = 0.8
-# With a core of its own a thread is taken off it a few times a second, for the kernel's own work.
-MANY_SWITCHES = 100.0
+# Per second of work on a core: the scheduler takes a thread off after a few milliseconds if others
+# want its core. With a core of its own that happens some times a second, for the kernel's own work.
+MANY_SWITCHES = 125.0
+FEWEST_SWITCHES = 50.0  # per second, of a rank that works little
 # Above this share of their host's cores, it is the ranks that need them, and not other programs.
 FULL_HOST = 0.8
 # Times of computing differ by some per cent between runs on one machine.
@@ -170,10 +172,12 @@ def _against(figures: Figures, baseline: Figures) -> Iterator[Finding]:
 def _causes(figures: Figures) -> Iterator[Finding]:
     """Why ranks wait for each other, the cause before its effect."""
     late = straggler(figures)
-    free = late is not None and not any(
-        _is_preempted(rank) for rank in figures.ranks if rank.rank == late.rank
-    )
-    for rule in (_late, _preempted) if free else (_preempted, _late):
+    crowded = {host for host, hit in _preempted_by_host(figures) if _is_crowded(figures, host)}
+    of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
+    # Who sleeps or reads uses little of a core, too. Only too many threads of the job's own explain
+    # why one rank is mostly the last; other programs delay now one and now another.
+    explained = of_late is None or (of_late.host in crowded and _is_preempted(of_late))
+    for rule in (_preempted, _late) if explained else (_late, _preempted):
         yield from rule(figures)
 
 
@@ -221,11 +225,8 @@ _REMEDY_OF_PHASE = {
 
 
 def _preempted(figures: Figures) -> Iterator[Finding]:
-    for host in {rank.host: None for rank in figures.ranks}:
-        here = [rank for rank in figures.ranks if rank.host == host]
-        hit = [rank for rank in here if _is_preempted(rank)]
-        if not hit:
-            continue
+    for host, hit in _preempted_by_host(figures):
+        here = _of_host(figures, host)
         worst = max(hit, key=lambda rank: rank.switches)
         cores, threads = worst.cores, sum(rank.threads for rank in here)
         are, get = ("is", "gets") if len(hit) == 1 else ("are", "get as little as")
@@ -235,7 +236,7 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
             f"{percent(min(rank.cpu for rank in hit))} of a core: {_count(len(here), 'rank')} "
             f"there with {_count(threads, 'thread')} in all share {_count(cores, 'core')}"
         )
-        if sum(rank.cpu for rank in here) >= FULL_HOST * cores:
+        if _is_crowded(figures, host):
             remedy = f"Set OMP_NUM_THREADS={max(1, cores // len(here))}" + (
                 f", and start at most {_count(cores, 'rank')} on that host."
                 if len(here) > cores
@@ -246,8 +247,31 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
         yield Finding("preempted", says, remedy, worst.rank)
 
 
+def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures]]]:
+    for host in _hosts(figures):
+        hit = [rank for rank in _of_host(figures, host) if _is_preempted(rank)]
+        if hit:
+            yield host, hit
+
+
 def _is_preempted(rank: RankFigures) -> bool:
-    return rank.cpu < LOW_CPU and rank.switches > MANY_SWITCHES
+    many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
+    return rank.cpu < LOW_CPU and rank.switches > many
+
+
+def _is_crowded(figures: Figures, host: str) -> bool:
+    """Return whether it is the ranks that need more cores than a host has."""
+    here = _of_host(figures, host)
+    cores = max(rank.cores for rank in here)
+    return len(here) > cores or sum(rank.cpu for rank in here) >= FULL_HOST * cores
+
+
+def _hosts(figures: Figures) -> list[str]:
+    return list(dict.fromkeys(rank.host for rank in figures.ranks))
+
+
+def _of_host(figures: Figures, host: str) -> list[RankFigures]:
+    return [rank for rank in figures.ranks if rank.host == host]
 
 
 def _communicating(figures: Figures) -> Iterator[Finding]:
@@ -311,8 +335,8 @@ def _gain(figures: Figures, late: list[RankFigures]) -> float:
 
 def _slow_host(figures: Figures) -> tuple[str, float] | None:
     """Return the host whose ranks together are a straggler, and their share of the steps."""
-    for host in {rank.host: None for rank in figures.ranks}:
-        here = [rank for rank in figures.ranks if rank.host == host]
+    for host in _hosts(figures):
+        here = _of_host(figures, host)
         if len(here) > len(figures.ranks) / 2:
             continue  # By chance, too, one of them is the last in most steps.
         share = sum(rank.last for rank in here)

@@ -70,6 +70,7 @@ class Reporter:
         self._host = host
         self._figures = figures
         self._period = period
+        self._cut_events = 0  # that no line had room for
         # Re-entrant, as a signal handler needs it.
         self._orders: queue.SimpleQueue[Subject | threading.Event] = queue.SimpleQueue()
         self._subject: Subject | None = None
@@ -133,12 +134,14 @@ class Reporter:
 
     def _sample(self, subject: Subject, live: Mapping[str, Any]) -> Sample:
         observed = self._figures()
+        events = live["events"]
+        self._cut_events += max(0, len(events) - MOST_EVENTS)
         counters = dict(live["counters"])
         counters |= {
             name: count
             for name, count in (
                 ("lines_dropped", self._pipe.dropped),
-                ("events_dropped", live["dropped_events"]),
+                ("events_dropped", live["dropped_events"] + self._cut_events),
             )
             if count
         }
@@ -160,7 +163,7 @@ class Reporter:
             cores=len(os.sched_getaffinity(0)),
             samples=observed["samples"],
             values=dict(observed["values"]),
-            events=tuple(Event(*one) for one in live["events"][-MOST_EVENTS:]),
+            events=tuple(Event(*one) for one in events[-MOST_EVENTS:]),
             steps=_steps(live["steps"]),
             stalled=tuple(
                 Stall(name, seconds, tuple(submitted), tuple(missing))

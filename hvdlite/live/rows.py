@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
+from hvdlite.live.findings import LOW_CPU, MANY_SWITCHES, Straggler, straggler
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.sample import Stall
 from hvdlite.live.viewer import About
+from hvdlite.live.words import bytes_text, names, percent, time_text
 
 _SECONDS = 10.0  # what the rows are means of
 _LONG_SECONDS = 60.0  # what the notes are about
 _NARROW, _WIDE = 60, 110  # columns; below: the headline alone; from: notes beside the ranks
 _LONGEST_HOST = 12  # columns of the name of a host
-_MOST_NAMED = 8  # a stall lists at most so many ranks
 _MOST_EVENTS = 2
 _FRESH = 60.0  # seconds for which an event is shown
-_PREEMPTED = 100.0  # involuntary switches a second of a rank that has too few cores
 _NO_STEPS = "-"
 _HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
-_COLUMNS = (9, 9, 9, 9, 6, 7)
+_COLUMNS = (8, 8, 8, 8, 6, 6)
 
 
 class Painter:
@@ -78,7 +78,8 @@ class Painter:
     def _below(self, figures: Figures, width: int, most: int, now: float) -> list[Text]:
         """Draw what stands below the headline, at most so many rows."""
         lasting = self._run.figures(_LONG_SECONDS, now) or figures
-        notes = {one.rank: note(one, lasting) for one in lasting.ranks}
+        late = straggler(lasting)
+        notes = {one.rank: note(one, late) for one in lasting.ranks}
         lines = [_stall(stall) for stall in figures.stalled[:1]] + self._events()
         if width < _WIDE:
             lines = [f"rank {rank}: {text}" for rank, text in notes.items() if text][:2] + lines
@@ -104,7 +105,7 @@ class Painter:
         ]
 
     def _draw(self, texts: Sequence[Text], width: int) -> list[bytes]:
-        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)  # type: ignore[no-untyped-call]
+        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)
         for text in texts:
             text.truncate(max(1, width), overflow="crop")
             if self._plain:
@@ -131,7 +132,7 @@ def headline(figures: Figures, about: About, now: float) -> str:
     if figures.samples:
         words.append(f"{figures.samples:,.4g} samples/s")
     if figures.bytes:
-        words.append(f"{_scaled(figures.bytes)}B/s")
+        words.append(f"{bytes_text(figures.bytes)}/s")
     words.append(f"np {figures.size}")
     if figures.epoch:
         words.append(f"epoch {figures.epoch}")
@@ -140,16 +141,19 @@ def headline(figures: Figures, about: About, now: float) -> str:
     return "  ".join(words)
 
 
-def note(one: RankFigures, figures: Figures) -> str:
-    """Say what is the matter with a rank; empty if nothing is."""
+def note(one: RankFigures, late: Straggler | None) -> str:
+    """Say what is the matter with a rank; empty if nothing is.
+
+    Args:
+        one: the rank.
+        late: the straggler of the job, which may be this rank.
+    """
     if one.silent:
         return f"silent for {one.silent:.0f} s"
-    others = [other.waiting for other in figures.ranks if other is not one]
-    if one.last >= 0.6 and others and max(others) >= 0.1 * figures.step:
-        late = max(one.late_between, one.late_backward)
-        where = "data or forward" if one.late_between > one.late_backward else "backward"
-        return f"straggler: {1e3 * late:.3g} ms late in {where}, {one.last:.0%} of steps"
-    if one.switches > _PREEMPTED and one.threads > one.cores:
+    if late is not None and late.rank == one.rank:
+        share = f"{percent(late.share)} of steps"
+        return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
+    if one.cpu < LOW_CPU and one.switches > MANY_SWITCHES:
         return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
     return ""
 
@@ -166,7 +170,7 @@ def clean(text: str) -> str:
 
 def _cells(one: RankFigures, figures: Figures, text: str) -> tuple[str, ...]:
     phases = (one.backward, one.waiting, one.communicating, one.between)
-    shown = [f"{1e3 * phase:.1f} ms" if figures.steps else _NO_STEPS for phase in phases]
+    shown = [_time(phase) if figures.steps else _NO_STEPS for phase in phases]
     host = clean(one.host)[:_LONGEST_HOST]
     return (str(one.rank), host, *shown, f"{100 * one.cpu:.0f} %", _scaled(one.rss), text)
 
@@ -190,9 +194,11 @@ def _choose(ranks: Sequence[RankFigures], room: int) -> list[RankFigures]:
 
 
 def _stall(stall: Stall) -> str:
-    missing = ", ".join(map(str, stall.missing[:_MOST_NAMED]))
-    more = " ..." if len(stall.missing) > _MOST_NAMED else ""
-    return f"'{stall.name}' has waited {stall.seconds:.0f} s for rank {missing}{more}"
+    return f"'{stall.name}' has waited {stall.seconds:.0f} s for {names(stall.missing)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.1f} ms"
 
 
 def _scaled(number: float) -> str:

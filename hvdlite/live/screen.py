@@ -81,7 +81,7 @@ class Screen:
             show()
         except Exception as error:  # The job does not need its screen.
             self._terminal.show([], 0)
-            self._terminal.say(f"no live view on this screen: {type(error).__name__}: {error}")
+            self._terminal.say(f"no live view: {type(error).__name__}: {error}")
 
     def _show_rows(self) -> None:
         assert self._fd is not None

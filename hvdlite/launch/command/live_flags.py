@@ -1,10 +1,11 @@
-"""The flags by which people watch a running job: `--live`, `--live-page`."""
+"""The flags by which people watch a job: while it runs, and when it has ended."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hvdlite.launch.view import MakeViewer
 from hvdlite.live.listener import DEFAULT_ADDRESS, Listener, open_listener
 from hvdlite.live.viewer import Viewer
 
+_LONGEST_END = 1.0  # seconds that the launcher waits for a slow terminal
 # What may follow --live-page. No program has such a name.
 IS_ADDRESS = re.compile(r"(.*:)?[0-9]+")
 
@@ -24,6 +26,19 @@ def add_live_flags(group: argparse._ArgumentGroup) -> None:
         "--live",
         action="store_true",
         help="show below the output what every rank does, and which one holds the others up",
+    )
+    group.add_argument(
+        "--report",
+        type=Path,
+        metavar="OUT.HTML",
+        help="write a report when the job ends: what limits it, and charts; and OUT.json beside it",
+    )
+    group.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="ONE.JSON",
+        help="the file beside the report of the same training on fewer ranks: the new report says "
+        "where the missing speed-up is",
     )
     group.add_argument(
         "--live-page",
@@ -53,6 +68,10 @@ def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list
         rows = environment.get("TERM", "dumb") != "dumb"
         colour = not environment.get("NO_COLOR")
         found.append(lambda console: _screen(console, rows, colour))
+    if options.report is not None:
+        found.append(_report(options.report, options.baseline))
+    elif options.baseline is not None:
+        raise ArgumentError("--baseline is for the report: give --report, too")
     if options.live_page is not None:
         _demand_packages("--live-page", "prometheus_client", "starlette", "uvicorn")
         listener = open_listener(options.live_page, options.live_token_file)
@@ -60,6 +79,21 @@ def viewers(options: argparse.Namespace, environment: Mapping[str, str]) -> list
     elif options.live_token_file is not None:
         raise ArgumentError("--live-token-file belongs to --live-page, which is not given")
     return found
+
+
+def _report(path: Path, baseline: Path | None) -> MakeViewer:
+    _demand_packages("--report", "matplotlib")
+    from hvdlite.live.record import read_baseline  # ordinary jobs do not need them
+    from hvdlite.live.report import Report, check_path
+
+    check_path(path)
+    figures = None if baseline is None else read_baseline(baseline)
+    return lambda console: Report(path, figures, partial(_say_last, console))
+
+
+def _say_last(console: Console, text: str) -> None:
+    console.say(text)
+    console.drained(_LONGEST_END)
 
 
 def _screen(console: Console, rows: bool, colour: bool) -> Viewer:

@@ -26,7 +26,7 @@ from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ways import Way, last_line
 
-_ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
+ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _LONGEST_SLEEP = 3600.0
@@ -36,6 +36,10 @@ _SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LI
 
 class LaunchError(OSError):
     """The job cannot run on a host; the message says which host, why, and what to do."""
+
+
+class AbsentError(LaunchError):
+    """A host cannot be reached, or has not answered in time."""
 
 
 def _disturbed(error: NoFrameError) -> str:
@@ -200,13 +204,13 @@ class RemoteHost:
         """Read and handle messages of the agent; they change `hello` and `started`.
 
         Raises:
-            LaunchError: the host cannot be reached, the agent refuses, or it has another version of
-                hvdlite.
+            AbsentError: the host cannot be reached.
+            LaunchError: the agent refuses, or it has another version of hvdlite.
         """
         data = self._read()
         if not data:
             status = self._line.end()
-            raise LaunchError(self._way.explain(self.name, self._line.said(), status))
+            raise AbsentError(self._way.explain(self.name, self._line.said(), status))
         try:
             for message in self._reader.feed(data):
                 self._take_before_start(message)
@@ -385,7 +389,7 @@ class RemoteHosts:
         wait_for_hosts(self.hosts, there, what, self._way, self._interrupted_fd)
 
     def _stay_alive(self) -> None:
-        while not self._stopping.wait(_ALIVE_SECONDS):
+        while not self._stopping.wait(ALIVE_SECONDS):
             for host in self.hosts:
                 host.send(frame(Kind.ALIVE))
 

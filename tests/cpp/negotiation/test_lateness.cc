@@ -108,7 +108,8 @@ TEST(lateness_without_repetitions_has_no_steps) {
 void submit_by_all(Coordinator& coordinator, const Request& request, const std::vector<int>& ranks,
                    double milliseconds) {
   for (const int rank : ranks) {
-    CHECK(coordinator.submit(rank, request, at(milliseconds += 4)).ok());
+    const TimePoint now = at(milliseconds += 4);
+    CHECK(coordinator.submit(rank, request, at(1e6), alone(now)).ok());
   }
 }
 

@@ -172,9 +172,12 @@ def test_communicating_says_what_larger_batches_bring() -> None:
 @pytest.mark.parametrize(
     ("cpu", "switches", "found"),
     [
-        (rules.LOW_CPU - 0.01, rules.MANY_SWITCHES + 1, "preempted"),
-        (rules.LOW_CPU, rules.MANY_SWITCHES + 1, "none"),
-        (rules.LOW_CPU - 0.01, rules.MANY_SWITCHES, "none"),
+        (rules.LOW_CPU - 0.01, 100.0, "preempted"),
+        (rules.LOW_CPU, 1000.0, "none"),
+        (0.6, 0.6 * rules.MANY_SWITCHES + 0.1, "preempted"),
+        (0.6, 0.6 * rules.MANY_SWITCHES, "none"),
+        (0.1, rules.FEWEST_SWITCHES + 0.1, "preempted"),
+        (0.1, rules.FEWEST_SWITCHES, "none"),
     ],
 )
 def test_preemption_needs_both_signs(cpu: float, switches: float, found: str) -> None:
@@ -204,14 +207,24 @@ def test_a_rank_whose_cores_others_use_is_told_so() -> None:
     assert finding.remedy.startswith("Other programs")
 
 
-def test_the_cause_of_a_delay_comes_before_it() -> None:
-    preempted = late_job(cpu=0.4, switches=300.0)
-    assert rule_names(preempted) == ["preempted", "straggler"]
-    other = replace(
-        late_job(),
-        ranks=(make_rank(0, waiting=0.02, last=0.05, cpu=0.6, switches=200), *late_job().ranks[1:]),
+def test_too_many_threads_come_before_the_delay_that_they_cause() -> None:
+    alone_on_host = {"cpu": 0.75, "switches": 300.0, "cores": 1}
+    figures = late_job()
+    crowded = replace(figures.ranks[2], **alone_on_host)
+    figures = replace(figures, ranks=(*figures.ranks[:2], crowded))
+    assert rule_names(figures) == ["straggler", "preempted"]
+    assert "Other programs" in find(figures)[1].remedy
+    twin = replace(crowded, rank=3, last=0.0)
+    figures = replace(figures, ranks=(*figures.ranks, twin), size=4)
+    assert rule_names(figures) == ["preempted", "straggler"]
+    assert (
+        find(figures)[0].remedy == "Set OMP_NUM_THREADS=1, and start at most 1 rank on that host."
     )
-    assert rule_names(other) == ["straggler", "preempted"]
+
+
+def test_other_programs_come_after_the_rank_that_is_always_late() -> None:
+    ranks = [replace(rank, cpu=0.4, switches=300) for rank in late_job().ranks]
+    assert rule_names(make_figures(*ranks)) == ["straggler", "preempted", "preempted"]
 
 
 def test_silence_and_stalls_come_first() -> None:
