@@ -53,6 +53,17 @@ def test_the_state_has_what_the_screen_has(serve: Serve) -> None:
     assert all(one > 0 for one in curves["samples"] + curves["bytes"])
 
 
+def test_time_goes_on_in_the_next_epoch(serve: Serve) -> None:
+    job = MadeUpJob(2, seconds=20)
+    job.next_epoch(3)
+    for _ in range(3):
+        job.say((Event(BEGAN + job.second, "epoch", -1, "", "the world begins anew"),))
+    told = read_state(serve(job.run))
+    assert (told["job"]["epoch"], told["job"]["size"], told["job"]["age"]) == (1, 3, 23.0)
+    assert told["curves"]["time"] == [22.0, 23.0]
+    assert [event["time"] for event in told["events"]] == [22.0, 21.0, 20.0]
+
+
 def test_a_run_without_lines_has_a_state(serve: Serve) -> None:
     told = read_state(serve(Run()))
     assert (told["job"], told["ranks"], told["events"]) == (None, [], [])
