@@ -25,6 +25,13 @@ def agreed_knobs() -> dict[str, str]:
 def create_segment(local_size: int) -> int:
     """Create the memory that a rank shares with its host; return the new memfd (caller owns it)."""
 
+def threads_that_may_submit() -> list[int]:
+    """Return the identifiers of Python's threads whose code may submit an operation.
+
+    Threads that have waited long in Handle.wait() are left out. A rank on which no thread is left
+    takes part in the proof of deadlocks, see csrc/bindings/long_waits.h.
+    """
+
 def memcpy_speed(bytes: int, repeats: int) -> float:
     """Measure a plain memcpy on this thread; return GB/s of the best of `repeats`."""
 

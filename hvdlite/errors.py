@@ -40,7 +40,10 @@ class UnsupportedError(ArgumentError, NotImplementedError):
 
 
 class MismatchError(HvdliteError):
-    """Ranks submitted different things under one name; the message names both ranks and values."""
+    """Ranks submitted different things under one name; the message names both ranks and values.
+
+    Ranks that wait for each other in different operations get it, too: a deadlock.
+    """
 
 
 class DuplicateNameError(HvdliteError, ValueError):

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from hvdlite import observed
 from hvdlite.bootstrap.environment import host_name, live_pipe, live_service
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
             return
         from hvdlite.live.reporter import Reporter  # ordinary jobs do not need it
 
-        _reporter = Reporter(pipe, host_name())
+        _reporter = Reporter(pipe, host_name(), observed.figures)
         atexit.register(end)
     _reporter.follow(engine, rank, size, epoch)
 
@@ -55,9 +56,14 @@ def follow_unless_busy(engine: Any, rank: int, size: int) -> None:
 
 
 def end() -> None:
-    """Write the last sample of the world that ends, if it is reported on."""
+    """Write the last sample of the world that ends, if it is reported on; forget what it was told.
+
+    What `hvd.observe` has counted belongs to the world, and goes on in the next epoch of an elastic
+    job.
+    """
     if _reporter is not None:
         _reporter.end()
+    observed.forget()
 
 
 def _pipe(rank: int, size: int) -> int | None:

@@ -11,6 +11,7 @@
 #include "bindings/gradient_memory.h"
 #include "bindings/handle.h"
 #include "bindings/lobby.h"
+#include "bindings/long_waits.h"
 #include "bindings/unlocked.h"
 #include "entry/entry_builder.h"
 #include "host/host_backend.h"
@@ -370,6 +371,7 @@ void register_engine(py::module_& module) {
   register_handle(module);
   register_gradient_memory(module);
   register_lobby(module);
+  module.def("threads_that_may_submit", &LongWait::threads_that_may_submit);
   const py::arg_v process_set = py::arg("process_set") = 0;
   const py::arg_v keep = py::arg("keep") = py::none();
   const py::arg_v blocking = py::arg("blocking") = false;
@@ -410,7 +412,11 @@ void register_engine(py::module_& module) {
       .def("shutdown", &shutdown)
       .def("start_trace", &start_trace, py::arg("file"), py::arg("rounds") = false)
       .def("stop_trace", &stop_trace)
-      .def("core_table", &EngineHolder::core_table)
+      .def("core_table",
+           [](const EngineHolder& self) {
+             LongWait::note_native_submitters();
+             return self.core_table();
+           })
       .def("counters", &counters)
       .def("lateness", &lateness)
       .def("live", &live)

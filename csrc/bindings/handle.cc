@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "bindings/long_waits.h"
+
 namespace py = pybind11;
 
 namespace hvdlite {
@@ -131,6 +133,7 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
 
 void HandleObject::wait_until_done(const Deadline& deadline) {
   Engine& engine = holder_->engine();
+  LongWait wait(engine, entry_, /*unlimited=*/deadline.is_never());
   while (!done()) {
     if (deadline.passed()) raise_timeout();
     {
@@ -138,6 +141,7 @@ void HandleObject::wait_until_done(const Deadline& deadline) {
       (void)engine.wait(*entry_, blocking_, deadline.earlier(Deadline::after(kSignalSlice)));
     }
     if (!done() && PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (!done()) wait.goes_on(kSignalSlice);
   }
 }
 

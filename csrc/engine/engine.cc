@@ -46,6 +46,20 @@ void Engine::shutdown() {
                               "hvdlite was shut down on rank " + std::to_string(rank())));
 }
 
+void Engine::note_blocked(std::vector<EntryPtr> waits) {
+  if (lobby_ != nullptr) {
+    lobby_->note_blocked(std::move(waits));
+  } else {
+    pass_blocked(std::move(waits));
+  }
+}
+
+std::optional<Patience> Engine::long_wait() const {
+  const double grace = parts_.config.deadlock_grace;
+  if (grace <= 0 || size() == 1) return std::nullopt;
+  return delay_of(grace / 2);
+}
+
 Status Engine::enqueue(const EntryPtr& entry, bool blocking) {
   HVDLITE_RETURN_IF_ERROR(check(*entry));
   Status status = submit(entry, blocking);

@@ -65,6 +65,18 @@ class Engine {
     return world_->wait(entry, blocking, deadline);
   }
 
+  // All threads of this process that could submit wait for these entries of this engine, or of
+  // those that share its lobby; with none of them: not any more. The caller has made sure of it in
+  // a way that no submission comes in between. This may prove a deadlock (negotiation/deadlock.h).
+  void note_blocked(std::vector<EntryPtr> waits);
+  // What note_blocked() does without the lobby.
+  void pass_blocked(std::vector<EntryPtr> waits) { world_->note_blocked(std::move(waits)); }
+  bool shares_entries_with(const Engine& other) const {
+    return this == &other || (lobby_ != nullptr && lobby_ == other.lobby_);
+  }
+  // How long a wait lasts before this engine wants to know of it; none: never.
+  std::optional<Patience> long_wait() const;
+
   // The GPU whose memory `address` is; where it is null, the one whose context is current in this
   // thread.
   Result<int> gpu_of(const void* address) { return parts_.gpus.ordinal_of(address); }

@@ -296,6 +296,11 @@ Status Lobby::admit(const Engine& ended, const EntryPtr& entry) {
   return status;
 }
 
+void Lobby::note_blocked(std::vector<EntryPtr> waits) {
+  MutexLock lock(mutex_);
+  if (world_ != nullptr) world_->pass_blocked(std::move(waits));
+}
+
 void Lobby::forget(const Engine& engine) {
   MutexLock lock(mutex_);
   note(engine);

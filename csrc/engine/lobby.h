@@ -71,6 +71,8 @@ class Lobby {
   // Takes an entry that was submitted to an engine whose world has ended. kDuplicateName when its
   // name waits here.
   Status admit(const Engine& ended, const EntryPtr& entry);
+  // As Engine::note_blocked(), for the present world.
+  void note_blocked(std::vector<EntryPtr> waits);
   // The engine is about to go.
   void forget(const Engine& engine);
 

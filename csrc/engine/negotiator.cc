@@ -11,7 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCoordinatorRank = 0;
 constexpr auto kAnnounceTime = std::chrono::milliseconds(200);
 constexpr auto kLastWordsTime = std::chrono::milliseconds(200);
 // Both of these in an elastic job.
@@ -69,6 +68,8 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
       continue;
     }
     if (!response.request.concerns(rank)) continue;
+    const std::vector<int>& only = response.recipients;
+    if (!only.empty() && !std::binary_search(only.begin(), only.end(), rank)) continue;
     const Group& group = coordinator.group(response.request.process_set);
     const int index = group.index_of(rank);
     if (index >= 0) own.push_back(addressed_part(response, group, static_cast<std::size_t>(index)));
@@ -101,11 +102,13 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
   stalls_ = std::make_unique<StallMonitor>(config, *coordinator_);
+  deadlocks_ = std::make_unique<DeadlockWatch>(config.deadlock_grace, *coordinator_);
   next_stall_check_ = Clock::now() + stalls_->interval();
 }
 
 void Negotiator::submit(const std::vector<EntryPtr>& entries) {
   Submit message;
+  if (!entries.empty()) reported_ = {};
   for (const EntryPtr& entry : entries) {
     if (!entry->request.roll || !late_.take(entry)) pending_[entry->key] = entry;
     const auto id = cache_.find(entry->key, entry->request);
@@ -155,8 +158,8 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
   if (!coordinator_) return unanswered();
   if (coordinator_->idle()) {
     live_.stalls.clear();
-  } else if (Clock::now() >= next_stall_check_) {
-    warn_stalls();
+  } else {
+    look_at_waits(Clock::now());
   }
   return coordinate(rounds);
 }
@@ -178,6 +181,9 @@ Status Negotiator::handle(const Frame& frame, std::vector<Round>& rounds) {
     }
     case FrameType::kGoodbye:
       return handle_goodbye(frame);
+    case FrameType::kBlocked:
+      if (!note_blocked(frame)) break;
+      return Status();
     case FrameType::kMore:
       break;
   }
@@ -263,9 +269,9 @@ void Negotiator::serve() {
   if (!control_.poll() && !is_due) return;
   if (is_due) coordinator_->close_rolls(now);
   for (Frame& frame : control_.take_frames()) {
-    if (frame.type != FrameType::kSubmit) {
+    if (!is_for_coordinator(frame.type)) {
       unhandled_.push_back(std::move(frame));
-    } else if (Status status = handle_submit(frame); failure_.ok()) {
+    } else if (Status status = handle(frame, served_); failure_.ok()) {
       failure_ = std::move(status);
     }
   }
@@ -340,7 +346,8 @@ Status Negotiator::flush_answers() {
 std::vector<Response> Negotiator::distribute(const std::vector<Response>& responses) {
   const bool same_for_all = coordinator_->books().size() == 1 &&
                             std::none_of(responses.begin(), responses.end(), [](const auto& one) {
-                              return one.request.kind == Kind::kAlltoall || one.request.is_send();
+                              return one.request.kind == Kind::kAlltoall || one.request.is_send() ||
+                                     !one.recipients.empty();
                             });
   const Bytes frame = same_for_all ? encode_respond(responses) : Bytes();
   for (int rank = 0; rank < size_; ++rank) {
@@ -387,7 +394,10 @@ Status Negotiator::accept_one(const Response& response, Round& round) {
   EntryPtr entry = found == pending_.end() ? nullptr : found->second;
   const bool sticky = response.form == Response::Form::kError && response.error.sticky();
   if (sticky && elastic_) return response.error;  // the entry is parked with all others
-  if (entry != nullptr) pending_.erase(found);
+  if (entry != nullptr) {
+    pending_.erase(found);
+    reported_ = {};
+  }
   const bool late = std::binary_search(response.late.begin(), response.late.end(), rank_);
   if (response.form == Response::Form::kError) {
     if (late && entry == nullptr) late_.answer_error(key, response.error);
@@ -442,8 +452,9 @@ bool Negotiator::awaited() const {
   return false;
 }
 
-void Negotiator::warn_stalls() {
-  const auto now = Clock::now();
+void Negotiator::look_at_waits(Coordinator::TimePoint now) {
+  deadlocks_->check(now);
+  if (now < next_stall_check_) return;
   next_stall_check_ = now + stalls_->interval();
   for (const std::string& text : stalls_->check(now)) {
     log(LogLevel::kWarning, rank_, text);
@@ -456,6 +467,7 @@ Deadline Negotiator::wake_at() const {
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
   auto at = next_stall_check_;
   if (const auto due = coordinator_->rolls_due()) at = std::min(at, *due);
+  if (const auto due = deadlocks_->due()) at = std::min(at, *due);
   return Deadline::after(at - Clock::now());
 }
 

@@ -21,10 +21,13 @@
 #include "execution/timeline.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/deadlock.h"
 #include "negotiation/process_set.h"
 #include "negotiation/stall_monitor.h"
 
 namespace hvdlite {
+
+inline constexpr int kCoordinatorRank = 0;
 
 class Negotiator {
  public:
@@ -34,6 +37,9 @@ class Negotiator {
              const Timeline& timeline, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
+  // All threads of this rank that could submit wait for these entries, and all that they have
+  // submitted before was given to submit() (negotiator_blocked.cc).
+  void report_blocked(const std::vector<EntryPtr>& waits);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
     return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
@@ -71,6 +77,11 @@ class Negotiator {
   Status handle(const Frame& frame, std::vector<Round>& rounds);
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
+  bool note_blocked(const Frame& frame);  // false: it cannot be read
+  // What every rank may send to the coordinator, which must read it in this order.
+  static bool is_for_coordinator(FrameType type) {
+    return type == FrameType::kSubmit || type == FrameType::kBlocked;
+  }
   Status handle_ended(int rank, Status why);
   // The error where rank 0 has left and this rank wants something, which will not be answered.
   Status unanswered() const;
@@ -84,7 +95,8 @@ class Negotiator {
   Status accept(const std::vector<Response>& responses, std::vector<Round>& rounds);
   Status accept_one(const Response& response, Round& round);
   void accept_error(const EntryPtr& entry, const Status& error);
-  void warn_stalls();
+  // Fails what is deadlocked or has stalled, and warns of what stalls.
+  void look_at_waits(Coordinator::TimePoint now);
   void send_all(const Bytes& frame, Deadline deadline);
 
   const int rank_;
@@ -101,7 +113,9 @@ class Negotiator {
   LateResults late_;
   std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
   std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
+  std::unique_ptr<DeadlockWatch> deadlocks_;  // rank 0 only
   Coordinator::TimePoint next_stall_check_;
+  Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
   std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
   std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
   Status told_;                                        // the first abort that a peer sent

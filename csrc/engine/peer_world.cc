@@ -73,6 +73,12 @@ bool PeerWorld::wait(const Entry& entry, bool blocking, Deadline deadline) {
   return completion.done();
 }
 
+void PeerWorld::note_blocked(std::vector<EntryPtr> waits) {
+  parts_.queue.note_blocked(std::move(waits));
+  token_.wake();
+  waiter_.bell().ring();
+}
+
 void PeerWorld::drive(const Completion& completion, Deadline deadline) {
   while (!completion.done() && !deadline.passed() && !ending()) {
     if (!run_once() && !completion.done()) sleep(deadline, Sleeper::kForeground);
@@ -105,8 +111,10 @@ void PeerWorld::drain() {
 }
 
 bool PeerWorld::run_once() {
-  const std::vector<EntryPtr> entries = parts_.queue.take();
+  TensorQueue::Waits blocked;
+  const std::vector<EntryPtr> entries = parts_.queue.take(&blocked);
   if (!entries.empty()) negotiator_.submit(entries);
+  if (blocked) negotiator_.report_blocked(*blocked);
   std::vector<Round> rounds;
   if (Status status = negotiator_.receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);

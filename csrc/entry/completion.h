@@ -61,6 +61,11 @@ class Completion {
     then_ = std::move(continuation);
     return true;
   }
+  // Whether something is to happen when the operation ends, besides the end of waits. Any thread.
+  bool has_continuation() {
+    MutexLock lock(mutex_);
+    return then_ != nullptr;
+  }
   // Returns the continuation for a caller that runs it later than finish() would.
   std::function<void()> take_continuation() {
     MutexLock lock(mutex_);

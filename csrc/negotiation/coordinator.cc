@@ -97,7 +97,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now, cons
                                              request.name + " although it had joined");
   }
   Book& book = found->second;
-  activity_[rank] = {request.name, now};
+  activity_[rank] = {request.name, now, activity_[rank].submissions + 1};
   if (request.kind == Kind::kJoin) join(rank, now);
   if (request.roll && catch_up(book, static_cast<std::size_t>(index), request, now)) {
     return Status();
@@ -248,6 +248,16 @@ void Coordinator::fail_stalled(TimePoint since, const std::string& reason, int r
   }
 }
 
+void Coordinator::fail(Book& book, const std::string& key, const Status& error) {
+  const auto found = book.tallies.find(key);
+  if (found->second.request.changes_process_sets()) {
+    return fail_change(std::string(found->second.request.name), error);
+  }
+  respond_error_to_submitters(book, found->second, error);
+  book.tallies.erase(found);
+  --waiting_;
+}
+
 Status Coordinator::refuse(const Book& book, const Tally& tally) {
   const Request& request = tally.request;
   const std::vector<int>& ranks = book.group.ranks;
@@ -382,6 +392,12 @@ void Coordinator::respond_error(const Tally& tally, Status error, std::vector<in
   response.error = std::move(error);
   response.late = std::move(late);
   responses_.push_back(std::move(response));
+}
+
+void Coordinator::respond_error_to_submitters(const Book& book, const Tally& tally,
+                                              const Status& error) {
+  respond_error(tally, error);
+  responses_.back().recipients = submitters(book, tally);
 }
 
 void Coordinator::tune(const Tunables& tunables, bool settled) {

@@ -56,6 +56,7 @@ class Coordinator {
   struct Activity {
     std::string name;  // what the rank submitted last
     TimePoint when;
+    std::uint64_t submissions = 0;  // so far
   };
   struct Book {
     Group group;
@@ -94,6 +95,8 @@ class Coordinator {
   // is one that is waited for.
   void fail_stalled(TimePoint since, const std::string& reason, int rank);
 
+  // Fails the tally of this key, which is there.
+  void fail(Book& book, const std::string& key, const Status& error);
   // A change of the process sets cannot go on: all ranks that made it get this error, later ones
   // too.
   void fail_change(const std::string& name, const Status& error);
@@ -145,6 +148,9 @@ class Coordinator {
   Status note_absent(Book& book, const Tally& tally, Response& response);
   // `late`: members that have not submitted it, and get the error when they do.
   void respond_error(const Tally& tally, Status error, std::vector<int> late = {});
+  // As above, where members are missing. The error does not go to them: a request of theirs may be
+  // on its way, and is the first of a new tally.
+  void respond_error_to_submitters(const Book& book, const Tally& tally, const Status& error);
   void cut_round();  // where this world cuts at changes
   // Answers the tally with an error if it waits for a rank that has left. True: it did.
   bool fail_if_left(const Book& book, const Tally& tally);

@@ -128,7 +128,7 @@ bool Coordinator::fail_removal(int rank, const Request& request, Book& book) {
                          std::to_string(at->second.first_rank) +
                          " waits for it there; every rank removes a set at the same point");
     }
-    respond_error(at->second, error);
+    respond_error_to_submitters(*affected, at->second, error);
     at = affected->tallies.erase(at);
     --waiting_;
   }

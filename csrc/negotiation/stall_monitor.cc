@@ -6,6 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/text.h"
+#include "negotiation/deadlock.h"
 
 namespace hvdlite {
 namespace {
@@ -19,13 +20,6 @@ int common(const std::vector<int>& a, const std::vector<int>& b) {
   return found != a.end() ? *found : -1;
 }
 
-// A rank that waits for another one, in a collective.
-struct Wait {
-  int rank = -1;
-  int awaited = -1;
-  const Request* request = nullptr;  // borrowed from its book
-};
-
 // One of `ranks` that waits for one of `awaited`.
 std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& ranks,
                               const std::vector<int>& awaited) {
@@ -37,12 +31,6 @@ std::optional<Wait> find_wait(Coordinator& coordinator, const std::vector<int>& 
     }
   }
   return std::nullopt;
-}
-
-// "rank 1 waits for rank 0 in allreduce 'loss'"
-std::string describe_wait(const Wait& wait) {
-  return "rank " + std::to_string(wait.rank) + " waits for rank " + std::to_string(wait.awaited) +
-         " in " + describe(*wait.request);
 }
 
 }  // namespace
@@ -58,11 +46,7 @@ void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
                                 Coordinator::submitters(book, tally));
     if (!wait) continue;
     failures.emplace_back(tally.request.name,
-                          Status(StatusCode::kMismatch,
-                                 std::string(name_of(tally.request.kind)) + ": rank " +
-                                     std::to_string(wait->awaited) + " waits in it for rank " +
-                                     std::to_string(wait->rank) + ", but " + describe_wait(*wait) +
-                                     "; every rank changes process sets at the same point"));
+                          deadlock_error({{wait->awaited, wait->rank, &tally.request}, *wait}));
   }
   for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
 }
@@ -130,13 +114,11 @@ std::string StallMonitor::describe_mutual_wait(const Coordinator::Book& book,
   const auto wait = find_wait(coordinator_, coordinator_.missing_ranks(book, tally),
                               Coordinator::submitters(book, tally));
   if (!wait) return "";
-  if (tally.request.is_send() && wait->request->is_send()) {
-    return "; " + describe_wait(*wait) +
-           ": ranks that send to each other submit both transfers before they wait, with "
-           "hvd.send_async() or hvd.recv_async()";
-  }
-  return "; " + describe_wait(*wait) +
-         ": if ranks have different numbers of steps, end the loop on every rank with hvd.join()";
+  const bool both_send = tally.request.is_send() && wait->request->is_send();
+  return "; " + describe_wait(*wait) + ": " +
+         (both_send ? advice_for({*wait})
+                    : "if ranks have different numbers of steps, end the loop on every rank with "
+                      "hvd.join()");
 }
 
 }  // namespace hvdlite

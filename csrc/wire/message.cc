@@ -345,6 +345,14 @@ Bytes encode_goodbye(std::uint64_t collectives) {
   return finish(writer);
 }
 
+Bytes encode_blocked(const Blocked& blocked) {
+  Writer writer = begin(FrameType::kBlocked);
+  writer.put(blocked.pending);
+  writer.put(static_cast<std::uint32_t>(blocked.keys.size()));
+  for (const std::string& key : blocked.keys) writer.put_text(key);
+  return finish(writer);
+}
+
 bool decode_submit(std::span<const std::byte> body, Submit& submit) {
   Reader reader(body);
   submit.stamps.first = reader.get<std::int64_t>();
@@ -387,6 +395,14 @@ bool decode_abort(std::span<const std::byte> body, Status& cause) {
 bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives) {
   Reader reader(body);
   collectives = reader.get<std::uint64_t>();
+  return complete(reader);
+}
+
+bool decode_blocked(std::span<const std::byte> body, Blocked& blocked) {
+  Reader reader(body);
+  blocked.pending = reader.get<std::uint32_t>();
+  blocked.keys.resize(reader.get_count(sizeof(std::uint16_t)));
+  for (std::string& key : blocked.keys) key = reader.get_text(kMaxKeyBytes);
   return complete(reader);
 }
 

@@ -30,6 +30,8 @@
 //              from here on, and both end a round
 //   abort    = code:u8 rank:i32 message:text                   any rank -> all: the root cause
 //   goodbye  = collectives:u64                                 any rank -> all: a clean exit
+//   blocked  = pending:u32 count:u32 key:text[count]           any rank -> the coordinator, where a
+//              wait lasts long (negotiation/deadlock.h); without keys it takes back the one before
 //
 // Everything is little-endian; peers are authenticated before the first frame, yet every length and
 // every enumeration is checked: a decoder returns false and touches nothing beyond its bytes.
@@ -50,6 +52,7 @@ namespace hvdlite {
 
 inline constexpr std::uint32_t kMaxFrameBytes = 1 << 20;
 inline constexpr std::size_t kMaxNameBytes = 512;
+inline constexpr std::size_t kMaxKeyBytes = kMaxNameBytes + 64;
 inline constexpr std::size_t kMaxDimensions = 32;
 inline constexpr std::uint32_t kNotCached = UINT32_MAX;
 inline constexpr std::int64_t kMaxCacheIds = 1 << 22;
@@ -61,6 +64,7 @@ enum class FrameType : std::uint8_t {
   kAbort = 3,
   kGoodbye = 4,
   kMore = 5,
+  kBlocked = 6,
 };
 
 enum class Kind : std::uint8_t {
@@ -210,9 +214,18 @@ struct Response {
   std::uint32_t generation = 0;
   // Of a roll: the members, ascending, whose own tensors do not count.
   std::vector<int> late;
-  Status error;          // kError
+  Status error;  // kError
+  // Does not travel: the only ranks that get it, ascending; empty: all that it concerns.
+  std::vector<int> recipients;
   Tunables tunables{};   // kTune
   bool settled = false;  // kTune: the search is over
+};
+
+// What a rank says while its threads wait.
+struct Blocked {
+  std::uint32_t pending = 0;      // operations of this rank that have no answer yet
+  std::vector<std::string> keys;  // Request::key() of those that it awaits
+  bool operator==(const Blocked&) const = default;
 };
 
 // Where two ranks' requests of the same name differ: a message that names the tensor, both ranks
@@ -238,10 +251,12 @@ Bytes encode_submit(const Submit& submit);
 Bytes encode_respond(const std::vector<Response>& responses);
 Bytes encode_abort(const Status& cause);
 Bytes encode_goodbye(std::uint64_t collectives);
+Bytes encode_blocked(const Blocked& blocked);
 
 bool decode_submit(std::span<const std::byte> body, Submit& submit);
 bool decode_respond(std::span<const std::byte> body, std::vector<Response>& responses);
 bool decode_abort(std::span<const std::byte> body, Status& cause);
 bool decode_goodbye(std::span<const std::byte> body, std::uint64_t& collectives);
+bool decode_blocked(std::span<const std::byte> body, Blocked& blocked);
 
 }  // namespace hvdlite

@@ -1,0 +1,98 @@
+// Proves that ranks wait for each other for ever, so that they get an error instead of a warning.
+//
+// Words: an operation is *open* if some rank has submitted it and the coordinator has not answered
+// it. A rank is *blocked* if each of its threads that could submit something waits, without a time
+// limit, for an open operation, and if nothing else of this rank is under way: no answer is on its
+// way to it, and no collective runs there. It *awaits* the operations that its threads wait for,
+// and those open ones whose end has a continuation, which could submit, too. Nothing happens on it
+// until one of these is answered. An operation is *stuck* if it waits for a rank that is
+// deadlocked, and a rank is *deadlocked* if it is blocked and all that it awaits is stuck. The
+// largest set of ranks that fits this definition is what is looked for. It may be some ranks only,
+// such as the members of a process set, while others go on.
+//
+// A rank *reports* that it is blocked once its threads have waited for half of the grace, so that
+// an operation that ends earlier costs nothing. The coordinator looks at the report after the other
+// half. A report is void as soon as the rank has submitted something, or has had an answer: the
+// report says how many operations of the rank had no answer when it was made, and the coordinator
+// counts them anew. The rank takes the report back if a thread stops waiting for another reason.
+//
+// The proof assumes what a rank says of its threads; bindings/long_waits.h says how it knows. An
+// operation with a roll (roll.h) is never stuck, because time alone may answer it; nor is a join,
+// because nobody waits for a rank that has joined: it gets its answer when the others go on.
+//
+// A pure state machine without a clock. Rank 0's negotiator owns it, and only the runner calls it.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "negotiation/coordinator.h"
+
+namespace hvdlite {
+
+// A rank that waits for another one in an operation.
+struct Wait {
+  int rank = -1;
+  int awaited = -1;
+  const Request* request = nullptr;  // borrowed from its book
+};
+// "rank 1 waits for rank 0 in allreduce 'loss'"
+std::string describe_wait(const Wait& wait);
+// What the ranks of such waits do about it.
+std::string advice_for(const std::vector<Wait>& waits);
+// The error of the operations in which the ranks wait, each for the next one.
+Status deadlock_error(const std::vector<Wait>& waits, const std::string& more = "");
+
+class DeadlockWatch {
+ public:
+  using TimePoint = Coordinator::TimePoint;
+
+  // `coordinator` is borrowed. With a grace of 0 seconds there is no proof.
+  DeadlockWatch(double grace, Coordinator& coordinator);
+
+  // A rank reports that it is blocked; without keys, that it is not any more.
+  void note(int rank, const Blocked& blocked, TimePoint now);
+  // Fails what is stuck, where reports have become old enough.
+  void check(TimePoint now);
+  // When check() has something to do.
+  std::optional<TimePoint> due() const;
+
+ private:
+  struct Report {
+    Blocked blocked;
+    TimePoint since;
+    std::uint64_t submissions = 0;  // of the rank, so far
+    bool examined = false;
+  };
+  struct Open {
+    std::uint32_t set = 0;
+    std::string key;
+    const Coordinator::Tally* tally = nullptr;  // borrowed from its book
+    std::vector<int> missing;
+  };
+  using Waits = std::map<int, std::vector<const Open*>>;  // by rank
+
+  // The open operations by key.
+  std::map<std::string, Open> open_operations() const;
+  // What the threads of the rank wait for; nothing where its report does not hold.
+  std::vector<const Open*> waits_of(int rank, const Report& report,
+                                    const std::map<std::string, Open>& open) const;
+  bool submitted_by(const Open& operation, int rank) const;
+  // Leaves the ranks that are deadlocked.
+  static void keep_deadlocked(Waits& waits);
+  static bool stuck(const Open& operation, const Waits& waits);
+  static Status describe(const Open& operation, const Waits& waits);
+  static std::string describe_others(const std::vector<Wait>& path, const Waits& waits);
+  void fail(const Waits& waits);
+
+  const Patience half_;  // of the grace
+  Coordinator& coordinator_;
+  std::map<int, Report> reports_;  // by rank
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,266 @@
+// Which ranks count as deadlocked, and what they are told.
+#include <memory>
+
+#include "check.h"
+#include "coordinators.h"
+#include "negotiation/deadlock.h"
+
+using namespace hvdlite;
+using namespace hvdlite::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr double kGrace = 2;
+
+Request barrier_of(const std::string& name, std::uint32_t set = 0) {
+  Request request = allreduce_of(name, 0, set);
+  request.kind = Kind::kBarrier;
+  request.tensors.clear();
+  return request;
+}
+
+Request send_of(const std::string& name, int source, int destination) {
+  Request request = allreduce_of(name, 4);
+  request.kind = Kind::kSend;
+  request.ranks = {source, destination};
+  return request;
+}
+
+Request join_of() {
+  Request request = barrier_of(std::string(kJoinName));
+  request.kind = Kind::kJoin;
+  return request;
+}
+
+// A coordinator whose ranks submit, and say that they wait.
+struct Waits {
+  explicit Waits(int size, double grace = kGrace)
+      : coordinator(make_coordinator(size)), watch(grace, coordinator) {}
+
+  void submit(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
+    CHECK_OK(coordinator.submit(rank, request, now));
+  }
+  void report(int rank, const std::vector<Request>& requests, std::uint32_t pending,
+              Coordinator::TimePoint now = kStart) {
+    Blocked blocked;
+    blocked.pending = pending;
+    for (const Request& request : requests) blocked.keys.push_back(request.key());
+    watch.note(rank, blocked, now);
+  }
+  // The rank submits the request, and waits for it.
+  void block(int rank, const Request& request, Coordinator::TimePoint now = kStart) {
+    submit(rank, request, now);
+    report(rank, {request}, 1, now);
+  }
+  std::map<std::string, Status> failures(Coordinator::TimePoint now) {
+    watch.check(now);
+    std::map<std::string, Status> failed;
+    for (const Response& response : coordinator.take_responses()) {
+      if (!response.error.ok()) failed[response.request.name] = response.error;
+    }
+    return failed;
+  }
+  bool none(Coordinator::TimePoint now = kStart + 100s) { return failures(now).empty(); }
+
+  Coordinator coordinator;
+  DeadlockWatch watch;
+};
+
+}  // namespace
+
+TEST(deadlock_of_two_ranks_fails_both_operations_after_the_grace) {
+  Waits waits(2);
+  waits.block(0, barrier_of("x"));
+  waits.block(1, allreduce_of("y", 4), kStart + 100ms);
+  CHECK(waits.watch.due() == kStart + 1s);
+  CHECK(waits.none(kStart + 1s));
+  CHECK(waits.watch.due() == kStart + 1100ms);
+  const auto failed = waits.failures(kStart + 1100ms);
+  CHECK_EQ(failed.size(), std::size_t{2});
+  for (const auto& [name, error] : failed) CHECK_STATUS(error, StatusCode::kMismatch);
+  const std::string side_x = "rank 0 waits for rank 1 in barrier 'x'";
+  const std::string side_y = "rank 1 waits for rank 0 in allreduce 'y'";
+  const std::string rest =
+      "; nothing else is under way on these ranks: call the same operations in the same order on "
+      "all ranks; if ranks have different numbers of steps, end the loop on every rank with "
+      "hvd.join()";
+  CHECK_EQ(failed.at("x").message(), "deadlock: " + side_x + ", and " + side_y + rest);
+  CHECK_EQ(failed.at("y").message(), "deadlock: " + side_y + ", and " + side_x + rest);
+  CHECK(waits.coordinator.idle());
+  CHECK(!waits.watch.due());
+}
+
+TEST(deadlock_is_not_seen_where_some_rank_may_still_come) {
+  Waits waits(3);
+  waits.block(0, barrier_of("x"));
+  waits.block(1, barrier_of("x"));
+  CHECK(waits.none());
+  waits.block(2, allreduce_of("y", 4), kStart + 200s);
+  CHECK_EQ(waits.failures(kStart + 201s).size(), std::size_t{2});
+}
+
+TEST(deadlock_errors_come_to_all_ranks_at_once_though_some_came_later) {
+  Waits waits(4);
+  waits.block(1, barrier_of("x"));
+  waits.block(2, allreduce_of("y", 4));
+  waits.block(0, barrier_of("x"), kStart + 300ms);
+  waits.block(3, send_of("s", 0, 3), kStart + 600ms);
+  CHECK(waits.none(kStart + 1s));
+  CHECK(waits.none(kStart + 1300ms));
+  const auto failed = waits.failures(kStart + 1600ms);
+  CHECK_EQ(failed.size(), std::size_t{3});
+  CHECK(has(failed.at("y").message(), "deadlock: rank 2 waits for rank 0 in allreduce 'y'"));
+}
+
+TEST(deadlock_of_some_ranks_is_seen_while_others_work) {
+  Waits waits(5);
+  waits.coordinator.add_set({1, {1, 2, 4}, 1, 0});
+  waits.block(1, barrier_of("of the set", 1));
+  waits.block(2, send_of("s", 1, 2));
+  const auto failed = waits.failures(kStart + 1s);
+  CHECK_EQ(failed.size(), std::size_t{2});
+  CHECK(has(failed.at("s").message(), "rank 2 waits for rank 1 in send 's' from rank 1 to rank 2"));
+}
+
+TEST(deadlock_of_transfers_goes_round_and_says_what_to_do) {
+  Waits waits(4);
+  for (int rank = 0; rank < 3; ++rank) {
+    waits.block(rank, send_of("s" + std::to_string(rank), (rank + 1) % 3, rank));
+  }
+  waits.block(3, send_of("tail", 0, 3));
+  const auto failed = waits.failures(kStart + 1s);
+  CHECK_EQ(failed.size(), std::size_t{4});
+  const std::string text = failed.at("s1").message();
+  CHECK(has(text,
+            "deadlock: rank 1 waits for rank 2 in send 's1' from rank 2 to rank 1, rank 2 "
+            "waits for rank 0 in send 's2' from rank 0 to rank 2, and rank 0 waits for rank "
+            "1 in send 's0'"));
+  CHECK(has(text, "; also waiting: rank 3 in send 'tail'"));
+  CHECK(has(text, "submit both transfers before they wait, with hvd.send_async()"));
+  CHECK(has(failed.at("tail").message(), "deadlock: rank 3 waits for rank 0 in send 'tail'"));
+}
+
+TEST(deadlock_report_is_void_once_the_rank_submits_or_is_answered) {
+  for (const bool submits : {true, false}) {
+    Waits waits(2);
+    const Request other = allreduce_of("other", 4);
+    waits.submit(0, other);
+    waits.submit(0, barrier_of("x"));
+    waits.report(0, {barrier_of("x")}, 2);
+    waits.block(1, allreduce_of("y", 4));
+    if (submits) {
+      waits.submit(0, allreduce_of("late", 4), kStart + 500ms);
+      waits.submit(1, other, kStart + 500ms);  // answered: two are pending, as before
+      waits.report(1, {allreduce_of("y", 4)}, 1, kStart + 500ms);
+    } else {
+      waits.submit(1, other, kStart + 500ms);
+      waits.report(1, {allreduce_of("y", 4)}, 1, kStart + 500ms);
+    }
+    CHECK(waits.none());
+    // The rank reports anew, and the other's report still holds.
+    waits.report(0, {barrier_of("x")}, submits ? 2 : 1, kStart + 200s);
+    CHECK_EQ(waits.failures(kStart + 201s).size(), std::size_t{2});
+  }
+}
+
+TEST(deadlock_report_is_void_while_answers_are_on_their_way) {
+  Waits waits(2);
+  const Request other = allreduce_of("other", 4);
+  waits.submit(0, other);
+  waits.submit(1, other);
+  waits.submit(0, barrier_of("x"));
+  waits.report(0, {barrier_of("x")}, 2);  // this rank has not read the answer to "other"
+  waits.block(1, allreduce_of("y", 4));
+  CHECK(waits.none());
+}
+
+TEST(deadlock_report_can_be_taken_back) {
+  Waits waits(2);
+  waits.block(0, barrier_of("x"));
+  waits.block(1, allreduce_of("y", 4));
+  waits.report(0, {}, 0, kStart + 500ms);
+  CHECK(waits.none());
+}
+
+TEST(deadlock_needs_all_threads_of_a_rank_to_be_stuck) {
+  Waits waits(3);
+  waits.submit(0, barrier_of("x"));
+  waits.submit(0, send_of("from the third", 2, 0));
+  waits.report(0, {barrier_of("x"), send_of("from the third", 2, 0)}, 2);
+  waits.block(1, allreduce_of("y", 4));
+  CHECK(waits.none());
+  waits.block(2, send_of("back", 1, 2), kStart + 200s);
+  CHECK_EQ(waits.failures(kStart + 201s).size(), std::size_t{4});
+}
+
+TEST(deadlock_of_a_name_that_is_used_again_is_not_that_of_its_last_use) {
+  Waits waits(2);
+  waits.submit(0, barrier_of("x"));
+  waits.submit(1, barrier_of("x"));
+  waits.submit(1, barrier_of("x"));       // the next one, before rank 0 has read its answer
+  waits.report(0, {barrier_of("x")}, 1);  // of the first one
+  waits.report(1, {barrier_of("x")}, 1);
+  CHECK(waits.none());
+}
+
+TEST(deadlock_does_not_concern_joins_and_rolls) {
+  Waits waits(3);
+  waits.block(0, join_of());
+  waits.block(1, send_of("a", 2, 1));
+  waits.block(2, send_of("b", 1, 2));
+  auto failed = waits.failures(kStart + 1s);
+  CHECK_EQ(failed.size(), std::size_t{2});
+  CHECK(failed.contains("a") && failed.contains("b"));
+
+  Waits rolled(2);
+  Request request = allreduce_of("r", 4);
+  request.roll = RollCall{"key", 1, 1, 5'000'000, 1, true};
+  rolled.block(0, request);
+  rolled.block(1, barrier_of("x"));
+  CHECK(rolled.none());
+}
+
+TEST(deadlock_of_a_change_of_process_sets_fails_the_change_for_all_ranks) {
+  Waits waits(3);
+  Request change = barrier_of("#change");
+  change.kind = Kind::kAddProcessSet;
+  change.ranks = {0, 1};
+  waits.block(0, change);
+  waits.block(2, allreduce_of("x", 4));
+  const auto failed = waits.failures(kStart + 1s);
+  CHECK_EQ(failed.size(), std::size_t{2});
+  CHECK(has(failed.at("#change").message(),
+            "rank 0 waits for rank 2 in add_process_set, and rank 2 waits for rank 0 in allreduce "
+            "'x'; nothing else is under way on these ranks: every rank changes process sets at "
+            "the same point"));
+  waits.submit(1, change);
+  CHECK_STATUS(waits.coordinator.take_responses().at(0).error, StatusCode::kMismatch);
+}
+
+TEST(deadlock_of_many_ranks_is_told_in_a_short_text) {
+  constexpr int kRanks = 64;
+  Waits waits(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    waits.block(rank, rank == 40 ? allreduce_of("y", 4) : barrier_of("x"));
+  }
+  const auto failed = waits.failures(kStart + 1s);
+  CHECK(has(failed.at("x").message(), "rank 8 in barrier 'x' and 54 more ranks; nothing else"));
+  Waits ring(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ring.block(rank, send_of(std::to_string(rank), (rank + 1) % kRanks, rank));
+  }
+  const auto circle = ring.failures(kStart + 1s);
+  CHECK_EQ(circle.size(), std::size_t{kRanks});
+  CHECK(has(circle.at("0").message(),
+            "rank 7 to rank 6, rank 7 waits for rank 8 in send '7' from "
+            "rank 8 to rank 7, and so on; nothing else"));
+}
+
+TEST(deadlock_is_not_looked_for_without_a_grace) {
+  Waits waits(2, /*grace=*/0);
+  waits.block(0, barrier_of("x"));
+  waits.block(1, allreduce_of("y", 4));
+  CHECK(!waits.watch.due());
+  CHECK(waits.none());
+}

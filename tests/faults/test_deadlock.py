@@ -1,0 +1,272 @@
+"""Ranks that wait for each other get an error that names both sides; ranks that are late do not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from faults.arrays import ones, works
+from harness import run_world
+from hvdlite import _core, basics
+from hvdlite.errors import HvdliteError, MismatchError
+
+GRACE = {"HVDLITE_DEADLOCK_GRACE": "1"}
+EXACTLY = "call the same operations in the same order on all ranks"
+
+
+def gather(name: str) -> None:
+    array = ones()
+    tensor = _core.Tensor(
+        name, _core.DTYPES["float32"], list(array.shape), array.ctypes.data, array.ctypes.data
+    )
+    basics.engine().allgather(name, [tensor], keep=array, blocking=True).wait()
+
+
+def caught(call: Any, *arguments: Any) -> dict[str, Any]:
+    begun = time.monotonic()
+    try:
+        call(*arguments)
+    except MismatchError as error:
+        return {"message": str(error), "seconds": time.monotonic() - begun}
+    return {"message": "", "seconds": time.monotonic() - begun}
+
+
+def barrier(name: str) -> None:
+    basics.engine().barrier(name, blocking=True).wait()
+
+
+def barrier_against_allgather() -> dict[str, Any]:
+    basics.init()
+    assert works("before")
+    said = caught(gather, "rows") if basics.rank() == 1 else caught(barrier, "end of epoch")
+    assert works("after")
+    return said
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_barrier_against_an_allgather_is_an_error_on_all_ranks(size: int) -> None:
+    for result in run_world(size, barrier_against_allgather, env=GRACE):
+        message = result.value["message"]
+        assert "deadlock: " in message
+        assert "rank 0 waits for rank 1 in barrier 'end of epoch'" in message
+        assert "rank 1 waits for rank 0 in allgather 'rows'" in message
+        assert EXACTLY in message
+        if size == 3:
+            assert "also waiting: rank 2 in barrier 'end of epoch'" in message
+        assert result.value["seconds"] >= 1.0
+        assert "has waited" not in result.stderr
+
+
+def other_order() -> list[str]:
+    import torch
+
+    import hvdlite.torch as hvd
+
+    hvd.init()
+    calls = {
+        "gather": lambda: hvd.allgather_object(hvd.rank()),
+        "reduce": lambda: hvd.allreduce(torch.ones(3), name="loss"),
+    }
+    order = ["gather", "reduce"] if hvd.rank() == 0 else ["reduce", "gather"]
+    messages = []
+    for name in order:
+        try:
+            calls[name]()
+            messages.append("went well")
+        except hvd.MismatchError as error:
+            messages.append(str(error))
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+    return messages
+
+
+def test_two_blocking_calls_in_another_order_fail_on_both_ranks() -> None:
+    for result in run_world(2, other_order, env=GRACE):
+        for message in result.value:
+            assert "deadlock: rank" in message
+            assert "'loss'" in message
+            assert EXACTLY in message
+
+
+def receive_first() -> dict[str, Any]:
+    import torch
+
+    import hvdlite.torch as hvd
+
+    hvd.init()
+    other = 1 - hvd.rank()
+    said = caught(lambda: hvd.recv(torch.zeros(2), other))
+    request = hvd.recv_async(torch.zeros(2), other, tag=1)
+    hvd.send(torch.ones(2), other, tag=1)
+    assert hvd.synchronize(request).tolist() == [1, 1]
+    return said
+
+
+def test_two_ranks_that_both_receive_first_are_told_what_to_do() -> None:
+    for result in run_world(2, receive_first, env=GRACE):
+        message = result.value["message"]
+        assert "from rank 1 to rank 0" in message
+        assert "from rank 0 to rank 1" in message
+        assert "submit both transfers before they wait, with hvd.send_async()" in message
+
+
+def come_late(seconds: float) -> bool:
+    basics.init()
+    assert works("before")
+    if basics.rank() == 1:
+        time.sleep(seconds)
+    barrier("end of epoch")
+    gather("rows")
+    return works("after")
+
+
+def submit_in_another_thread(seconds: float) -> bool:
+    """Wait in the main threads for what new threads of the other rank submit later."""
+    basics.init()
+    assert works("before")
+    names = ["a", "b"] if basics.rank() == 0 else ["b", "a"]
+    in_time = threading.Event()
+
+    def submit() -> None:
+        time.sleep(seconds)
+        barrier(names[1])
+        in_time.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    barrier(names[0])
+    thread.join()
+    return in_time.is_set() and works("after")
+
+
+def poll_handles(seconds: float) -> bool:
+    """Look at an operation again and again, and submit what the other rank waits for."""
+    basics.init()
+    assert works("before")
+    names = ["a", "b"] if basics.rank() == 0 else ["b", "a"]
+    first = basics.engine().barrier(names[0])
+    until = time.monotonic() + seconds
+    while basics.rank() == 0 and time.monotonic() < until:
+        assert not first.done()
+        time.sleep(0.01)
+    if basics.rank() == 1:
+        first.wait()
+    barrier(names[1])
+    first.wait()
+    return works("after")
+
+
+def wait_with_a_timeout(seconds: float) -> bool:
+    basics.init()
+    assert works("before")
+    names = ["a", "b"] if basics.rank() == 0 else ["b", "a"]
+    first = basics.engine().barrier(names[0])
+    if basics.rank() == 0:
+        with pytest.raises(TimeoutError):
+            first.wait(seconds)
+        basics.engine().barrier(names[1]).wait()
+        first.wait()
+    else:
+        first.wait()
+        barrier(names[1])
+    return works("after")
+
+
+@pytest.mark.parametrize(
+    "body", [come_late, submit_in_another_thread, poll_handles, wait_with_a_timeout]
+)
+def test_what_still_comes_is_not_a_deadlock(body: Any) -> None:
+    env = {"HVDLITE_DEADLOCK_GRACE": "0.5"}
+    assert all(result.value for result in run_world(2, body, args=(2.0,), env=env))
+
+
+def wait_beside_quiet_threads() -> dict[str, Any]:
+    """Wait for each other while threads are there that submit nothing."""
+    import multiprocessing
+    from concurrent.futures import ThreadPoolExecutor
+
+    basics.init()
+    assert works("before")
+    queue: Any = multiprocessing.Queue()
+    queue.put(1)
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(time.time).result()
+        said = caught(barrier, "mine" if basics.rank() == 0 else "yours")
+    assert queue.get() == 1
+    return said
+
+
+def test_threads_that_submit_nothing_do_not_hide_a_deadlock() -> None:
+    for result in run_world(2, wait_beside_quiet_threads, env=GRACE):
+        assert "deadlock: " in result.value["message"]
+
+
+def wait_in_two_threads() -> list[dict[str, Any]]:
+    """Wait in two threads each; one more thread of rank 0 is busy at first."""
+    basics.init()
+    assert works("before")
+    said: list[dict[str, Any]] = []
+    suffix = str(basics.rank())
+    thread = threading.Thread(target=lambda: said.append(caught(barrier, "second" + suffix)))
+    thread.start()
+    said.append(caught(barrier, "first" + suffix))
+    thread.join()
+    assert works("after")
+    return said
+
+
+def test_a_rank_with_two_threads_is_blocked_if_both_wait() -> None:
+    for result in run_world(2, wait_in_two_threads, env=GRACE):
+        assert len(result.value) == 2
+        assert all("deadlock: " in said["message"] for said in result.value)
+
+
+def interrupted() -> bool:
+    """Wait for each other until a signal handler ends the wait of rank 0 by an exception."""
+    import signal
+
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: Any) -> None:
+        raise Alarm
+
+    basics.init()
+    assert works("before")
+    names = ["a", "b"] if basics.rank() == 0 else ["b", "a"]
+    first = basics.engine().barrier(names[0])
+    if basics.rank() == 0:
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 1.8)
+        with pytest.raises(Alarm):
+            first.wait()
+        time.sleep(2)
+        basics.engine().barrier(names[1]).wait()
+        first.wait()
+    else:
+        first.wait()
+        barrier(names[1])
+    return works("after")
+
+
+def test_a_wait_that_a_signal_ends_is_taken_back() -> None:
+    env = {"HVDLITE_DEADLOCK_GRACE": "3"}
+    assert all(result.value for result in run_world(2, interrupted, env=env))
+
+
+def without_a_proof() -> str:
+    basics.init()
+    assert works("before")
+    try:
+        barrier("a" if basics.rank() == 0 else "b")
+    except HvdliteError as error:
+        return type(error).__name__
+    return "went well"
+
+
+def test_the_knob_switches_the_proof_off() -> None:
+    env = {"HVDLITE_DEADLOCK_GRACE": "0", "HVDLITE_STALL_SHUTDOWN": "3.2"}
+    for result in run_world(2, without_a_proof, env=env):
+        assert result.value == "StalledError"
