@@ -135,6 +135,8 @@ def test_a_job_of_two_ranks_is_shown_until_its_end(tmp_path: Path) -> None:
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
         assert all(rank["rss"] > 1 << 20 for rank in told["ranks"])
         assert told["ranks"][0]["waiting"] > told["ranks"][1]["waiting"]
+        assert told["job"]["samples"] > 0
+        assert 0 < told["job"]["values"]["loss"] < 1
         metrics = fetch(f"{address}metrics", token).decode()
         for rank in (0, 1):
             series = f'hvdlite_rank_up{{host="{socket.gethostname()}",rank="{rank}"}} 1.0'
