@@ -176,7 +176,7 @@ def _causes(figures: Figures) -> Iterator[Finding]:
     of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
     # Who sleeps or reads uses little of a core, too. Only too many threads of the job's own explain
     # why one rank is mostly the last; other programs delay now one and now another.
-    explained = of_late is None or (of_late.host in crowded and _is_preempted(of_late))
+    explained = of_late is None or (of_late.host in crowded and is_preempted(of_late))
     for rule in (_preempted, _late) if explained else (_late, _preempted):
         yield from rule(figures)
 
@@ -249,12 +249,13 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
 
 def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures]]]:
     for host in _hosts(figures):
-        hit = [rank for rank in _of_host(figures, host) if _is_preempted(rank)]
+        hit = [rank for rank in _of_host(figures, host) if is_preempted(rank)]
         if hit:
             yield host, hit
 
 
-def _is_preempted(rank: RankFigures) -> bool:
+def is_preempted(rank: RankFigures) -> bool:
+    """Return whether a rank gets too little of the cores, because other threads want them, too."""
     many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
     return rank.cpu < LOW_CPU and rank.switches > many
 
