@@ -99,7 +99,9 @@ class Painter:
 
     def _events(self) -> list[str]:
         latest = max((sample.time for sample in self._run.latest()), default=0.0)
-        events = [one for one in self._run.events() if latest - one.time < _FRESH]
+        fresh = [one for one in self._run.events() if latest - one.time < _FRESH]
+        # The launcher tells of each epoch, too ("worker"), and knows why it began.
+        events = [one for one in fresh if one.kind != "epoch"]
         return [
             f"{max(0.0, latest - one.time):.0f} s ago: {one.text}" for one in events[-_MOST_EVENTS:]
         ]

@@ -304,7 +304,7 @@ class ElasticSupervisor(Supervisor):
         """Do what the registrar asks for."""
         if isinstance(event, EpochFormed):
             self._console.say(event.line)
-            self._note("epoch", event.line)
+            self._note("worker", event.line)
         elif isinstance(event, EpochBegun):
             self._formed = True
             self._members = event.workers

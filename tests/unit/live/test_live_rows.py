@@ -95,7 +95,7 @@ def test_silent_and_preempted_ranks_are_noted() -> None:
 
 
 def test_events_and_stalls_stand_below() -> None:
-    events = (Event(12.0, "tuned", 0, "", "an old event"), Event(27.0, "epoch", -1, "", "epoch 2"))
+    events = (Event(12.0, "tuned", 0, "", "an old event"), Event(27.0, "worker", -1, "", "epoch 2"))
     stalls = (Stall("grad.0", 11.4, (0,), (1,)),)
     run = make_run(stalled=stalls)
     for event in events:
