@@ -156,11 +156,7 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     return told_.ok() ? failure : told_;
   }
   if (!coordinator_) return unanswered();
-  if (coordinator_->idle()) {
-    live_.stalls.clear();
-  } else {
-    look_at_waits(Clock::now());
-  }
+  look_at_waits();
   return coordinate(rounds);
 }
 
@@ -452,7 +448,9 @@ bool Negotiator::awaited() const {
   return false;
 }
 
-void Negotiator::look_at_waits(Coordinator::TimePoint now) {
+void Negotiator::look_at_waits() {
+  if (coordinator_->idle()) return live_.stalls.clear();
+  const auto now = Clock::now();
   deadlocks_->check(now);
   if (now < next_stall_check_) return;
   next_stall_check_ = now + stalls_->interval();

@@ -96,7 +96,7 @@ class Negotiator {
   Status accept_one(const Response& response, Round& round);
   void accept_error(const EntryPtr& entry, const Status& error);
   // Fails what is deadlocked or has stalled, and warns of what stalls.
-  void look_at_waits(Coordinator::TimePoint now);
+  void look_at_waits();
   void send_all(const Bytes& frame, Deadline deadline);
 
   const int rank_;
