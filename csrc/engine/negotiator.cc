@@ -156,7 +156,11 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     return told_.ok() ? failure : told_;
   }
   if (!coordinator_) return unanswered();
-  look_at_waits();
+  if (coordinator_->idle()) {
+    live_.stalls.clear();
+  } else {
+    look_at_waits(Clock::now());
+  }
   return coordinate(rounds);
 }
 
@@ -446,19 +450,6 @@ bool Negotiator::awaited() const {
     if (rank != rank_ && !left_[rank] && !control_.ended(rank)) return true;
   }
   return false;
-}
-
-void Negotiator::look_at_waits() {
-  if (coordinator_->idle()) return live_.stalls.clear();
-  const auto now = Clock::now();
-  deadlocks_->check(now);
-  if (now < next_stall_check_) return;
-  next_stall_check_ = now + stalls_->interval();
-  for (const StallMonitor::Warning& warning : stalls_->check(now)) {
-    log(LogLevel::kWarning, rank_, warning.text);
-    live_.events.add("stall", warning.rank, warning.name, warning.text);
-  }
-  live_.stalls.find(*coordinator_, now);
 }
 
 Deadline Negotiator::wake_at() const {

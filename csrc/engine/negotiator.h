@@ -38,7 +38,7 @@ class Negotiator {
 
   void submit(const std::vector<EntryPtr>& entries);
   // All threads of this rank that could submit wait for these entries, and all that they have
-  // submitted before was given to submit() (negotiator_blocked.cc).
+  // submitted before was given to submit() (negotiator_waits.cc).
   void report_blocked(const std::vector<EntryPtr>& waits);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
@@ -96,7 +96,7 @@ class Negotiator {
   Status accept_one(const Response& response, Round& round);
   void accept_error(const EntryPtr& entry, const Status& error);
   // Fails what is deadlocked or has stalled, and warns of what stalls.
-  void look_at_waits();
+  void look_at_waits(Coordinator::TimePoint now);
   void send_all(const Bytes& frame, Deadline deadline);
 
   const int rank_;
