@@ -61,7 +61,7 @@ test-cpp: build/cpp/hvdlite_tests
 # What looks at times runs alone, and so do cluster systems, which have many processes.
 test-python: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/horovod_scripts
-	$(IN_VENV) python -m pytest tests/launch tests/faults tests/elastic tests/multihost tests/gpu
+	$(IN_VENV) python -m pytest tests/launch tests/live tests/faults tests/elastic tests/multihost tests/gpu
 	$(MAKE) test-clusters
 
 test-clusters: $(DONE)/core $(DONE)/test $(DONE)/test-clusters

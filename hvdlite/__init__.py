@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.bootstrap.environment import take_token
+from hvdlite.bootstrap.environment import take_live_pipe, take_token
 
 if TYPE_CHECKING:
     from hvdlite.launch.api import run
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 # The version is not read from the core: `hvdlite-run --doctor` works where the core does not load.
 __version__ = version("hvdlite")
 
-# Children of this process inherit its environment, and do not need the job's secret.
+# Children of this process inherit its environment, and need neither the job's secret nor the pipe.
 take_token()
+take_live_pipe()
 
 __all__ = ["__version__", "run"]
 

@@ -208,6 +208,7 @@ class Engine:
         lobby: Lobby | None = None,
         epoch: int = 0,
         process_sets: Sequence[tuple[int, Sequence[int]]] = (),
+        clock_offset: int = 0,
     ) -> None:
         """Build the engine and start its thread (none for a world of one).
 
@@ -223,6 +224,7 @@ class Engine:
             lobby: of an elastic job, where collectives wait between two worlds.
             epoch: of an elastic job, the number of this world.
             process_sets: of an elastic job, the sets that this world begins with: ids and ranks.
+            clock_offset: nanoseconds from this host's monotonic clock to that of rank 0's host.
 
         The engine owns the descriptors from here on, also when it raises.
         """
@@ -441,6 +443,30 @@ class Engine:
         "bytes" are those of the reduced tensors, as they travel within a host;
         "bytes_to_other_hosts" is what this rank's data plane on the CPU has sent to ranks of other
         hosts; "nonfinite" counts what HVDLITE_CHECK_FINITE has found.
+        """
+
+    def live(self) -> dict[str, Any]:
+        """Tell what the engine is doing, for people who watch. Takes microseconds; never blocks.
+
+        Returns:
+            "time" and "began": now, and when this engine began, in seconds on rank 0's monotonic
+            clock; "counters": as `counters`; "events": what has happened since the last call, as
+            rows [time, kind, rank, name, text], at most 256 of them; "dropped_events": how many
+            more there were since the engine began; "steps": on rank 0, where the time of the steps
+            went (csrc/negotiation/step_clock.h): their "count", their "seconds", and by rank, in
+            seconds, [backward, waiting, communicating, between, last, late_between,
+            late_backward], of which last is a count; None on other ranks; "stalled": on rank 0,
+            what has waited for more than a second, as rows [name, seconds, ranks that wait, ranks
+            that are missing], at most 8, the longest first.
+        """
+
+    def note(self, kind: str, name: str, text: str) -> None:
+        """Add an event of this rank to those that `live` tells.
+
+        Args:
+            kind: such as "diverged".
+            name: of the tensor or process set, or "".
+            text: a sentence for people.
         """
 
     def lateness(self) -> dict[str, Any]:

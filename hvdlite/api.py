@@ -50,6 +50,7 @@ from hvdlite.errors import (
 )
 from hvdlite.lateness import RankLateness, lateness
 from hvdlite.mesh import Mesh, mesh
+from hvdlite.observed import observe
 from hvdlite.ops import Adasum, Average, Max, Min, Product, Sum
 from hvdlite.process_sets import (
     ProcessSet,
@@ -113,6 +114,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "observe",
     "process_set_by_id",
     "process_sets",
     "rank",

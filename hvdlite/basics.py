@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hvdlite import _core, operation_names, process_sets
+from hvdlite import _core, operation_names, process_sets, reporting
 from hvdlite.bootstrap.connect import Connection, connect
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, detect
@@ -212,9 +212,8 @@ def ask_to_leave(why: str) -> None:
 def shutdown() -> None:
     """Leave the world cleanly; operations in flight get a moment to end, and then fail.
 
-    Without a world, `shutdown` does nothing. If `init` is running (in another thread, or in this
-    one, interrupted by the signal handler that calls `shutdown`), that `init` raises
-    BootstrapError.
+    Without a world, `shutdown` does nothing. An `init` that is running (in another thread, or in
+    this one, interrupted by the signal handler that calls this) raises BootstrapError.
     """
     start, world = _starting, _world
     _give_up_starting()
@@ -268,6 +267,7 @@ def _leave_world(world: World) -> None:
         world = _world or world  # Another world may have followed.
         _world = None
     try:
+        reporting.end()
         _stop_timeline(world)
     finally:
         try:

@@ -2,17 +2,19 @@
 
 Results of collectives are the same bits on all ranks, so parameters that were equal stay equal, and
 one number for each tensor shows it when they do not: a bit that has flipped, or code that ran on
-one rank only. An adapter computes the numbers. Here all ranks compare the least and the greatest of
-each, 16 bytes for each tensor, and gather those that differ.
+one rank only. An adapter computes the numbers, and each rank sends them to all others, 8 bytes for
+each tensor, in one operation. So nobody has to wait for it: a `Comparison` can be under way while
+gradients are reduced.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from hvdlite import _core, basics
 from hvdlite.errors import ArgumentError, DivergenceError, MismatchError, ReplicasDifferWarning
@@ -20,8 +22,6 @@ from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import Exchange, ranks_text
 
-_INT64 = _core.DTYPES["int64"]
-_MIN = _core.REDUCE_OPS["min"]
 _ACTIONS = ("raise", "warn", "repair")
 _SHOWN = 3  # how many tensors a message lists
 
@@ -122,29 +122,79 @@ def compare(
     if process_set.size() == 1:
         return None
     name = next_name("replicas", number)
-    own = [zlib.crc32("\n".join(names).encode()), *numbers]
-    # The least of the complements is the complement of the greatest.
-    cells = array("q", [*own, *(~one for one in own)])
-    address = cells.buffer_info()[0]
-    tensor = _core.Tensor(name, _INT64, [len(cells)], address, address)
-    basics.engine().allreduce(
-        name, [tensor], _MIN, process_set=number, keep=cells, blocking=True
-    ).wait()
-    differing = [i for i in range(len(own)) if cells[i] != ~cells[len(own) + i]]
-    if not differing:
-        return None
-    if differing[0] == 0:
-        raise MismatchError(
-            "the ranks compare replicas of different tensors, or in another order; give every "
-            "rank the same named parameters"
-        )
-    sent = [own[i] for i in differing]
-    by_rank = Exchange(f"{name}.differing", sent, process_set, blocking=True).finish()
-    groups = {
-        _unique(names, i - 1): _grouped({rank: theirs[at] for rank, theirs in by_rank.items()})
-        for at, i in enumerate(differing)
-    }
-    return Divergence(groups, len(names), tuple(i - 1 for i in differing))
+    return Comparison(name, names, numbers, process_set, blocking=True).finish()
+
+
+def array_word_sum(array: Any) -> int:
+    """Sum the words of eight bytes of an array, modulo 2^64; bytes at the end are words, too.
+
+    Args:
+        array: a contiguous NumPy array.
+
+    Example:
+        >>> array_word_sum(numpy.array([1, 2, -4], "int32"))
+        8589934589
+    """
+    flat = array.reshape(-1).view("uint8")
+    whole = flat.size // 8 * 8
+    total = int(flat[:whole].view("int64").sum()) + int(flat[whole:].sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+class Comparison:
+    """A running comparison of one number for each tensor. All members begin and finish it."""
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        numbers: Sequence[int],
+        process_set: ProcessSet,
+        blocking: bool,
+    ) -> None:
+        """Send this rank's numbers.
+
+        Args:
+            name: identifies the operation on all ranks.
+            names: the names of the tensors.
+            numbers: for each tensor a signed integer of 64 bits.
+            process_set: its members compare.
+            blocking: whether the caller calls `finish` at once.
+
+        Raises:
+            HvdliteError: the world is over.
+        """
+        self._names = list(names)
+        own = [zlib.crc32("\n".join(names).encode()), *numbers]
+        self._exchange = Exchange(name, own, process_set, blocking)
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self._exchange.name
+
+    def finish(self) -> Divergence | None:
+        """Wait for the other ranks' numbers; return which tensors differ, or None.
+
+        Raises:
+            MismatchError: the members have other tensors, or the same ones in another order.
+            HvdliteError: the comparison failed.
+        """
+        by_rank = self._exchange.finish()
+        first, *others = by_rank.values()
+        if self._exchange.uneven or any(one[0] != first[0] for one in others):
+            raise MismatchError(
+                "the ranks compare replicas of different tensors, or in another order; give every "
+                "rank the same named parameters"
+            )
+        if all(one == first for one in others):
+            return None
+        differing = [i for i in range(len(first)) if any(one[i] != first[i] for one in others)]
+        groups = {
+            _unique(self._names, i - 1): _grouped({rank: one[i] for rank, one in by_rank.items()})
+            for i in differing
+        }
+        return Divergence(groups, len(self._names), tuple(i - 1 for i in differing))
 
 
 def _unique(names: Sequence[str], at: int) -> str:
@@ -180,13 +230,68 @@ def react(
     """
     root = divergence.root
     if then == "raise" or (then == "repair" and root is None):
-        raise divergence.error(owner)
+        refuse(divergence, owner, process_set)
     done = ""
     if then == "repair" and root is not None:
         repair(root)
         done = f"; all ranks now have those of rank {root}"
+    text = divergence.text(owner) + done
+    _tell_view(divergence, text, process_set)
     if basics.rank() == process_set.ranks[0]:
-        warnings.warn(divergence.text(owner) + done, ReplicasDifferWarning, stacklevel=3)
+        warnings.warn(text, ReplicasDifferWarning, stacklevel=3)
+
+
+def refuse(divergence: Divergence, owner: str, process_set: ProcessSet) -> NoReturn:
+    """Raise the error that all ranks raise where replicas differ, and tell the live view.
+
+    Args:
+        divergence: how they differ.
+        owner: what the message calls who has compared them.
+        process_set: its members compare.
+
+    Raises:
+        DivergenceError: always.
+    """
+    _tell_view(divergence, divergence.text(owner), process_set)
+    raise divergence.error(owner)
+
+
+def _tell_view(divergence: Divergence, text: str, process_set: ProcessSet) -> None:
+    """Add an event of each rank that has diverged; of the first one where there is no majority."""
+    if basics.rank() in (divergence.minority or process_set.ranks[:1]):
+        basics.engine().note("diverged", next(iter(divergence.groups)), text)
+
+
+def sentinel_interval() -> int:
+    """Return after how many steps HVDLITE_CHECK_REPLICAS has replicas compared; 0 is never."""
+    return int(_core.knob_values()["check_replicas"])
+
+
+@functools.cache
+def warn_of_no_sentinel(what: str) -> None:
+    """Warn on rank 0, once, if HVDLITE_CHECK_REPLICAS is set and does not reach into something.
+
+    Args:
+        what: is not compared.
+    """
+    every = sentinel_interval()
+    if every > 0 and basics.rank() == 0:
+        warnings.warn(
+            f"HVDLITE_CHECK_REPLICAS={every} does not compare what {what} trains; call "
+            f"hvd.check_replicas(variables) once in {every} steps, on every rank",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def sentinel_name(where: str) -> str:
+    """Return what messages call the sentinel that HVDLITE_CHECK_REPLICAS sets.
+
+    Example:
+        >>> sentinel_name("step 100 of 'gradients'")
+        "HVDLITE_CHECK_REPLICAS, step 100 of 'gradients'"
+    """
+    return f"HVDLITE_CHECK_REPLICAS, {where}"
 
 
 def check_arguments(every: int, then: str) -> None:

@@ -37,6 +37,7 @@ class Exchange:
             blocking: whether the caller calls `finish` at once.
         """
         self.name = name
+        self.uneven = False  # whether some rank, as `finish` has seen, sent more or fewer numbers
         self._process_set = process_set
         self._count = len(numbers)
         data = array("q", numbers)
@@ -61,6 +62,8 @@ class Exchange:
         for rank, length in zip(self._process_set.ranks, lengths, strict=True):
             if length == self._count:  # A rank that has joined sends no numbers.
                 numbers[rank] = received[begin : begin + length].tolist()
+            elif length > 0:
+                self.uneven = True
             begin += length
         return numbers
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from hvdlite import _core, gpu
+from hvdlite import _core, gpu, reporting
 from hvdlite.bootstrap.connect import Connection
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment, timeline_parts
@@ -75,7 +75,8 @@ def make_world(
         epoch: of an elastic job, the number of this world.
         sets: of an elastic job, the ranks of the process sets that it begins with, by id.
         timeline: of an elastic job, the file of the timeline that goes on in this world.
-        records: whether this world can have a timeline; that of a worker that will join has none.
+        records: whether this world can have a timeline and is reported to a view of the job; that
+            of a worker that will join is not.
 
     Raises:
         ArgumentError: the file of the timeline cannot be written. In later worlds of an elastic job
@@ -115,7 +116,10 @@ def make_world(
         lobby,
         epoch,
         list((sets or {}).items()),
+        connection.clock.nanoseconds,
     )
+    if records:
+        reporting.follow(engine, connection.rank, connection.size, epoch)
     return World(
         engine=engine,
         rank=connection.rank,

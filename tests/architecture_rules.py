@@ -55,6 +55,7 @@ LAUNCH = (
     "hvdlite.launch.output",
     "hvdlite.launch.hosts",
     "hvdlite.launch.remote",
+    "hvdlite.launch.view",
     *("hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
@@ -85,11 +86,12 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite.spark": (*NEUTRAL, "hvdlite.compat", "hvdlite.timeline", *LAUNCH),
 }
 # Files that users call and that import a higher layer: hvdlite.run (on first use), `python -m`,
-# hvdlite.init() in an elastic job, and hvdlite.tensorflow's DistributedOptimizer, which also takes
-# Keras's optimizers, as in Horovod.
+# hvdlite.init() in an elastic job or under a view, and hvdlite.tensorflow's DistributedOptimizer,
+# which also takes Keras's optimizers, as in Horovod.
 FACES = {
     "hvdlite/__init__.py": "hvdlite.launch",
     "hvdlite/basics.py": "hvdlite.elastic",
+    "hvdlite/reporting.py": "hvdlite.live",
     "hvdlite/__main__.py": "hvdlite.launch.command",
     "hvdlite/launch/__main__.py": "hvdlite.launch.command",
     "hvdlite/tensorflow/optimizer.py": "hvdlite.keras",

@@ -123,7 +123,8 @@ std::vector<std::pair<std::string, std::string>> Config::agreed() const {
           {environment_name("shm_chunk"), text_of(shm_chunk)},
           {environment_name("shm_small"), text_of(shm_small)},
           {environment_name("tcp_chunk"), text_of(tcp_chunk)},
-          {environment_name("average_over_joined"), text_of(average_over_joined)}};
+          {environment_name("average_over_joined"), text_of(average_over_joined)},
+          {environment_name("check_replicas"), text_of(check_replicas)}};
 }
 
 const std::vector<Knob>& knobs() {

@@ -73,6 +73,9 @@
   X(std::int64_t, check_finite, 0, "", "",                                                         \
     "1 makes each rank warn, naming the tensors, when it gives infinities or NaN to an "           \
     "all-reduce")                                                                                  \
+  X(std::int64_t, check_replicas, 0, "steps", "",                                                  \
+    "Compare the bits of the trained parameters of all ranks once in so many steps, and fail "     \
+    "where they differ; 0 never")                                                                  \
   X(double, lateness_interval, 60.0, "seconds", "",                                                \
     "Shortest time between two lines of rank 0 about a rank that is late in most steps; 0 writes " \
     "none")                                                                                        \
@@ -95,7 +98,8 @@
   R(require_nccl, 0, 1)                                                                            \
   R(tensorflow_gpu, 0, 1)                                                                          \
   R(average_over_joined, 0, 1)                                                                     \
-  R(check_finite, 0, 1)
+  R(check_finite, 0, 1)                                                                            \
+  R(check_replicas, 0, 1'000'000'000)
 
 namespace hvdlite {
 

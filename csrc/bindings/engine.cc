@@ -170,7 +170,8 @@ using ProcessSetList = std::vector<std::pair<int, std::vector<int>>>;  // ids an
 HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
                       const std::vector<LinkTuple>& links, int segment_fd, int bell_fd,
                       std::vector<std::string> nccl_folders, int trace_file, bool trace_rounds,
-                      std::shared_ptr<Lobby> lobby, int epoch, ProcessSetList process_sets) {
+                      std::shared_ptr<Lobby> lobby, int epoch, ProcessSetList process_sets,
+                      std::int64_t clock_offset) {
   Fd trace_fd(trace_file);
   Fd segment(segment_fd);
   Fd bell(bell_fd);
@@ -198,11 +199,10 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
   if (lobby != nullptr) elastic = {{epoch, std::move(process_sets)}, std::move(lobby)};
   return std::make_shared<EngineHolder>(
       std::make_unique<Engine>(std::move(fabric), std::move(backend), std::move(config.value()),
-                               std::move(gpus), std::move(trace), elastic));
+                               std::move(gpus), std::move(trace), elastic, clock_offset));
 }
 
-py::dict counters(const HolderPtr& self) {
-  const Counters counters = self->engine().counters();
+py::dict row_of_counters(const Counters& counters) {
   py::dict row;
   row["batches"] = counters.batches.get();
   row["tensors"] = counters.tensors.get();
@@ -215,6 +215,8 @@ py::dict counters(const HolderPtr& self) {
   return row;
 }
 
+py::dict counters(const HolderPtr& self) { return row_of_counters(self->engine().counters()); }
+
 py::dict lateness(const HolderPtr& self) {
   const Lateness::Report report = self->engine().lateness();
   py::list ranks;
@@ -226,6 +228,75 @@ py::dict lateness(const HolderPtr& self) {
   row["step_seconds"] = report.step_seconds;
   row["ranks"] = ranks;
   return row;
+}
+
+// Texts that come from programs and peers may be cut within a character.
+py::str text_of(const std::string& text) {
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
+py::list list_of(const std::vector<int>& ranks) {
+  py::list list;
+  for (const int rank : ranks) list.append(rank);
+  return list;
+}
+
+template <typename... Values>
+py::list row_of(Values&&... values) {
+  py::list row;
+  (row.append(std::forward<Values>(values)), ...);
+  return row;
+}
+
+double seconds_of(StepClock::Duration time) { return std::chrono::duration<double>(time).count(); }
+
+py::object steps_of(const Live& live) {
+  if (!live.steps) return py::none();
+  py::list ranks;
+  for (const StepClock::Rank& one : live.steps->ranks) {
+    ranks.append(row_of(seconds_of(one.backward), seconds_of(one.waiting),
+                        seconds_of(one.communicating), seconds_of(one.between), one.last,
+                        seconds_of(one.late_between), seconds_of(one.late_backward)));
+  }
+  py::dict row;
+  row["count"] = live.steps->steps;
+  row["seconds"] = live.steps->seconds();
+  row["ranks"] = ranks;
+  return row;
+}
+
+py::dict live(const HolderPtr& self) {
+  Engine& engine = self->engine();
+  const Live live = engine.live();
+  const auto on_rank_0 = [&](LiveFigures::Clock::time_point when) {
+    return seconds_of(when.time_since_epoch() + std::chrono::nanoseconds(engine.clock_offset()));
+  };
+  py::list events;
+  for (const Event& event : live.events) {
+    events.append(row_of(on_rank_0(event.time), text_of(event.kind), event.rank,
+                         text_of(event.name), text_of(event.text)));
+  }
+  py::list stalled;
+  for (const Stall& stall : live.stalls) {
+    stalled.append(row_of(text_of(stall.name), seconds_of(live.now - stall.since),
+                          list_of(stall.submitted), list_of(stall.missing)));
+  }
+  py::dict row;
+  row["time"] = on_rank_0(live.now);
+  row["began"] = on_rank_0(live.began);
+  row["counters"] = row_of_counters(live.counters);
+  row["events"] = events;
+  row["dropped_events"] = live.dropped_events;
+  row["steps"] = steps_of(live);
+  row["stalled"] = stalled;
+  return row;
+}
+
+void note(const HolderPtr& self, std::string kind, std::string name, std::string text) {
+  self->engine().note(std::move(kind), std::move(name), std::move(text));
 }
 
 py::list attendance(const HolderPtr& self, const std::string& key) {
@@ -312,7 +383,7 @@ void register_engine(py::module_& module) {
            py::arg("bell_fd") = -1, py::arg("nccl_folders") = std::vector<std::string>(),
            py::arg("trace_file") = -1, py::arg("trace_rounds") = false,
            py::arg("lobby") = py::none(), py::arg("epoch") = 0,
-           py::arg("process_sets") = ProcessSetList())
+           py::arg("process_sets") = ProcessSetList(), py::arg("clock_offset") = 0)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
            process_set, keep, blocking, stream, transaction, py::arg("roll") = py::none())
@@ -348,6 +419,8 @@ void register_engine(py::module_& module) {
            })
       .def("counters", &counters)
       .def("lateness", &lateness)
+      .def("live", &live)
+      .def("note", &note, py::arg("kind"), py::arg("name"), py::arg("text"))
       .def(
           "parked",
           [](const HolderPtr& self, const std::string& key) { return self->engine().parked(key); },

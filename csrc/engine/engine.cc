@@ -19,10 +19,10 @@ std::unique_ptr<World> make_world(EngineParts& parts, const Lobby* lobby, Park p
 
 Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
                GpuLibraries gpu_libraries, std::unique_ptr<Trace> trace,
-               const std::optional<Elastic>& elastic)
+               const std::optional<Elastic>& elastic, std::int64_t clock_offset)
     : parts_(std::move(fabric), std::move(backend), std::move(config), std::move(gpu_libraries),
              std::move(trace), elastic ? &elastic->world : nullptr,
-             elastic ? elastic->lobby->highest_set() : 0),
+             elastic ? elastic->lobby->highest_set() : 0, clock_offset),
       lobby_(elastic ? elastic->lobby : nullptr),
       world_(make_world(
           parts_, lobby_.get(), lobby_ == nullptr ? Park() : [this](Parked parked) {
@@ -90,8 +90,21 @@ Status Engine::check(Entry& entry) {
   }
   entry.key = entry.request.key();
   if (entry.gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(entry));
-  parts_.timeline.submitted(entry);
+  entry.submitted_at = trace_now();
   return Status();
+}
+
+Live Engine::live() {
+  LiveFigures& figures = parts_.live;
+  Live live;
+  live.now = LiveFigures::Clock::now();
+  live.began = figures.began;
+  live.counters = counters();
+  live.events = figures.events.take();
+  live.dropped_events = figures.events.dropped();
+  if (rank() == 0) live.steps = figures.steps.report();
+  live.stalls = figures.stalls.get();
+  return live;
 }
 
 Status Engine::name_removed_ranks(Entry& entry) const {

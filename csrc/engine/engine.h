@@ -20,6 +20,17 @@
 
 namespace hvdlite {
 
+// What an engine says of itself; moments are those of this rank's clock.
+struct Live {
+  LiveFigures::Clock::time_point now;
+  LiveFigures::Clock::time_point began;  // when the engine did
+  Counters counters;
+  std::vector<Event> events;  // since the last call, the oldest first
+  std::uint64_t dropped_events = 0;
+  std::optional<StepClock::Report> steps;  // on rank 0
+  std::vector<Stall> stalls;               // on rank 0, the longest first
+};
+
 class Engine {
  public:
   // Of an elastic job: its world, and the lobby that all its engines share.
@@ -28,11 +39,12 @@ class Engine {
     std::shared_ptr<Lobby> lobby;
   };
   // Starts the engine's thread. `fabric` is null for a world of one; `backend` is the host's;
-  // `trace` may be on already.
+  // `trace` may be on already. `clock_offset`: nanoseconds from this host's monotonic clock to that
+  // of rank 0's host.
   Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend, Config config,
          GpuLibraries gpu_libraries = GpuLibraries::search(Config(), {}),
          std::unique_ptr<Trace> trace = std::make_unique<Trace>(),
-         const std::optional<Elastic>& elastic = std::nullopt);
+         const std::optional<Elastic>& elastic = std::nullopt, std::int64_t clock_offset = 0);
   ~Engine();  // shuts down
 
   int rank() const { return parts_.rank; }
@@ -99,7 +111,15 @@ class Engine {
   Status status() const { return world_->status(); }
   Counters counters() const { return parts_.counters; }
   // How late each rank is; only rank 0 sees it.
-  Lateness::Report lateness() const { return parts_.lateness.report(); }
+  Lateness::Report lateness() const { return parts_.live.steps.lateness().report(); }
+  // For the live view. Takes microseconds, and waits for nobody.
+  Live live();
+  // Adds an event of this rank to those that live() tells.
+  void note(std::string kind, std::string name, std::string text) {
+    parts_.live.events.add(std::move(kind), rank(), std::move(name), std::move(text));
+  }
+  // Nanoseconds from this host's monotonic clock to that of rank 0's host.
+  std::int64_t clock_offset() const { return parts_.live.clock_offset; }
   // Who was late in the roll calls of this key; how many steps of it wait whole for this rank.
   std::vector<Attendance::Row> attendance(const std::string& key) const {
     return parts_.attendance.rows(key);

@@ -48,6 +48,11 @@ Status LoneWorld::execute(const EntryPtr& entry, std::function<void()>& then) {
   (void)parts_.queue.take();
   std::vector<Agreed> round = {agreed_alone(entry)};
   parts_.timeline.agreed(round);
+  if (entry->request.of_a_step()) {
+    const auto sent = LiveFigures::time_of(entry->submitted_at);
+    const Arrival arrival{sent, sent, /*blocking=*/false};
+    parts_.live.steps.arrived(entry->request.name, {&arrival, 1}, /*counted=*/false);
+  }
   const Status status = executor_.run(round);
   if (round[0].entry != nullptr) parts_.queue.finish(entry, status);  // it failed
   return Status();

@@ -80,7 +80,7 @@ std::vector<Response> addressed_to(int rank, const std::vector<Response>& all,
 }  // namespace
 
 Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config,
-                       TensorQueue& queue, Counters& counters, Lateness& lateness,
+                       TensorQueue& queue, Counters& counters, LiveFigures& live,
                        Attendance& attendance, const Timeline& timeline, bool elastic)
     : rank_(fabric.topology.rank),
       size_(fabric.topology.size),
@@ -88,7 +88,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       sets_(sets),
       queue_(queue),
       counters_(counters),
-      lateness_(lateness),
+      live_(live),
       waiter_(*fabric.waiter),
       patience_(config.collective_timeout),
       control_(fabric),
@@ -97,7 +97,7 @@ Negotiator::Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& co
       left_(size_) {
   if (rank_ != kCoordinatorRank) return;
   coordinator_ =
-      std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic, &lateness);
+      std::make_unique<Coordinator>(size_, cache_capacity(config), &timeline, elastic, &live.steps);
   coordinator_->add_set(*sets.get(0));
   for (const GroupPtr& set : sets.others()) coordinator_->add_set(*set);
   coordinator_->skip_ids(static_cast<std::uint32_t>(sets.highest()));
@@ -115,12 +115,17 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
-      (void)coordinator_->submit(rank_, entry->request, Clock::now());
-    } else if (id) {
+      const auto sent = LiveFigures::time_of(entry->submitted_at);
+      (void)coordinator_->submit(rank_, entry->request, Clock::now(),
+                                 {sent, sent, entry->blocking});
+      continue;
+    }
+    if (id) {
       message.cached.push_back(*id);
     } else {
       message.requests.push_back(entry->request);
     }
+    if (entry->request.of_a_step()) message.stamps.add(entry->submitted_at + live_.clock_offset);
   }
   if (!message.cached.empty() || !message.requests.empty()) {
     control_.send(kCoordinatorRank, encode_submit(message));
@@ -151,7 +156,11 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     return told_.ok() ? failure : told_;
   }
   if (!coordinator_) return unanswered();
-  if (!coordinator_->idle()) look_at_waits(Clock::now());
+  if (coordinator_->idle()) {
+    live_.stalls.clear();
+  } else {
+    look_at_waits(Clock::now());
+  }
   return coordinate(rounds);
 }
 
@@ -185,11 +194,12 @@ Status Negotiator::handle_submit(const Frame& frame) {
   Submit message;
   if (!coordinator_ || !decode_submit(frame.body, message)) return garbage(frame);
   const auto now = Clock::now();
+  const Arrival sent = live_.arrival(message.stamps, now);
   for (const std::uint32_t id : message.cached) {
-    HVDLITE_RETURN_IF_ERROR(coordinator_->submit_cached(frame.from, id, now));
+    HVDLITE_RETURN_IF_ERROR(coordinator_->submit_cached(frame.from, id, now, sent));
   }
   for (const Request& request : message.requests) {
-    HVDLITE_RETURN_IF_ERROR(coordinator_->submit(frame.from, request, now));
+    HVDLITE_RETURN_IF_ERROR(coordinator_->submit(frame.from, request, now, sent));
   }
   return Status();
 }
@@ -299,7 +309,10 @@ Status Negotiator::coordinate(std::vector<Round>& rounds) {
   if (coordinator_->rolls()) coordinator_->close_rolls(Clock::now());
   const std::vector<Response> responses = coordinator_->take_responses();
   if (!responses.empty()) {
-    if (const auto late = lateness_.take_line()) log(LogLevel::kWarning, rank_, *late);
+    if (const auto late = live_.steps.lateness().take_line()) {
+      log(LogLevel::kWarning, rank_, late->text);
+      live_.events.add("late", late->rank, "", late->text);
+    }
     HVDLITE_RETURN_IF_ERROR(accept(distribute(responses), rounds));
   }
   if (rounds.empty()) return Status();
@@ -443,7 +456,11 @@ void Negotiator::look_at_waits(Coordinator::TimePoint now) {
   deadlocks_->check(now);
   if (now < next_stall_check_) return;
   next_stall_check_ = now + stalls_->interval();
-  for (const std::string& text : stalls_->check(now)) log(LogLevel::kWarning, rank_, text);
+  for (const std::string& text : stalls_->check(now)) {
+    log(LogLevel::kWarning, rank_, text);
+    live_.events.add("stall", -1, "", text);
+  }
+  live_.stalls.find(*coordinator_, now);
 }
 
 Deadline Negotiator::wake_at() const {

@@ -16,6 +16,7 @@
 #include "engine/late_results.h"
 #include "entry/entry.h"
 #include "execution/counters.h"
+#include "execution/live_figures.h"
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
 #include "negotiation/control_plane.h"
@@ -32,7 +33,7 @@ class Negotiator {
  public:
   // All borrowed; the engine owns them and outlives this.
   Negotiator(Fabric& fabric, const ProcessSets& sets, const Config& config, TensorQueue& queue,
-             Counters& counters, Lateness& lateness, Attendance& attendance,
+             Counters& counters, LiveFigures& live, Attendance& attendance,
              const Timeline& timeline, bool elastic);
 
   void submit(const std::vector<EntryPtr>& entries);
@@ -104,7 +105,7 @@ class Negotiator {
   const ProcessSets& sets_;
   TensorQueue& queue_;
   Counters& counters_;
-  Lateness& lateness_;
+  LiveFigures& live_;
   Waiter& waiter_;
   const double patience_;  // seconds that a peer may take to read its answers
   ControlPlane control_;

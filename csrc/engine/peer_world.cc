@@ -12,14 +12,23 @@ constexpr auto kFirstSlice = std::chrono::microseconds(50);
 constexpr auto kGpuInterval = std::chrono::milliseconds(20);
 constexpr auto kLongestSlice = std::chrono::milliseconds(2);
 
+std::string describe(const Tunables& tunables) {
+  std::string text;
+  for (const Tunable& one : kTunables) {
+    text += (text.empty() ? "" : ", ") + std::string(one.name) + " " +
+            std::to_string(tunables.*one.field);
+  }
+  return text;
+}
+
 }  // namespace
 
 PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled, Park park)
     : parts_(parts),
       waiter_(*parts.fabric->waiter),
       park_(std::move(park)),
-      negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters,
-                  parts.lateness, parts.attendance, parts.timeline, /*elastic=*/park_ != nullptr),
+      negotiator_(*parts.fabric, parts.sets, parts.config, parts.queue, parts.counters, parts.live,
+                  parts.attendance, parts.timeline, /*elastic=*/park_ != nullptr),
       executor_(parts),
       tunables_(tunables_of(parts.config)),
       settled_(settled) {
@@ -33,6 +42,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
 }
 
 Status PeerWorld::submit(EntryPtr entry, bool blocking) {
+  entry->blocking = blocking;
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
   if (!blocking) {
     token_.wake();
@@ -143,6 +153,9 @@ void PeerWorld::tune(const Round& round) {
     MutexLock lock(mutex_);
     tunables_ = *round.tunables;
     if (round.settled) settled_ = tunables_;
+    if (round.settled && parts_.rank == 0) {
+      parts_.live.events.add("tuned", -1, "", "all ranks use " + describe(tunables_));
+    }
   }
   if (autotune_ == nullptr) return;
   const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
@@ -220,6 +233,7 @@ void PeerWorld::request_end(Status cause) {
     sticky_ = std::move(cause);
     ending_.store(true);
     log(LogLevel::kDebug, parts_.rank, "the world ends: " + sticky_.message());
+    if (!stopped_) parts_.live.events.add("error", sticky_.failed_rank(), "", sticky_.message());
   }
   token_.close();
 }

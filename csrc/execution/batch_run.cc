@@ -81,13 +81,21 @@ Status BatchRun::change_sets() {
   if (batch_.kind == Kind::kAddProcessSet) {
     parts_.sets.add(id, {entry.request.ranks.begin(), entry.request.ranks.end()});
     entry.completion->set_id = id;
+    note_change(*parts_.sets.get(static_cast<std::uint32_t>(id)), "added");
   } else {
     const GroupPtr group = parts_.sets.get(static_cast<std::uint32_t>(id));
     parts_.gpus.forget(*group);
     parts_.backend->forget(*group);
     parts_.sets.remove(id);
+    note_change(*group, "removed");
   }
   return Status();
+}
+
+void BatchRun::note_change(const Group& group, const std::string& what) {
+  if (parts_.rank > 0) return;  // all ranks know of it
+  const std::string name = describe(group);
+  parts_.live.events.add("process set", -1, name, name + " was " + what);
 }
 
 Status BatchRun::allreduce() {

@@ -36,7 +36,8 @@ struct Members {
 // capacity. Every batch fills the memory anew.
 struct BatchBuffers {
   explicit BatchBuffers(EngineParts& parts)
-      : finite(parts.rank, parts.config.check_finite != 0, parts.counters.nonfinite),
+      : finite(parts.rank, parts.config.check_finite != 0, parts.counters.nonfinite,
+               parts.live.events),
         kept(parts.gpus) {}
 
   FiniteCheck finite;
@@ -75,6 +76,7 @@ class BatchRun {
   }
   Status execute_kind();
   Status change_sets();
+  void note_change(const Group& group, const std::string& what);
   Status allreduce();
   Status sum_weights();
   // Looks at what this rank gives to an all-reduce: on the host before it does, on a GPU as it

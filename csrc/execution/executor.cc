@@ -36,6 +36,7 @@ Status Executor::run(std::vector<Agreed>& round) {
     if (parts_.commits != nullptr) HVDLITE_RETURN_IF_ERROR(run.keep_inputs());
     HVDLITE_RETURN_IF_ERROR(run.execute());
     HVDLITE_RETURN_IF_ERROR(run.close());
+    note_end(batch, round);
     finish_batch(batch, members, round, left);
   }
   return parts_.commits == nullptr ? Status() : commit();
@@ -60,6 +61,15 @@ const Members& Executor::members_of(const Batch& batch, const Agreed& agreed) {
     members.group.average_over = static_cast<int>(whole.ranks.size());
   }
   return members;
+}
+
+void Executor::note_end(const Batch& batch, const std::vector<Agreed>& round) {
+  if (parts_.rank > 0 || batch.kind != Kind::kAllreduce) return;
+  const auto counts = [&](const TensorRef& ref) {
+    return round[ref.agreed].entry->request.of_a_step();
+  };
+  if (!std::any_of(batch.tensors.begin(), batch.tensors.end(), counts)) return;
+  parts_.live.steps.ended(LiveFigures::Clock::now());
 }
 
 void Executor::finish_batch(const Batch& batch, const Members& members, std::vector<Agreed>& round,

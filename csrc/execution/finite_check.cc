@@ -27,6 +27,7 @@ void FiniteCheck::look(const std::string& name, ElementTypes types, const Piece&
   if (at == piece.count) return;
   ++found_;
   const std::string as = types.cast() ? " as " + std::string(name_of(types.wire)) : "";
+  if (first_name_.empty()) first_name_ = name;
   waiting_.add("'" + name + "' (first at element " + std::to_string(at) + as + ")");
 }
 
@@ -37,9 +38,10 @@ void FiniteCheck::found_in(const NameList& names) {
 
 void FiniteCheck::report() {
   if (waiting_.empty() || !quiet_.passed()) return;
-  log(LogLevel::kWarning, rank_,
-      "rank " + std::to_string(rank_) +
-          " gives infinities or NaN to an allreduce: " + waiting_.text());
+  std::string text = "rank " + std::to_string(rank_) +
+                     " gives infinities or NaN to an allreduce: " + waiting_.text();
+  log(LogLevel::kWarning, rank_, text);
+  events_.add("nonfinite", rank_, std::exchange(first_name_, {}), std::move(text));
   waiting_ = {};
   quiet_ = Deadline::after(kQuiet);
 }

@@ -15,6 +15,7 @@
 
 #include "base/counter.h"
 #include "base/deadline.h"
+#include "execution/events.h"
 #include "kernels/pieces.h"
 
 namespace hvdlite {
@@ -36,8 +37,9 @@ class FiniteCheck {
  public:
   static constexpr std::chrono::seconds kQuiet{10};
 
-  // `found`: counts tensors (of a GPU: batches), for the statistics. Borrowed.
-  FiniteCheck(int rank, bool on, Counter& found) : rank_(rank), on_(on), found_(found) {}
+  // `found` counts tensors (of a GPU: batches), for the statistics. It and `events` are borrowed.
+  FiniteCheck(int rank, bool on, Counter& found, Events& events)
+      : rank_(rank), on_(on), found_(found), events_(events) {}
 
   bool on() const { return on_; }
   // Looks at a tensor in host memory that this rank is about to give.
@@ -51,7 +53,9 @@ class FiniteCheck {
   const int rank_;
   const bool on_;
   Counter& found_;
-  NameList waiting_;  // what was found since the last line
+  Events& events_;
+  NameList waiting_;        // what was found since the last line
+  std::string first_name_;  // of these, on the host
   Deadline quiet_ = Deadline::after({});
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,10 +13,10 @@
 #include "execution/attendance.h"
 #include "execution/commit_book.h"
 #include "execution/counters.h"
+#include "execution/live_figures.h"
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
 #include "gpu/gpu_plane.h"
-#include "negotiation/lateness.h"
 #include "negotiation/process_set.h"
 #include "transport/fabric.h"
 
@@ -30,7 +31,7 @@ struct ElasticWorld {
 struct EngineParts {
   EngineParts(std::unique_ptr<Fabric> its_fabric, std::unique_ptr<Backend> its_backend,
               Config its_config, GpuLibraries gpu_libraries, std::unique_ptr<Trace> its_trace,
-              const ElasticWorld* elastic, int highest_set)
+              const ElasticWorld* elastic, int highest_set, std::int64_t clock_offset)
       : rank(its_fabric ? its_fabric->topology.rank : 0),
         size(its_fabric ? its_fabric->topology.size : 1),
         epoch(elastic ? elastic->epoch : 0),
@@ -39,12 +40,17 @@ struct EngineParts {
         fabric(std::move(its_fabric)),
         backend(std::move(its_backend)),
         gpus(*backend, fabric.get(), config, std::move(gpu_libraries)),
-        sets(size, highest_set) {
+        sets(size, highest_set),
+        live(size, config.lateness_interval, clock_offset) {
     backend->trace_to(*trace);
     backend->count_in(counters.bytes_to_other_hosts);
     if (elastic == nullptr) return;
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();
     for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);
+    if (rank > 0) return;
+    live.events.add("epoch", -1, "",
+                    "epoch " + std::to_string(epoch) + " begins with " + std::to_string(size) +
+                        (size == 1 ? " rank" : " ranks"));
   }
 
   const int rank;
@@ -60,9 +66,9 @@ struct EngineParts {
   TensorQueue queue{timeline};
   // Elastic jobs with several ranks; shared with the lobby.
   std::shared_ptr<CommitBook> commits;
-  Counters counters;                                  // the runner counts up, any thread reads
-  Lateness lateness{size, config.lateness_interval};  // of all ranks, on rank 0
-  Attendance attendance{rank, size};                  // in roll calls
+  Counters counters;                  // the runner counts up, any thread reads
+  Attendance attendance{rank, size};  // in roll calls
+  LiveFigures live;
 };
 
 }  // namespace hvdlite

@@ -31,7 +31,7 @@ void Timeline::write_taken(const std::vector<EntryPtr>& entries) const {
   const TraceTime now = trace_now();
   for (const EntryPtr& entry : entries) {
     const Request& request = entry->request;
-    const TraceTime since = entry->submitted_at > 0 ? entry->submitted_at : now;
+    const TraceTime since = entry->submitted_at;
     const std::uint64_t id = id_of(*entry);
     trace_.open(TaskGroup::kTensors, id, label_of(request), since, label_of(request.kind),
                 request.wire_bytes());

@@ -5,7 +5,7 @@
 // entry ends. The row "engine" holds the batches, and the backend's parts within; the row of a GPU
 // what the device itself did for them. On rank 0, what the coordinator waits for are tasks of their
 // own, with a mark for each rank that came. Each call costs one load while the trace is off
-// (trace/trace.h). Only the runner calls it, except for submitted(), which any thread may call.
+// (trace/trace.h). Only the runner calls it.
 #pragma once
 
 #include <string>
@@ -24,9 +24,6 @@ class Timeline : public NegotiationObserver {
  public:
   explicit Timeline(Trace& trace) : trace_(trace), devices_(trace) {}  // borrowed
 
-  void submitted(Entry& entry) const {
-    if (trace_.on()) entry.submitted_at = trace_now();
-  }
   void taken(const std::vector<EntryPtr>& entries) const {
     if (trace_.on()) write_taken(entries);
   }

@@ -79,7 +79,7 @@ void Coordinator::add_set(const Group& group) {
   skip_ids(static_cast<std::uint32_t>(group.id));
 }
 
-Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
+Status Coordinator::submit(int rank, const Request& request, TimePoint now, const Arrival& sent) {
   const auto found = books_.find(request.process_set);
   const int index = found == books_.end() ? -1 : found->second.group.index_of(rank);
   if (index < 0) {
@@ -112,7 +112,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   }
   if (observer_ != nullptr) observer_->arrived(tally.number, request, rank, tallied_ > tallied);
   tally.submitted[index] = true;
-  if (!tally.arrivals.empty()) tally.arrivals[index] = now;
+  if (!tally.arrivals.empty()) tally.arrivals[index] = sent;
   --tally.missing;
   if (tally.refusal.ok()) {
     auto text = describe_mismatch(tally.first_rank, tally.request, rank, request);
@@ -127,7 +127,7 @@ Status Coordinator::submit(int rank, const Request& request, TimePoint now) {
   if (tally.missing == 0 || fail_if_left(book, tally)) {
     auto node = book.tallies.extract(request.key());
     --waiting_;
-    if (node.mapped().missing == 0) respond(book, std::move(node.mapped()));
+    if (node.mapped().missing == 0) respond(book, std::move(node.mapped()), now);
   }
   return Status();
 }
@@ -144,8 +144,7 @@ Coordinator::Tally& Coordinator::open(Book& book, int rank, const Request& reque
   tally.missing = static_cast<std::size_t>(std::count_if(
       members.begin(), members.end(), [&](int member) { return awaits(tally, member); }));
   if (request.rows_differ()) tally.differing.resize(members.size());
-  const bool of_a_step = request.kind == Kind::kAllreduce && book.group.id == 0;
-  if (lateness_ != nullptr && of_a_step && request.cacheable()) tally.arrivals.resize(size_);
+  if (steps_ != nullptr && request.of_a_step()) tally.arrivals.resize(size_);
   tally.since = tally.warned = now;
   ++waiting_;
   return tally;
@@ -188,18 +187,18 @@ void Coordinator::join(int rank, TimePoint now) {
       if (!awaited || tally.submitted[index] || --tally.missing > 0) continue;
       auto node = book.tallies.extract(current);
       --waiting_;
-      respond(book, std::move(node.mapped()));
+      respond(book, std::move(node.mapped()), now);
     }
   }
 }
 
-Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now) {
+Status Coordinator::submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent) {
   const Request* request = cache_.at(id);
   if (request == nullptr) {
     return Status(StatusCode::kInternal, "rank " + std::to_string(rank) + " submitted cache id " +
                                              std::to_string(id) + ", which was never given out");
   }
-  return submit(rank, Request(*request), now);
+  return submit(rank, Request(*request), now, sent);
 }
 
 void Coordinator::leave(int rank, std::uint64_t collectives) {
@@ -337,7 +336,15 @@ void Coordinator::cut_round() {
   responses_.push_back(std::move(response));
 }
 
-void Coordinator::respond(Book& book, Tally tally) {
+void Coordinator::tell_steps(Tally& tally, const std::vector<int>& late, bool all_came,
+                             TimePoint now) {
+  for (const int rank : late) {
+    if (!tally.arrivals[rank].came()) tally.arrivals[rank] = {now, now, /*blocking=*/false};
+  }
+  steps_->arrived(tally.request.name, tally.arrivals, all_came);
+}
+
+void Coordinator::respond(Book& book, Tally tally, TimePoint now) {
   if (tally.refusal.ok()) tally.refusal = refuse(book, tally);
   Response response;
   if (tally.request.roll) response.late = note_late(book, tally);
@@ -351,7 +358,7 @@ void Coordinator::respond(Book& book, Tally tally) {
   if (observer_ != nullptr) observer_->answered(tally.number, Status());
   const std::string key = tally.request.key();
   const bool all_came = response.absent.empty() && response.late.empty();
-  if (!tally.arrivals.empty() && all_came) lateness_->answered(key, tally.arrivals);
+  if (!tally.arrivals.empty()) tell_steps(tally, response.late, all_came, now);
   if (const auto id = cache_.find(key, tally.request)) {
     response.form = Response::Form::kCached;
     response.cache_id = *id;

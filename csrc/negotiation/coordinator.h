@@ -20,10 +20,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "negotiation/lateness.h"
 #include "negotiation/observer.h"
 #include "negotiation/response_cache.h"
 #include "negotiation/roll.h"
+#include "negotiation/step_clock.h"
 #include "transport/topology.h"
 #include "wire/message.h"
 
@@ -46,10 +46,10 @@ class Coordinator {
     Request request;           // as the first rank submitted it
     int first_rank = -1;
     Presence submitted;
-    std::size_t missing = 0;          // members concerned that have neither submitted nor joined
-    std::vector<Request> differing;   // where rows_differ(): by position in the set
-    Status refusal;                   // the first disagreement
-    std::vector<TimePoint> arrivals;  // by rank, where `lateness` is told
+    std::size_t missing = 0;         // members concerned that have neither submitted nor joined
+    std::vector<Request> differing;  // where rows_differ(): by position in the set
+    Status refusal;                  // the first disagreement
+    std::vector<Arrival> arrivals;   // by rank, where `steps` is told
     TimePoint since;
     TimePoint warned;  // of the last stall warning
   };
@@ -67,15 +67,15 @@ class Coordinator {
     std::map<std::string, Roll> rolls;  // by RollCall::key
   };
 
-  // `observer` and `lateness` are borrowed and may be null. With `cuts_at_changes` no round has
+  // `observer` and `steps` are borrowed and may be null. With `cuts_at_changes` no round has
   // entries from before and after ranks join, or from before and after a process set goes: an
   // elastic job commits in between, while the members are still those who made the results.
   Coordinator(int size, std::size_t cache_capacity, const NegotiationObserver* observer = nullptr,
-              bool cuts_at_changes = false, Lateness* lateness = nullptr)
+              bool cuts_at_changes = false, StepClock* steps = nullptr)
       : size_(size),
         observer_(observer),
         cuts_at_changes_(cuts_at_changes),
-        lateness_(lateness),
+        steps_(steps),
         cache_(cache_capacity),
         activity_(size),
         left_(size),
@@ -84,10 +84,11 @@ class Coordinator {
   void add_set(const Group& group);
   // New process sets get ids above this one.
   void skip_ids(std::uint32_t highest) { epochs_ = std::max(epochs_, highest); }
-  // A rank wants a collective. kInternal when it is not a member of the set, asks twice, has
-  // joined, or wants what no rank lets its callers ask for.
-  Status submit(int rank, const Request& request, TimePoint now);
-  Status submit_cached(int rank, std::uint32_t id, TimePoint now);
+  // A rank wants a collective; `sent`: when its program asked for it, for the step clock.
+  // kInternal when the rank is not a member of the set, asks twice, has joined, or wants what no
+  // rank lets its callers ask for.
+  Status submit(int rank, const Request& request, TimePoint now, const Arrival& sent = {});
+  Status submit_cached(int rank, std::uint32_t id, TimePoint now, const Arrival& sent = {});
   // A rank left cleanly: what waits for it, now or later, becomes an error for the other members.
   void leave(int rank, std::uint64_t collectives);
   // Fails every member of every tally that has waited since before `since` (stall_shutdown). `rank`
@@ -135,7 +136,9 @@ class Coordinator {
   Tally& open(Book& book, int rank, const Request& request, TimePoint now);
   // Answers what waited for this rank alone, and stops waiting for it.
   void join(int rank, TimePoint now);
-  void respond(Book& book, Tally tally);
+  void respond(Book& book, Tally tally, TimePoint now);
+  // Tells the step clock of a tally that is answered, for which these ranks were late.
+  void tell_steps(Tally& tally, const std::vector<int>& late, bool all_came, TimePoint now);
   // Returns what makes the request impossible for the ranks that submitted it, or OK.
   static Status refuse(const Book& book, const Tally& tally);
   // Returns what is wrong with the splits of a rank's request, or OK.
@@ -158,7 +161,7 @@ class Coordinator {
   // The member was counted in the tally of this key, which has a roll: answers what can be.
   void arrive(Book& book, const std::string& key, std::size_t index, const Request& request,
               TimePoint now);
-  void respond_if_complete(Book& book, const std::string& key);
+  void respond_if_complete(Book& book, const std::string& key, TimePoint now);
   // Answers what can be answered because the roll is closed for another step.
   void close_roll(Book& book, Roll& roll, const std::string& roll_key, TimePoint now);
   // Whether the roll of the tally is closed without this member.
@@ -186,7 +189,7 @@ class Coordinator {
   const int size_;
   const NegotiationObserver* const observer_;
   const bool cuts_at_changes_;
-  Lateness* const lateness_;
+  StepClock* const steps_;
   ResponseCache cache_;
   std::map<std::uint32_t, Book> books_;
   std::vector<Activity> activity_;                  // by rank

@@ -41,10 +41,10 @@ void Coordinator::arrive(Book& book, const std::string& key, std::size_t index,
     return;
   }
   close_roll(book, roll, at->first, now);
-  respond_if_complete(book, key);
+  respond_if_complete(book, key, now);
 }
 
-void Coordinator::respond_if_complete(Book& book, const std::string& key) {
+void Coordinator::respond_if_complete(Book& book, const std::string& key, TimePoint now) {
   const auto found = book.tallies.find(key);
   if (found == book.tallies.end()) return;
   const Tally& tally = found->second;
@@ -52,7 +52,7 @@ void Coordinator::respond_if_complete(Book& book, const std::string& key) {
   if (!roll.complete(tally.request.name, tally.submitted)) return;
   auto node = book.tallies.extract(found);
   --waiting_;
-  respond(book, std::move(node.mapped()));
+  respond(book, std::move(node.mapped()), now);
 }
 
 void Coordinator::close_roll(Book& book, Roll& roll, const std::string& roll_key, TimePoint now) {
@@ -63,7 +63,7 @@ void Coordinator::close_roll(Book& book, Roll& roll, const std::string& roll_key
     if (concerned) keys.emplace_back(tally.number, key);
   }
   std::sort(keys.begin(), keys.end());
-  for (const auto& [number, key] : keys) respond_if_complete(book, key);
+  for (const auto& [number, key] : keys) respond_if_complete(book, key, now);
 }
 
 bool Coordinator::is_late(const Book& book, const Tally& tally, std::size_t index) {
@@ -113,7 +113,7 @@ void Coordinator::join_rolls(int rank, TimePoint now) {
       if (tally.request.roll) keys.push_back(key);
     }
     std::sort(keys.begin(), keys.end());
-    for (const std::string& key : keys) respond_if_complete(book, key);
+    for (const std::string& key : keys) respond_if_complete(book, key, now);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "negotiation/lateness.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "base/deadline.h"
@@ -10,8 +9,9 @@
 namespace hvdlite {
 namespace {
 
+using TimePoint = Lateness::TimePoint;
+
 constexpr double kNewest = 0.01;  // weight of the newest step in a mean, after the first 100
-constexpr std::size_t kMostNames = 4096;  // in a step; without repetitions there are no steps
 // A rank stands out where it is the last in so many of the steps, and so late.
 constexpr std::uint64_t kFewestSteps = 10;
 constexpr double kShareOfSteps = 0.6;
@@ -23,6 +23,15 @@ void approach(double& mean, double value, double weight) { mean += weight * (val
 std::string percent(double share) { return text_of_fixed(100 * share, 0) + " %"; }
 
 std::string milliseconds(double seconds) { return text_of_fixed(1000 * seconds, 1) + " ms"; }
+
+template <TimePoint Arrival::* at>
+TimePoint median(std::span<const Arrival> arrivals, std::vector<TimePoint>& sorted) {
+  sorted.clear();
+  for (const Arrival& arrival : arrivals) sorted.push_back(arrival.*at);
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
 
 std::size_t last_of(const std::vector<Lateness::Rank>& ranks, double Lateness::Rank::* value) {
   const auto less = [value](const Lateness::Rank& a, const Lateness::Rank& b) {
@@ -40,24 +49,15 @@ Lateness::Lateness(int size, double interval)
   report_.ranks.resize(step_.size());
 }
 
-void Lateness::answered(const std::string& name, std::span<const TimePoint> arrivals) {
-  sorted_.assign(arrivals.begin(), arrivals.end());
-  const auto middle = sorted_.begin() + static_cast<std::ptrdiff_t>((sorted_.size() - 1) / 2);
-  std::nth_element(sorted_.begin(), middle, sorted_.end());
-  const TimePoint median = *middle;
-  const std::size_t hash = std::hash<std::string>()(name);
-  if (names_.contains(hash)) {
-    end_step(median);
-  } else if (names_.size() == kMostNames) {
-    names_.clear();
-    begin_.reset();
-  }
-  names_.insert(hash);
+void Lateness::arrived(std::span<const Arrival> arrivals, bool begins) {
+  const TimePoint first_median = median<&Arrival::first>(arrivals, sorted_);
+  const TimePoint last_median = median<&Arrival::last>(arrivals, sorted_);
+  if (begins && begin_) end_step(first_median);
   const bool first = !begin_;
-  if (first) begin_ = median;
+  if (first) begin_ = first_median;
   for (std::size_t rank = 0; rank < step_.size(); ++rank) {
-    const double late = seconds_between(median, arrivals[rank]);
-    if (first) step_[rank].before_backward = late;
+    const double late = seconds_between(last_median, arrivals[rank].last);
+    if (first) step_[rank].before_backward = seconds_between(first_median, arrivals[rank].first);
     step_[rank].late = first ? late : std::max(step_[rank].late, late);
   }
 }
@@ -89,11 +89,10 @@ void Lateness::end_step(TimePoint next) {
     window_ = {};
     window_.ranks.resize(step_.size());
   }
-  names_.clear();
   begin_.reset();
 }
 
-std::optional<std::string> Lateness::describe(const Window& window) const {
+std::optional<Lateness::Line> Lateness::describe(const Window& window) const {
   const auto steps = static_cast<double>(window.steps);
   const std::size_t rank = last_of(window.ranks, &Rank::last);
   const Rank& sums = window.ranks[rank];
@@ -104,14 +103,16 @@ std::optional<std::string> Lateness::describe(const Window& window) const {
     return std::nullopt;
   }
   const double before = std::clamp(sums.before_backward / steps, 0.0, late);
-  return "rank " + std::to_string(rank) + " was last in " + percent(sums.last / steps) + " of " +
-         std::to_string(window.steps) + " steps, " + milliseconds(late) + " (" + percent(share) +
-         " of a step) after the median, " + milliseconds(before) + " of it before backward: look " +
-         (before >= late / 2 ? "at its input and its forward pass"
-                             : "at its batches and at what else runs on its host");
+  std::string text = "rank " + std::to_string(rank) + " was last in " + percent(sums.last / steps) +
+                     " of " + std::to_string(window.steps) + " steps, " + milliseconds(late) +
+                     " (" + percent(share) + " of a step) after the median, " +
+                     milliseconds(before) + " of it before backward: look " +
+                     (before >= late / 2 ? "at its input and its forward pass"
+                                         : "at its batches and at what else runs on its host");
+  return Line{static_cast<int>(rank), std::move(text)};
 }
 
-std::optional<std::string> Lateness::take_line() { return std::exchange(line_, std::nullopt); }
+std::optional<Lateness::Line> Lateness::take_line() { return std::exchange(line_, std::nullopt); }
 
 Lateness::Report Lateness::report() const {
   MutexLock lock(mutex_);

@@ -1,36 +1,48 @@
-// Who makes the others wait: how much later than the median the requests of each rank arrive, step
-// by step, as rank 0's coordinator reads them. It costs no message.
+// Who makes the others wait: how much later than the median each rank submits, step by step, as
+// means over the steps of late and as lines for the log. It costs no message.
 //
-// Words: a *step* begins when the name of an all-reduce comes a second time; all-reduces of
-// other process sets than that of all ranks, and names that are used once, do not count. In each
-// all-reduce a rank is late by its arrival less that of the median rank (of an even number, the
-// earlier of the two in the middle). A rank's *lateness* in a step is the most of these; how late
-// it was in the first all-reduce of the step is its lateness *before backward*. The *last* rank has
-// the most lateness.
+// Words: a *step* is what StepClock says. In each all-reduce a rank is late by its arrival less
+// that of the median rank (of an even number, the earlier of the two in the middle). A rank's
+// *lateness* in a step is the most of these; how late it was in the first all-reduce of the step is
+// its lateness *before backward*. The *last* rank has the most lateness.
 //
-// The arrivals are moments at which rank 0 read the frames. While rank 0 moves bytes it reads none,
-// so a short lateness can be some milliseconds off.
+// The arrivals are moments at which the ranks' programs submitted, on rank 0's clock. Those that
+// travelled in one frame have the frame's first and last moment.
 //
-// The class is pure: it has no clock. EngineParts owns it. Rank 0's runner calls answered() and
-// take_line(); any thread calls report(), which the mutex guards.
+// The class is pure: it has no clock. StepClock owns it. Rank 0's runner calls arrived(), forget()
+// and take_line(); any thread calls report(), which the mutex guards.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "base/mutex.h"
 
 namespace hvdlite {
 
+// When a rank submitted an all-reduce, or the several that travelled with it, or those of a step.
+struct Arrival {
+  using TimePoint = std::chrono::steady_clock::time_point;
+  TimePoint first{};
+  TimePoint last{};
+  bool blocking = false;  // the caller waits for it at once
+  bool came() const { return last != TimePoint(); }
+  void include(const Arrival& other) {
+    if (!other.came()) return;
+    first = came() ? std::min(first, other.first) : other.first;
+    last = std::max(last, other.last);
+  }
+};
+
 class Lateness {
  public:
-  using TimePoint = std::chrono::steady_clock::time_point;
+  using TimePoint = Arrival::TimePoint;
 
   // Means over the steps so far; those of long ago count less.
   struct Rank {
@@ -44,14 +56,22 @@ class Lateness {
     std::vector<Rank> ranks;
   };
 
+  // "rank 2 was last in ..."
+  struct Line {
+    int rank = -1;
+    std::string text;
+  };
+
   // `interval`: seconds between two lines of take_line(), at least; 0: there are none.
   Lateness(int size, double interval);
 
-  // All ranks have submitted the all-reduce of this name: when, by rank.
-  void answered(const std::string& name, std::span<const TimePoint> arrivals);
+  // All ranks have submitted an all-reduce: when, by rank. `begins`: it begins a step.
+  void arrived(std::span<const Arrival> arrivals, bool begins);
+  // Forgets the step under way.
+  void forget() { begin_.reset(); }
   // Returns the line that has become due, once: which rank was last in most of the steps since the
   // line before, and by how much. There is none where no rank stands out.
-  std::optional<std::string> take_line();
+  std::optional<Line> take_line();
   Report report() const;
 
  private:
@@ -63,17 +83,16 @@ class Lateness {
     std::vector<Rank> ranks;
   };
   void end_step(TimePoint next);
-  std::optional<std::string> describe(const Window& window) const;
+  std::optional<Line> describe(const Window& window) const;
 
   const double interval_;
 
   // The runner's.
-  std::unordered_set<std::size_t> names_;  // of this step, hashed
-  std::vector<Rank> step_;                 // of this step; `last` is not used
-  std::optional<TimePoint> begin_;         // of this step: the median's first arrival
-  std::vector<TimePoint> sorted_;          // kept for its capacity
+  std::vector<Rank> step_;          // of this step; `last` is not used
+  std::optional<TimePoint> begin_;  // of this step: the median's first arrival
+  std::vector<TimePoint> sorted_;   // kept for its capacity
   Window window_;
-  std::optional<std::string> line_;
+  std::optional<Line> line_;
 
   mutable Mutex mutex_;
   Report report_ HVDLITE_GUARDED_BY(mutex_);

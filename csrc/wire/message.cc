@@ -297,6 +297,8 @@ std::uint64_t TensorShape::count() const {
 
 Bytes encode_submit(const Submit& submit) {
   Writer writer = begin(FrameType::kSubmit);
+  writer.put(submit.stamps.first);
+  writer.put(submit.stamps.last);
   put_bits(writer, submit.cached);
   writer.put(static_cast<std::uint32_t>(submit.requests.size()));
   for (const Request& request : submit.requests) put_request(writer, request);
@@ -353,6 +355,8 @@ Bytes encode_blocked(const Blocked& blocked) {
 
 bool decode_submit(std::span<const std::byte> body, Submit& submit) {
   Reader reader(body);
+  submit.stamps.first = reader.get<std::int64_t>();
+  submit.stamps.last = reader.get<std::int64_t>();
   get_bits(reader, submit.cached);
   submit.requests.resize(reader.get_count(kMinRequestBytes));
   for (Request& request : submit.requests) {

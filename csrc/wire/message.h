@@ -3,7 +3,8 @@
 //   frame    = length:u32 type:u8 body[length - 1]            1 <= length <= kMaxFrameBytes
 //   message  = more* frame         its body is that of the pieces, then the frame's own
 //   more     = a frame of the type kMore: a piece of what does not fit into one frame
-//   submit   = bits requests                                   any rank -> the coordinator
+//   submit   = stamps bits requests                            any rank -> the coordinator
+//   stamps   = first:i64 last:i64                              nanoseconds on rank 0's clock
 //   bits     = first_word:u32 count:u32 word:u64[count]        cached requests, bit i = cache id i
 //   requests = count:u32 request[count]                        what the cache does not know
 //   request  = kind:u8 op:u8 flags:u8 root:i32 set:u32 prescale:f64 postscale:f64 name:text
@@ -162,12 +163,27 @@ struct Request {
   // A name that starts with '#' is used once: its negotiation is not worth remembering.
   // An allgather's first dimensions and an alltoall's splits may change with every call.
   bool cacheable() const { return !rows_differ() && !name.starts_with('#'); }
+  // Whether it is one of those by which steps are known (negotiation/step_clock.h).
+  bool of_a_step() const { return kind == Kind::kAllreduce && process_set == 0 && cacheable(); }
 };
 
 // "allreduce 'layer1.weight'", "send 'x' from rank 0 to rank 1", for messages.
 std::string describe(const Request& request);
 
+// When the sender's program submitted the first and the last of its requests that are of_a_step(),
+// as it says itself: nanoseconds on rank 0's monotonic clock. Both are 0 where none is.
+struct Stamps {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  void add(std::int64_t time) {
+    if (last == 0) first = time;
+    last = time;
+  }
+  bool operator==(const Stamps&) const = default;
+};
+
 struct Submit {
+  Stamps stamps;
   std::vector<std::uint32_t> cached;  // ids, ascending after decoding
   std::vector<Request> requests;
 };

@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import socket
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
@@ -24,7 +26,7 @@ from hvdlite.bootstrap.handshake import EPOCHS
 from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_launcher
 from hvdlite.bootstrap.others import refuse_to_be_alone
 from hvdlite.bootstrap.variables import Variables
-from hvdlite.errors import BootstrapError
+from hvdlite.errors import ArgumentError, BootstrapError
 
 TOKEN_BYTES = 32  # of a job's secret
 JOB_ID_BYTES = 16  # of a job's public number
@@ -39,6 +41,7 @@ _GUARD = (
 
 _kept_token: str | None = None
 _given: WorkerEnvironment | None = None
+_live_pipe: tuple[int, int] | None = None  # its descriptor, and the process that may write to it
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,55 @@ def take_token() -> None:
     """Move the job's secret from the environment, which children inherit, into this module."""
     global _kept_token
     _kept_token = os.environ.pop(_TOKEN, None) or _kept_token
+
+
+def take_live_pipe() -> None:
+    """Keep the pipe for this rank's samples from its children: those of exec and those of fork.
+
+    HVDLITE_LIVE_FD is "descriptor:inode". A program between the launcher and this one may have
+    closed the descriptor, and its number may then stand for anything.
+    """
+    global _live_pipe
+    descriptor, _, inode = os.environ.pop("HVDLITE_LIVE_FD", "").partition(":")
+    if not (descriptor.isdecimal() and inode.isdecimal()):
+        return
+    try:
+        found = os.fstat(int(descriptor))
+        if found.st_ino == int(inode) and stat.S_ISFIFO(found.st_mode):
+            os.set_inheritable(int(descriptor), False)
+            _live_pipe = int(descriptor), os.getpid()
+    except OSError:
+        pass  # It was closed.
+
+
+def live_pipe() -> int | None:
+    """Return the pipe to which this process writes samples of itself; None if nobody wants them."""
+    return _live_pipe[0] if _live_pipe is not None and _live_pipe[1] == os.getpid() else None
+
+
+def live_service() -> tuple[str, Path | None] | None:
+    """Return where rank 0 serves a page of the job, and the file with its token; None: nowhere.
+
+    HVDLITE_LIVE_SERVE is "host:port"; without HVDLITE_LIVE_TOKEN_FILE a token is drawn.
+
+    Raises:
+        ArgumentError: hvdlite-run started this process, and it can do that better.
+    """
+    file = os.environ.get("HVDLITE_LIVE_TOKEN_FILE")
+    address = os.environ.get("HVDLITE_LIVE_SERVE")
+    if not address:
+        return None
+    if "HVDLITE_JOB_ID" in os.environ:
+        raise ArgumentError(
+            "HVDLITE_LIVE_SERVE is for other launchers; give hvdlite-run --live-page "
+            f"{address}, which shows all processes"
+        )
+    return address, Path(file) if file else None
+
+
+def host_name() -> str:
+    """Return the name of this host: that by which the launcher reaches it, or its own."""
+    return os.environ.get("HVDLITE_HOSTNAME") or socket.gethostname()
 
 
 def give_seat(worker: WorkerEnvironment | None) -> None:

@@ -28,8 +28,10 @@ from hvdlite.keras.fit_checks import (
 from hvdlite.keras.learning_rate import LearningRate
 from hvdlite.keras.local_sgd import LocalSGDCallback
 from hvdlite.keras.metrics import AveragedEvaluate, MetricAverage
+from hvdlite.keras.observing import ObserveCallback
 from hvdlite.keras.replica_watch import ReplicaWatchCallback
 from hvdlite.keras.resuming import RecordCallback, StopCallback
+from hvdlite.keras.sentinel import sentinel_of
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "LearningRateWarmupCallback",
     "LocalSGDCallback",
     "MetricAverageCallback",
+    "ObserveCallback",
     "RecordCallback",
     "ReplicaWatchCallback",
     "StopCallback",
@@ -50,7 +53,8 @@ class _ChecksReductions(Callback):
 
     It checks the first step of each epoch only, because the check waits for the GPU. Before the
     very first step it warns if ranks begin with different weights, or if the optimizer is not
-    distributed.
+    distributed. With HVDLITE_CHECK_REPLICAS it raises when ranks do not have the same weights any
+    more.
     """
 
     process_set: ProcessSet
@@ -59,6 +63,9 @@ class _ChecksReductions(Callback):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Read the counts before the first step."""
         warn_of_own_models(self.model, self.params, self.process_set, batch)
+        sentinel = sentinel_of(self)
+        if sentinel is not None:
+            sentinel.begin_batch(self.model, self.process_set)
         if batch == 0:
             self._check = ReductionCheck(self.model.optimizer)
 
@@ -67,6 +74,9 @@ class _ChecksReductions(Callback):
         if self._check is not None:
             self._check.check(steps=batch + 1)
             self._check = None
+        sentinel = sentinel_of(self)
+        if sentinel is not None:
+            sentinel.end_batch(self.process_set)
 
 
 class BroadcastGlobalVariablesCallback(_ChecksReductions):

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdlite.divergence import check_arguments, compare, react
+from hvdlite.divergence import array_word_sum, check_arguments, compare, react
 from hvdlite.keras.adapters import optimizer_variables
 from hvdlite.keras.batch_hooks import Callback, Logs
 from hvdlite.keras.collectives import broadcast_variables
@@ -63,13 +63,7 @@ class ReplicaWatchCallback(Callback):
             self._check()
 
     def _check(self) -> None:
-        part = distributed_part(self.model.optimizer)
-        watched = [
-            one
-            for one in self.model.trainable_variables
-            if part is None or not part._distribution.is_local(one)
-        ]
-        names = [str(getattr(one, "path", one.name)) for one in watched]
+        names, watched = named_replicas(self.model)
         divergence = compare(names, [word_sum(one) for one in watched], self.process_set)
         if divergence is None:
             return
@@ -84,6 +78,17 @@ class ReplicaWatchCallback(Callback):
         react(divergence, self.then, owner, self.process_set, repair)
 
 
+def named_replicas(model: Any) -> tuple[list[str], list[Any]]:
+    """Return the trained variables of a model that are the same on all ranks, after their names."""
+    part = distributed_part(model.optimizer)
+    variables = [
+        one
+        for one in model.trainable_variables
+        if part is None or not part._distribution.is_local(one)
+    ]
+    return [str(getattr(one, "path", one.name)) for one in variables], variables
+
+
 def word_sum(variable: Any) -> int:
     """Sum the words of eight bytes of a variable, modulo 2^64; bytes at the end are words, too.
 
@@ -91,8 +96,4 @@ def word_sum(variable: Any) -> int:
         >>> word_sum(keras.Variable([1, 2, -4], dtype="int32"))
         8589934589
     """
-    array = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
-    flat = array.reshape(-1).view(np.uint8)
-    whole = flat.size // 8 * 8
-    words = flat[:whole].view(np.int64).sum(dtype=np.int64)
-    return int((words + flat[whole:].sum(dtype=np.int64)).astype(np.int64))
+    return array_word_sum(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)))

@@ -19,7 +19,7 @@ from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import Worker, start_worker
 from hvdlite.launch.process.placement import Placement
 from hvdlite.launch.process.resources import oom_kills
-from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import GREETING, Frame, FrameReader, Kind, data_frame, frame
 
 SILENCE = 30.0  # seconds without a message from the launcher until it counts as gone
@@ -27,7 +27,7 @@ _TICK_SECONDS = 1.0
 _CAPACITY = 4 << 20  # bytes that wait for ssh; while there are more, no output is read
 # srun passes on whole lines alone, so this ends each message with one.
 _NEW_LINE = frame(Kind.ALIVE, body=b"\n")
-_KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT}
+_KINDS = {STDOUT: Kind.OUT, STDERR: Kind.ERR, RESULT: Kind.RESULT, LIVE: Kind.LIVE}
 GONE = 1  # status of a stop because the launcher is gone; no program reads it
 
 
@@ -174,7 +174,9 @@ class Agent(JobLoop[Worker]):
         self, placement: Placement, part: Mapping[str, Any], environment: Mapping[str, str]
     ) -> None:
         """Start one rank, and send its process id to the launcher."""
-        worker = start_worker(placement, part["command"], environment, stdin=part["stdin"])
+        worker = start_worker(
+            placement, part["command"], environment, stdin=part["stdin"], live=part["live"]
+        )
         self.watch(worker)
         for sink, pipe in worker.take_pipes().items():
             self._forwarder.open(worker.number, pipe, sink)

@@ -10,11 +10,12 @@ from pathlib import Path
 from hvdlite.bootstrap.environment import JOB_ID_BYTES
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import ArgumentError
-from hvdlite.launch.hosts import Host
+from hvdlite.launch.hosts import Host, HostProvider
 from hvdlite.launch.output.report import Failure
 from hvdlite.launch.process.local import thread_caps
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import Way
+from hvdlite.launch.view import MakeViewer
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 
@@ -107,6 +108,9 @@ class Description:
         grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
         elastic: how the number of ranks may change; None in a job whose ranks are fixed.
         job: secret, number and epoch of the job; None for fresh ones.
+        provider: what knows the hosts of an elastic job, all of which are reached by `way`; None
+            if `hosts` or the script does.
+        viewers: what shows the running job to people besides its output.
     """
 
     command: Sequence[str]
@@ -123,6 +127,13 @@ class Description:
     grace: float = DEFAULT_GRACE
     elastic: Elastic | None = None
     job: Job | None = None
+    provider: HostProvider | None = None
+    viewers: Sequence[MakeViewer] = ()
+
+    @property
+    def live(self) -> bool:
+        """Whether the ranks tell what they do."""
+        return bool(self.viewers)
 
     def shared_environment(self, threads: int) -> dict[str, str]:
         """Build the variables that are the same for every rank of a host.

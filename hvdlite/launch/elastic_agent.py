@@ -119,6 +119,7 @@ class ElasticAgent(Agent):
                 {**self._environment, **own["environment"]},
                 stdin=self._part["stdin"],
                 number=command.rank,
+                live=self._part["live"],
             )
         except OSError as error:
             text = f"hvdlite-run: cannot start here: {error}\n"

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 # The name is an argument of ssh, so it must not look like an option, or have meaning in a shell.
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9:][A-Za-z0-9._:-]*")
@@ -30,6 +31,22 @@ class Host:
     name: str
     slots: int
     here: bool | None = None
+
+
+class HostProvider(Protocol):
+    """What knows the hosts of a job: a script, a fixed list, or a cluster's own software."""
+
+    def hosts(self) -> Mapping[str, int]:
+        """Return the slots of each host that there is now, by name, in order of preference.
+
+        Raises:
+            OSError: the hosts are not known now.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up a question that is under way on another thread; none follows."""
+        ...
 
 
 class HostsError(ValueError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import socket
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,12 +29,16 @@ from hvdlite.launch.remote.meeting import meeting_address, placement_numbers
 from hvdlite.launch.remote.remote import RemoteHosts
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
+from hvdlite.launch.view import View
+from hvdlite.live.viewer import About, End
 
 
 class _Run:
     """One run of a description; used once."""
 
-    def __init__(self, what: Description, console: Console, inbox: SignalInbox) -> None:
+    def __init__(
+        self, what: Description, console: Console, inbox: SignalInbox, view: View | None
+    ) -> None:
         hosts = what.hosts or (Host("localhost", what.ranks),)
         host_of_rank = spread(hosts, what.ranks)
         self._what = what
@@ -45,6 +50,7 @@ class _Run:
         self._here = [not what.hosts or _is_here(name, here[name]) for name in self._names]
         self._job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._inbox = inbox
+        self._view = view
         self._timeline = TimelineParts(self._job.job_id)
 
     @property
@@ -66,6 +72,7 @@ class _Run:
                     timestamps=what.timestamps,
                     reports=what.stdin is None,  # `hvdlite.run` raises instead.
                     grace=what.grace,
+                    view=self._view,
                 )
                 try:
                     supervisor.run(self._starters(supervisor, remotes, store.address, threads))
@@ -113,6 +120,7 @@ class _Run:
             part = {
                 "job_id": self._job.job_id.hex(),
                 "compat": what.compat,
+                "live": what.live,
                 "ranks": ranks,
                 "slots": {placement.rank: placement_numbers(placement) for placement in placements},
             }
@@ -144,7 +152,9 @@ class _Run:
                 environment |= self._timeline.environment
                 if what.compat:
                     environment = on_path(environment)
-                worker = start_worker(placement, what.command, environment, stdin=what.stdin)
+                worker = start_worker(
+                    placement, what.command, environment, stdin=what.stdin, live=what.live
+                )
                 supervisor.add(worker, files)
             else:
                 supervisor.add(remote, files)
@@ -173,6 +183,40 @@ def run_job(what: Description) -> Outcome:
         KeyboardInterrupt: a signal came before the ranks were started.
     """
     with Console() as console, SignalInbox(passes_on=True) as inbox:
-        if what.elastic is not None:
-            return ElasticRun(what, what.elastic, console, inbox).run()
-        return _Run(what, console, inbox).run()
+        if not what.live:
+            return _run(what, console, inbox, None)
+        view = View(what.viewers, console)
+        view.start(_about(what))
+        end = End(1, "the launcher failed")
+        try:
+            outcome = _run(what, console, inbox, view)
+            end = End(outcome.status, _why(what, outcome))
+            return outcome
+        except KeyboardInterrupt:
+            end = End(130, "interrupted before the ranks ran")
+            raise
+        except Exception as error:
+            end = End(1, str(error))
+            raise
+        finally:
+            view.stop(end)
+
+
+def _run(what: Description, console: Console, inbox: SignalInbox, view: View | None) -> Outcome:
+    if what.elastic is not None:
+        return ElasticRun(what, what.elastic, console, inbox, view).run()
+    return _Run(what, console, inbox, view).run()
+
+
+def _about(what: Description) -> About:
+    names = [socket.gethostname() if host.here else host.name for host in what.hosts]
+    hosts = tuple(dict.fromkeys(names)) or (socket.gethostname(),)
+    return About(tuple(what.command), what.ranks, hosts, time.time())
+
+
+def _why(what: Description, outcome: Outcome) -> str:
+    root = outcome.root
+    if root is None:
+        return ""
+    noun = "rank" if what.elastic is None else "worker"
+    return f"{noun} {root.rank} (host {root.host}) failed first: {root.ending}"

@@ -28,6 +28,7 @@ from hvdlite.launch.process.local import Worker
 from hvdlite.launch.process.resources import oom_kills
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 from hvdlite.launch.remote.remote import RemoteWorker
+from hvdlite.launch.view import View
 from hvdlite.stop_marks import EXIT_STOPPED
 
 _STATUS_OF_CLOSED_OUTPUT = 128 + signal.SIGPIPE
@@ -52,6 +53,7 @@ class Supervisor(JobLoop[AnyRank]):
         timestamps: bool = False,
         reports: bool = True,
         grace: float = GRACE,
+        view: View | None = None,
     ) -> None:
         """Make a supervisor without ranks.
 
@@ -62,11 +64,12 @@ class Supervisor(JobLoop[AnyRank]):
             timestamps: whether the time stands before each line.
             reports: whether to show a report of the first failure.
             grace: seconds from a signal to the launcher until its ranks are killed.
+            view: takes the ranks' samples of themselves; borrowed.
         """
         super().__init__(job_id)
         self._console = console
         self._inbox = inbox
-        self._pump = OutputPump(console, self.selector, timestamps)
+        self._pump = OutputPump(console, self.selector, timestamps, view)
         self._reports = reports
         self._grace = grace
         self._signalled = 0  # the signal to the launcher that ends the job; 0 without one

@@ -5,12 +5,14 @@ The screen, the page, the metrics, the findings and the report all read these, a
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvdlite.live.sample import Event, RankSteps, Sample, Stall
+from hvdlite.live.totals import Totals
 
 _RECENT = 128  # samples of each rank that are kept as they came
 _POINTS = 600  # points of each rank's history
@@ -76,6 +78,8 @@ class Figures:
         ranks: by rank, those that have said something.
         stalled: what waits for ranks.
         total_steps: how many steps were completed since the job began.
+        samples_per_step: of all ranks; 0 where nobody calls `hvd.observe(samples=)`.
+        events: "nonfinite" and "diverged" of the span.
     """
 
     seconds: float
@@ -88,6 +92,8 @@ class Figures:
     ranks: tuple[RankFigures, ...]
     stalled: tuple[Stall, ...]
     total_steps: int
+    samples_per_step: float = 0.0
+    events: tuple[Event, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -139,6 +145,7 @@ class Run:
         self._past_steps = 0  # of earlier epochs
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._lost = 0
+        self._totals = Totals()
 
     def add(self, sample: Sample, now: float) -> None:
         """Add what a rank said.
@@ -154,11 +161,13 @@ class Run:
                 self._begin(sample.epoch)
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
+            self._totals.add(sample)
 
     def note(self, event: Event) -> None:
         """Add what the launcher has seen."""
         with self._lock:
             self._events.append(event)
+            self._totals.count([event])
 
     def lose(self) -> None:
         """Count a line that could not be read."""
@@ -174,6 +183,11 @@ class Run:
         """Return the last events, the oldest first."""
         with self._lock:
             return list(self._events)
+
+    def totals(self) -> Totals:
+        """Return the sums over all of the job, its earlier epochs included."""
+        with self._lock:
+            return copy.deepcopy(self._totals)
 
     def latest(self) -> list[Sample]:
         """Return the last sample of each rank, by rank."""
@@ -200,7 +214,9 @@ class Run:
                 return None
             spans = {rank: one.span(seconds) for rank, one in sorted(self._ranks.items())}
             silence = {rank: now - one.heard for rank, one in self._ranks.items()}
-            return _figures(spans, silence, self._past_steps)
+            figures = _figures(spans, silence, self._past_steps)
+            begin = min(span.last.time - span.seconds for span in spans.values())
+            return replace(figures, events=tuple(_faults(self._events, begin)))
 
     def _begin(self, epoch: int) -> None:
         self._past_steps += _steps(one.recent[-1] for one in self._ranks.values())
@@ -261,7 +277,28 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
         ranks=ranks,
         stalled=any_span.last.stalled,
         total_steps=past_steps + _steps([any_span.last]),
+        samples_per_step=_samples_per_step(one, ranks),
     )
+
+
+def _faults(events: Iterable[Event], begin: float) -> Iterable[Event]:
+    return (one for one in events if one.kind in ("nonfinite", "diverged") and one.time >= begin)
+
+
+def _samples_per_step(span: _Span | None, ranks: Iterable[RankFigures]) -> float:
+    """Return the samples of all ranks in a step: one rank's own, scaled by the ranks' rates.
+
+    The rank that counts steps says both numbers in one line, so that time without steps, such as
+    the start of a job, does not count.
+    """
+    if span is None:
+        return 0.0
+    steps = _steps([span.last]) - _steps([span.oldest])
+    rates = {rank.rank: rank.samples for rank in ranks}
+    own = rates[span.last.rank]
+    if steps <= 0 or not own:
+        return 0.0
+    return (span.last.samples - span.oldest.samples) / steps * sum(rates.values()) / own
 
 
 _NO_STEPS = RankSteps(0, 0, 0, 0, 0, 0, 0)

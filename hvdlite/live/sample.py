@@ -7,6 +7,7 @@ Times are seconds on rank 0's monotonic clock.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ class Event:
 
     Attributes:
         time: when.
-        kind: "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late".
+        kind: "stall", "nonfinite", "error", "process set", "tuned", "epoch", "diverged" or "late";
+            of the launcher "worker", too.
         rank: whom it concerns, or -1.
         name: of the tensor or process set; may be empty.
         text: a sentence for people.
@@ -150,6 +152,7 @@ class Sample:
         """
         try:
             fields: dict[str, Any] = json.loads(line)
+            _check(fields)
             if "steps" in fields:
                 count, seconds, rows = fields["steps"]
                 fields["steps"] = Steps(count, seconds, tuple(RankSteps(*row) for row in rows))
@@ -159,5 +162,45 @@ class Sample:
                 for name, seconds, submitted, missing in fields.get("stalled", ())
             )
             return cls(**fields)
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"this is not a sample: {error}") from None
+
+
+_WHOLE = ("rank", "size", "epoch", "pid", "rss", "switches", "threads", "cores", "samples")
+_MOST = 1 << 62
+
+
+def _check(fields: dict[str, Any]) -> None:
+    """Check the types of what a rank has written, which may be anything.
+
+    Raises:
+        ValueError: a field has another type, or a number that cannot be.
+    """
+    numbers = [fields.get(name, 0) for name in ("time", "began", "cpu")]
+    for name in _WHOLE:
+        _demand(type(fields.get(name, 0)) is int, name)
+        numbers.append(fields.get(name, 0))
+    _demand(0 <= fields.get("rank", 0) < fields.get("size", 1), "rank")
+    counters, values = fields.get("counters", {}), fields.get("values", {})
+    _demand(isinstance(counters, dict) and isinstance(values, dict), "counters")
+    numbers += counters.values()
+    _demand(all(type(value) in (int, float) for value in values.values()), "values")
+    _demand(isinstance(fields.get("host", ""), str), "host")
+    for time, *words in fields.get("events", ()):
+        numbers += time, words[1]
+        _demand(all(isinstance(word, str) for word in (words[0], *words[2:])), "events")
+    for name, seconds, submitted, missing in fields.get("stalled", ()):
+        numbers += seconds, *submitted, *missing
+        _demand(isinstance(name, str), "stalled")
+    if "steps" in fields:
+        count, seconds, rows = fields["steps"]
+        numbers += count, seconds, *(number for row in rows for number in row)
+        _demand(len(rows) == fields.get("size"), "steps")
+    for number in numbers:
+        _demand(type(number) in (int, float) and abs(number) < _MOST, "a number")
+        _demand(math.isfinite(number), "a number")
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"this is not a sample: {what} cannot be that")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import ArgumentError, UnsupportedError
+from hvdlite.launch.api import elastic_job
 from hvdlite.ray.cluster import import_ray
+from hvdlite.ray.elastic import run_elastic
 from hvdlite.ray.group import Group
 from hvdlite.ray.placement import Demand
 
@@ -17,12 +19,13 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    num_workers: int,
+    num_workers: int | None = None,
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
     placement: str = "PACK",
     env: Mapping[str, str] | None = None,
     start_timeout: float = 60,
+    **elastic: Any,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on workers of a Ray cluster; return their results in rank order.
 
@@ -33,7 +36,8 @@ def run(
         fn: the function; import frameworks inside it, or in a module that all nodes have.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        num_workers: the number of ranks.
+        num_workers: the number of ranks. An elastic job starts with so many, by default with as
+            many as there is room for.
         cpus_per_worker: the CPUs that Ray reserves for each rank.
         gpus_per_worker: the GPUs that Ray reserves for each rank; a rank also sees those of the
             other ranks of its node, so that `hvd.local_rank()` chooses one.
@@ -42,9 +46,12 @@ def run(
         env: variables of the ranks' environment.
         start_timeout: seconds that Ray has to reserve room and start the ranks, and then the ranks
             to find each other; 0 for no limit.
+        **elastic: `min_np`, `max_np`, `reset_limit`, `blacklist_cooldown_range`, `elastic_timeout`,
+            `elastic_heartbeat`, `drain_timeout`, as for `hvdlite.run`. The first or the second
+            makes the job elastic: it grows and shrinks with Ray's nodes.
 
     Returns:
-        The result of each rank.
+        The result of each rank; in an elastic job, of each rank of its last epoch.
 
     Raises:
         ImportError: Ray is not installed.
@@ -61,7 +68,18 @@ def run(
         >>> run(number, num_workers=2)
         [0, 10]
     """
-    demand = Demand(num_workers, cpus_per_worker, gpus_per_worker, placement, timeout=start_timeout)
+    changes = elastic_job(**elastic)
+    if num_workers is None and changes is None:
+        raise ArgumentError("give num_workers, or min_np and max_np for an elastic job")
+    demand = Demand(
+        1 if num_workers is None else num_workers,
+        cpus_per_worker,
+        gpus_per_worker,
+        placement,
+        timeout=start_timeout,
+    )
+    if changes is not None:
+        return run_elastic(fn, args, kwargs or {}, demand, num_workers, changes, env or {})
     group = Group(demand, env or {})
     try:
         return group.call("call", shared_call(fn, args, kwargs))
@@ -174,8 +192,8 @@ class RayExecutor:
             if value is not None:
                 raise UnsupportedError(
                     f"RayExecutor({name}=...): its workers are as many as num_workers says; for a "
-                    "job that grows and shrinks use hvdlite-run --min-np, or HvdliteTrainer with "
-                    "ScalingConfig(num_workers=(min, max))"
+                    "job that grows and shrinks use hvdlite.ray.run(min_np=, max_np=), or "
+                    "HvdliteTrainer with ScalingConfig(num_workers=(min, max))"
                 )
         if bool(num_workers) == bool(num_hosts):
             raise ArgumentError("RayExecutor: give either num_workers or num_hosts")

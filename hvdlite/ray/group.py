@@ -13,7 +13,7 @@ from hvdlite.bootstrap.meeting import JOB_ID_BYTES, TOKEN_BYTES, seats
 from hvdlite.errors import BootstrapError, CollectiveError, RankFailedError
 from hvdlite.launch.api import RemoteTraceback
 from hvdlite.launch.call import Returned, unpack_error
-from hvdlite.ray.cluster import import_ray
+from hvdlite.ray.cluster import import_ray, ray_says
 from hvdlite.ray.placement import Demand, Reservation
 from hvdlite.ray.worker import Answer, Arrival, Worker
 
@@ -166,7 +166,7 @@ class Group:
         arrival = self._arrivals[rank]
         died = RankFailedError(
             f"rank {rank} (pid {arrival.pid} on node {arrival.place.address}) ended before its "
-            f"function returned; {_said(error)}"
+            f"function returned; {ray_says(error)}"
         )
         died.failed_rank = rank
         died.__cause__ = error
@@ -226,14 +226,6 @@ class Failure:
     def window(self) -> float:
         """The seconds in which another failure may still turn out to be the cause."""
         return _CAUSE_SECONDS if self.is_cause else _CONSEQUENCE_SECONDS
-
-
-def _said(error: BaseException) -> str:
-    """Return what Ray says of a dead actor in one sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    of_cause = [line for line in lines if line.startswith("The actor is dead because")]
-    said = (of_cause or lines or [type(error).__name__])[0].split(". ")[0].rstrip(".")
-    return f"Ray says: {said}"
 
 
 def _raised(rank: int, returned: Returned) -> Failure:

@@ -71,6 +71,7 @@ from hvdlite.tensorflow.objects import (
     broadcast_object_fn,
 )
 from hvdlite.tensorflow.optimizer import DistributedOptimizer
+from hvdlite.tensorflow.replicas import check_replicas
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -91,6 +92,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "check_replicas",
     "copy_to",
     "cross_rank_op",
     "cross_size_op",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite import operation_names
-from hvdlite.divergence import Divergence, check_arguments, compare, react
+from hvdlite.divergence import Divergence, check_arguments, compare, react, refuse
 from hvdlite.errors import ArgumentError
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -46,7 +46,7 @@ def check_replicas(
     pairs = list(named_parameters)
     divergence = _compare(pairs, process_set)
     if divergence is not None:
-        raise divergence.error("check_replicas")
+        refuse(divergence, "check_replicas", process_set)
 
 
 def _compare(pairs: Sequence[tuple[str, torch.Tensor]], of: ProcessSet) -> Divergence | None:

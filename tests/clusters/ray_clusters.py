@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ _VARIABLES = {
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
 }
-INIT = {"include_dashboard": False, "object_store_memory": 100 << 20, "log_to_driver": False}
+_MEMORY = 100 << 20  # bytes of the object store of a node
+INIT = {"include_dashboard": False, "object_store_memory": _MEMORY, "log_to_driver": False}
 
 
 def why_not() -> str:
@@ -81,19 +82,73 @@ def cluster(cpus: int, gpus: int = 0) -> Iterator[Path]:
     ray = pytest.importorskip("ray")
     with quiet_surroundings() as folder:
         try:
-            _start(ray, cpus, gpus)
+            _start(lambda: ray.init(num_cpus=cpus, num_gpus=gpus, **INIT), ray.shutdown)
             yield folder
         finally:
             ray.shutdown()
 
 
-def _start(ray: Any, cpus: int, gpus: int) -> None:
-    """Start Ray, which gives its node 30 s; on busy processors that is not always enough."""
+def _start(start: Callable[[], Any], give_up: Callable[[], Any]) -> None:
+    """Start Ray, which gives a node 30 s; on busy processors that is not always enough."""
     for attempt in range(3):
         try:
-            ray.init(num_cpus=cpus, num_gpus=gpus, **INIT)
+            start()
             return
         except Exception:  # Ray raises a bare Exception.
-            ray.shutdown()
+            give_up()
             if attempt == 2:
                 raise
+
+
+class Nodes:
+    """A cluster whose head has no CPUs, with a node of two that stays, and one that dies.
+
+    `other` is the node that dies, if it runs.
+    """
+
+    def __init__(self) -> None:
+        self.other: Any = None
+        self._cluster: Any = None
+
+    def start(self) -> None:
+        """Start the head and the node that stays, and connect to them."""
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster()
+        self._cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=_MEMORY)
+        self.add()
+        ray.init(address=self._cluster.address, log_to_driver=False)
+
+    def shutdown(self) -> None:
+        """End all of it."""
+        import ray
+
+        ray.shutdown()
+        if self._cluster.head_node is not None:
+            self._cluster.shutdown()
+
+    def add(self) -> Any:
+        """Start another node with two CPUs."""
+        return self._cluster.add_node(num_cpus=2, object_store_memory=_MEMORY)
+
+    def kill_other(self) -> str:
+        """Kill all processes of the other node, which Ray notices much later; return its name."""
+        doomed, self.other = self.other, None
+        self._cluster.remove_node(doomed, allow_graceful=False)
+        return f"127.0.0.1/{doomed.node_id[:8]}"
+
+
+@contextlib.contextmanager
+def several_nodes() -> Iterator[Nodes]:
+    """Start a cluster with nodes that can be killed; this process belongs to its head."""
+    pytest.importorskip("ray")
+    terminate = signal.getsignal(signal.SIGTERM)
+    with quiet_surroundings():
+        nodes = Nodes()
+        try:
+            _start(nodes.start, nodes.shutdown)
+            yield nodes
+        finally:
+            nodes.shutdown()
+            signal.signal(signal.SIGTERM, terminate)

@@ -14,6 +14,7 @@ import pytest
 import hvdlite.ray
 from clusters.ray_clusters import cluster
 from hvdlite.errors import ArgumentError, BootstrapError, RankFailedError
+from hvdlite.ray.group import Failure, Group
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -98,9 +99,20 @@ def test_exception_comes_with_its_traceback_and_workers_can_be_used_again(
     assert [result[3] for result in executor.run(reduced)] == [3.0, 3.0]
 
 
-def test_killed_worker_is_named(executor: hvdlite.ray.RayExecutor) -> None:
+def test_killed_worker_is_named_soon_after_ray_has_noticed(
+    executor: hvdlite.ray.RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed: list[float] = []
+    no_answer = Group._no_answer
+
+    def note(group: Group, rank: int, error: Any) -> Failure:
+        noticed.append(time.monotonic())
+        return no_answer(group, rank, error)
+
+    monkeypatch.setattr(Group, "_no_answer", note)
     with pytest.raises(RankFailedError, match=r"rank 1 \(pid \d+ on node 127.0.0.1\)") as caught:
         executor.run(killed_on_rank_1)
+    assert time.monotonic() - noticed[0] < 3.0
     assert caught.value.failed_rank == 1
     with pytest.raises(ArgumentError, match="its workers do not run"):
         executor.run(reduced)

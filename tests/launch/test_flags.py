@@ -147,6 +147,11 @@ def test_switch_takes_a_value_or_none(arguments: list[str], value: str) -> None:
         assert options.command == command
 
 
+def test_knobs_that_count_take_a_number() -> None:
+    options = build_parser().parse_args(["--check-replicas", "100", "python", "x.py"])
+    assert variables(options) == {"HVDLITE_CHECK_REPLICAS": "100"}
+
+
 def test_switch_that_says_no_takes_no_value() -> None:
     for flag in ("--no-check-finite", "--no-stall-check"):
         assert build_parser().parse_args([flag, "1"]).command == ["1"]

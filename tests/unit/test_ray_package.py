@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any, ClassVar
 
 import pytest
 
 from hvdlite.errors import ArgumentError, UnsupportedError
-from hvdlite.ray import RayExecutor, run
+from hvdlite.launch.elastic.discovery import DiscoveryError
+from hvdlite.ray import RayExecutor, nodes, run
+from hvdlite.ray.nodes import Share
 from hvdlite.ray.placement import Demand
 
 
@@ -32,6 +35,10 @@ def test_missing_ray_is_told_with_the_command_that_installs_it(use: str) -> None
     ("arguments", "message"),
     [
         ({"num_workers": 0}, "num_workers=0: at least one"),
+        ({}, "give num_workers, or min_np and max_np"),
+        ({"max_np": 2, "cpus_per_worker": 0}, "Ray reserves nothing"),
+        ({"max_np": 2, "slots_per_host": 1}, "Ray knows the nodes itself"),
+        ({"max_np": 2, "placement": "SPREAD"}, "placement='SPREAD': an elastic job fills"),
         ({"num_workers": 2, "cpus_per_worker": 0}, "Ray reserves nothing"),
         ({"num_workers": 2, "gpus_per_worker": -1}, "gpus_per_worker=-1"),
         ({"num_workers": 2, "placement": "pack"}, "placement='pack': give one of PACK"),
@@ -76,6 +83,44 @@ def test_settings_for_ssh_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="ssh_identity_file"):
         RayExecutor.create_settings(ssh_identity_file="key")
     assert RayExecutor.create_settings(nics=["eth0"], verbose=True).nics == ("eth0",)
+
+
+def test_room_of_a_node_is_what_all_its_resources_allow() -> None:
+    share = Share(cpus=1.5, gpus=1, most=3)
+    assert share.slots({"CPU": 8.0, "GPU": 2.0}) == 2
+    assert share.slots({"CPU": 8.0, "GPU": 8.0}) == 3
+    assert share.slots({"CPU": 8.0}) == 0
+    assert share.options(3) == {"num_cpus": 4.5, "num_gpus": 3}
+
+
+def test_nodes_are_listed_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ray:
+        living: ClassVar[list[str]] = ["aaaaaaaaaa"]
+
+        def nodes(self) -> list[dict[str, Any]]:
+            if not self.living:
+                raise RuntimeError("planted")
+            return [
+                {
+                    "NodeID": one,
+                    "Alive": one in self.living,
+                    "NodeManagerAddress": "10.0.0.1",
+                    "Resources": {"CPU": 2.0},
+                }
+                for one in ("bbbbbbbbbb", "aaaaaaaaaa")
+            ]
+
+    monkeypatch.setattr(nodes, "import_ray", Ray)
+    hosts = nodes.RayHosts(Share(1, 0))
+    assert hosts.hosts() == {"10.0.0.1/aaaaaaaa": 2}
+    Ray.living = ["aaaaaaaaaa", "bbbbbbbbbb"]
+    assert list(hosts.hosts()) == ["10.0.0.1/aaaaaaaa", "10.0.0.1/bbbbbbbb"]
+    assert hosts.ids["10.0.0.1/bbbbbbbb"] == "bbbbbbbbbb"
+    Ray.living = ["bbbbbbbbbb"]
+    assert list(hosts.hosts()) == ["10.0.0.1/bbbbbbbb"]
+    Ray.living = []
+    with pytest.raises(DiscoveryError, match="Ray does not tell its nodes: planted"):
+        hosts.hosts()
 
 
 def test_workers_of_a_node_are_reserved_together() -> None:

@@ -20,6 +20,7 @@ from hvdlite.launch.command import flags
 from hvdlite.launch.command.config_file import ConfigError, arguments_from
 from hvdlite.launch.command.elastic_flags import describe_elastic
 from hvdlite.launch.command.emit_flags import emit_request
+from hvdlite.launch.command.live_flags import viewers
 from hvdlite.launch.command.node_flags import node_seat
 from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
@@ -134,9 +135,19 @@ def way_of(options: argparse.Namespace) -> Way:
 
 
 def describe_job(
-    options: argparse.Namespace, hosts: Sequence[Host], environment: Mapping[str, str]
+    options: argparse.Namespace,
+    hosts: Sequence[Host],
+    environment: Mapping[str, str],
+    launches: bool,
 ) -> Description:
-    """Turn the parsed command line into the description of a job."""
+    """Turn the parsed command line into the description of a job.
+
+    Args:
+        options: the parsed command line.
+        hosts: the hosts, if they are given.
+        environment: the variables of this process.
+        launches: whether this process launches the job, and does not just bring a node to it.
+    """
     return Description(
         command=options.command,
         ranks=options.num_proc,
@@ -154,6 +165,7 @@ def describe_job(
         compat=options.compat,
         grace=options.grace,
         elastic=describe_elastic(options, environment),
+        viewers=viewers(options, environment) if launches else (),
     )
 
 
@@ -194,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return examine(environment, reach(options, hosts), len(hosts))
         check(parser, options, environment.get("PATH", os.defpath))
-        what = describe_job(options, hosts, environment)
+        what = describe_job(options, hosts, environment, seat is None or seat.node == 0)
         for flag, why in options.needless.items():
             print(f"hvdlite-run: {flag} changes nothing here: {why}", file=sys.stderr)
         if seat is None:

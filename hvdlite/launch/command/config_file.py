@@ -85,10 +85,10 @@ def _flag(prefix: str, name: object) -> str:
 
 
 def _argument(flag: str, value: Any, nargs: int | str | None) -> list[str]:
-    is_switch = nargs == 0
-    if value is None or (is_switch and value is False):
+    may_stand_alone = nargs in (0, "?")
+    if value is None or (may_stand_alone and value is False):
         return []
-    if is_switch:
+    if nargs == 0 or (may_stand_alone and value is True):
         return [flag]
     if isinstance(value, list) and isinstance(nargs, int):
         return [flag, *map(str, value)]

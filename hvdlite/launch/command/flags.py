@@ -15,10 +15,12 @@ import hvdlite
 from hvdlite.launch.command.elastic_flags import add_elastic_flags
 from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
+from hvdlite.launch.command.live_flags import IS_ADDRESS, add_live_flags
 from hvdlite.launch.command.node_flags import add_node_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
 from hvdlite.launch.remote.ssh import Ssh
+from hvdlite.live.listener import DEFAULT_ADDRESS
 
 EXAMPLE = "hvdlite-run -np 2 python train.py"
 _LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
@@ -47,20 +49,38 @@ def core_knobs() -> list[dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that lets 0 or 1 follow a switch, as in `--check-finite 1`.
+    """A parser that lets 0 or 1 follow a switch, and an address `--live-page`.
 
-    argparse takes the 0 or 1 for the program to run. No program has such a name.
+    In `--check-finite 1` argparse takes the 1 for the program to run, and in `--live-page python
+    train.py` it would take the program for an address. No program has such names as 1 or :9100.
     """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the command line."""
         options = super().parse_args(args, namespace)
-        while options.switch and options.command[:1] in (["0"], ["1"]):
+        while options.command:
             value, *rest = options.command
-            options.knobs = {**options.knobs, options.switch: value}
-            options.switch = ""
+            if options.switch and value in ("0", "1"):
+                options.knobs = {**options.knobs, options.switch: value}
+                options.switch = ""
+            elif options.live_page is not None and IS_ADDRESS.fullmatch(value):
+                options.live_page = value
+            else:
+                break
             options = super().parse_args(rest, options)
+        if options.live_page is not None and not IS_ADDRESS.fullmatch(options.live_page):
+            options.command.insert(0, options.live_page)
+            options.live_page = DEFAULT_ADDRESS
         return options
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        """Count the words that an action takes: `--live-page=A` one, `--live-page` at first none.
+
+        At the end of the line, the word that follows cannot be told from the former.
+        """
+        if action.dest == "live_page":
+            return int(arg_strings_pattern == "A")
+        return super()._match_argument(action, arg_strings_pattern)
 
 
 class _HelpAll(argparse.Action):
@@ -145,6 +165,7 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
     )
     _add_cluster_flags(parser)
     _add_output_flags(parser.add_argument_group("output"))
+    add_live_flags(parser.add_argument_group("live view", "see docs/live.md"))
     _add_timeline_flags(parser.add_argument_group("timeline", "see docs/timeline.md"))
     _add_autotune_flags(parser.add_argument_group("autotune", "see docs/autotune.md"))
     _add_knob_flags(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from hvdlite.launch.elastic.first_meeting import meet
 from hvdlite.launch.elastic.fleet import FIRST_WAIT, LONGEST_WAIT, Start
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.placement import Placement
@@ -38,9 +39,9 @@ class AgentWorker(RemoteWorker):
     """One worker of an elastic job on another host."""
 
     def __init__(
-        self, number: int, placement: Placement, host: AgentHost, with_result: bool
+        self, number: int, placement: Placement, host: AgentHost, more: Sequence[int]
     ) -> None:
-        super().__init__(placement, host, with_result)
+        super().__init__(placement, host, more)
         self.number = number
         self._agent = host
         self._ends = threading.Lock()
@@ -139,10 +140,10 @@ class AgentHost(RemoteHost):
             super()._take_before_start(message)
 
     def launch(
-        self, start: Start, environment: Mapping[str, str], with_result: bool
+        self, start: Start, environment: Mapping[str, str], more: Sequence[int]
     ) -> AgentWorker:
-        """Have the agent start a worker."""
-        worker = AgentWorker(start.worker, start.placement, self, with_result)
+        """Have the agent start a worker, with these sinks besides STDOUT and STDERR."""
+        worker = AgentWorker(start.worker, start.placement, self, more)
         self.workers[worker.number] = worker
         placement = [start.placement.rank, *placement_numbers(start.placement)]
         own = {"environment": dict(environment), "placement": placement}
@@ -266,19 +267,37 @@ class Agents:
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
 
-    def greet(self, names: Sequence[str]) -> None:
-        """Connect to hosts and wait until their agents have sent their hello.
+    def greet(
+        self, names: Sequence[str], enough: Callable[[Collection[str]], bool]
+    ) -> dict[str, str]:
+        """Connect to hosts and wait until their agents have sent their hello, or enough of them.
+
+        Args:
+            names: the names of the hosts.
+            enough: returns whether the job can start with these other hosts.
+
+        Returns:
+            By name, why each host that does not come is given up; `tick` connects to it again.
 
         Raises:
-            LaunchError: a host cannot be reached, or has another version of hvdlite.
+            LaunchError: a host that is needed does not come, or one has another version of hvdlite.
             KeyboardInterrupt: the user wants to stop.
         """
         for name in names:
             self._connect(name)
-        self._wait_for(lambda host: bool(host.hello), "answered")
+        hosts = list(self.hosts.values())
+        missed = meet(hosts, enough, self._way, self._interrupted_fd)
+        for name in missed:
+            self._give_up(self.hosts[name])
+        return missed
+
+    @property
+    def present(self) -> list[AgentHost]:
+        """The hosts whose agents have answered."""
+        return [host for host in self.hosts.values() if host.hello]
 
     def begin(self, part_of: Callable[[AgentHost], dict[str, Any]], stdin: bytes | None) -> None:
-        """Give all agents their part of the job, and wait until they can start workers.
+        """Give agents that have answered their part, and wait until they can start workers.
 
         Args:
             part_of: returns a host's part, which also later hosts get.
@@ -289,19 +308,20 @@ class Agents:
             KeyboardInterrupt: the user wants to stop.
         """
         self._part_of, self._stdin = part_of, stdin
-        for host in self.hosts.values():
+        hosts = self.present
+        for host in hosts:
             host.begin(part_of(host), stdin)
-        self._wait_for(lambda host: host.ready, "prepared its part")
-
-    def _wait_for(self, there: Callable[[AgentHost], bool], what: str) -> None:
-        hosts = list(self.hosts.values())
-        wait_for_hosts(hosts, there, what, self._way, self._interrupted_fd)
+        what = "prepared its part"
+        wait_for_hosts(hosts, lambda host: host.ready, what, self._way, self._interrupted_fd)
 
     def attach(self, owner: Owner) -> None:
         """Pass, from now on, what the agents say to the loop."""
         self._owner = owner
         for host in self.hosts.values():
-            self._serve(host, owner)
+            if host.ready:
+                self._serve(host, owner)
+            else:
+                self._watch(host, owner)
 
     def serves(self, name: str) -> bool:
         """Return whether workers can be started on a host."""
@@ -331,12 +351,19 @@ class Agents:
 
     def _drop(self, host: AgentHost, owner: Owner, why: str) -> None:
         """Take a host out whose connection has ended, or has to."""
+        self._give_up(host)
+        owner.host_lost(host.name, "" if host.finishing else why)
+
+    def _give_up(self, host: AgentHost) -> None:
+        """End the connection to a host, until `tick` makes another one after a while."""
         del self.hosts[host.name]
         failures = self._failures[host.name] = self._failures.get(host.name, 0) + 1
         wait = min(FIRST_WAIT * 2 ** min(failures - 1, 10), LONGEST_WAIT)
         self._retry_at[host.name] = time.monotonic() + wait
         host.close()
-        owner.host_lost(host.name, "" if host.finishing else why)
+
+    def _watch(self, host: AgentHost, owner: Owner) -> None:
+        owner.on(host.fileno(), partial(self._receive, host, owner))
 
     def _receive(self, host: AgentHost, owner: Owner) -> None:
         """Receive from an agent that has not started a worker yet."""
@@ -368,8 +395,7 @@ class Agents:
         assert owner is not None
         for name, when in wanted.items():
             if name not in self.hosts and max(when, self._retry_at.get(name, 0.0)) <= now:
-                host = self._connect(name)
-                owner.on(host.fileno(), partial(self._receive, host, owner))
+                self._watch(self._connect(name), owner)
         speaks = now >= self._alive_at
         if speaks:
             self._alive_at = now + self._heartbeat / 4

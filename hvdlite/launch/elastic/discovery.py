@@ -16,13 +16,12 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from hvdlite.launch.hosts import Host, HostsError, is_here, read_host
+from hvdlite.launch.hosts import Host, HostProvider, HostsError, is_here, read_host
 from hvdlite.launch.output.report import last_lines
 
 PERIOD = 1.0  # seconds between two questions to the provider
@@ -32,22 +31,6 @@ _SHOWN = 200  # characters of the script's stderr in a message
 
 class DiscoveryError(OSError):
     """The provider does not know the hosts now; the message says why."""
-
-
-class HostProvider(Protocol):
-    """What knows the hosts of a job: a script, a fixed list, or a cluster's own software."""
-
-    def hosts(self) -> Mapping[str, int]:
-        """Return the slots of each host that there is now, by name, in order of preference.
-
-        Raises:
-            DiscoveryError: the hosts are not known now.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give up a question that is under way on another thread; none follows."""
-        ...
 
 
 class StaticHosts:
@@ -190,7 +173,11 @@ class Discovery:
     """
 
     def __init__(
-        self, provider: HostProvider, period: float = PERIOD, interrupt_fd: int | None = None
+        self,
+        provider: HostProvider,
+        period: float = PERIOD,
+        interrupt_fd: int | None = None,
+        is_here: Callable[[str], bool] = is_here,
     ) -> None:
         """Ask for the first time, and wait for the answer.
 
@@ -198,12 +185,14 @@ class Discovery:
             provider: whom to ask; owned, and closed at the end.
             period: seconds between two questions.
             interrupt_fd: readable when the wait for the first answer is to be given up; borrowed.
+            is_here: returns whether a host that is listed is this machine.
 
         Raises:
             DiscoveryError: the provider fails.
             KeyboardInterrupt: the wait was given up.
         """
         self._here: dict[str, bool] = {}
+        self._is_here = is_here
         self._provider = provider
         self.first = self.last = self._first_answer(interrupt_fd)
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -278,7 +267,7 @@ class Discovery:
         hosts = dict(self._provider.hosts())
         for name in hosts:
             if name not in self._here:
-                self._here[name] = is_here(name)
+                self._here[name] = self._is_here(name)
         return hosts
 
     def _ask(self) -> News:

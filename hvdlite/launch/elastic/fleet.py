@@ -233,7 +233,7 @@ class Fleet:
         """Return the workers to start now; they count as running from now on."""
         starts: list[Start] = []
         if not self._begun:
-            if self._slots(now) < self._wanted_first:
+            if self._slots(now) < self.fewest_first:
                 return []
             self._begun = True
             free = self._free(now)
@@ -246,7 +246,8 @@ class Fleet:
         return [self._start(*where, now=now) for where in self._free(now)[:room]]
 
     @property
-    def _wanted_first(self) -> int:
+    def fewest_first(self) -> int:
+        """The fewest slots with which the job starts."""
         return max(1, min(self._ranks, self._min_np))
 
     def _free(self, now: float) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ import select
 import shlex
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from hvdlite.compat import on_path
 from hvdlite.launch.description import Description, Elastic, Outcome, threads_text
 from hvdlite.launch.elastic.actions import Limits
 from hvdlite.launch.elastic.agents import AgentHost, Agents, AgentWorker
-from hvdlite.launch.elastic.discovery import Discovery, HostProvider, ScriptHosts, StaticHosts
+from hvdlite.launch.elastic.discovery import Discovery, ScriptHosts, StaticHosts
+from hvdlite.launch.elastic.first_meeting import keep_alive
 from hvdlite.launch.elastic.fleet import Fleet, Start
 from hvdlite.launch.elastic.registrar import Registrar
 from hvdlite.launch.elastic.supervisor import ElasticSupervisor, Timing
-from hvdlite.launch.hosts import Host, spread
+from hvdlite.launch.hosts import Host, HostProvider, is_here, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import (
@@ -40,9 +41,10 @@ from hvdlite.launch.process.local import (
 from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.meeting import meeting_address, route_to
-from hvdlite.launch.remote.remote import LaunchError
+from hvdlite.launch.remote.remote import ALIVE_SECONDS, LaunchError, more_sinks
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
+from hvdlite.launch.view import View
 
 _ANYWHERE = "192.0.2.1"  # an address that stands for any other network; nothing is sent to it
 _START_TIMEOUT = 60.0  # seconds, as `hvd.init()` waits by default
@@ -52,9 +54,14 @@ class ElasticRun:
     """One run of a description of an elastic job; used once."""
 
     def __init__(
-        self, what: Description, elastic: Elastic, console: Console, inbox: SignalInbox
+        self,
+        what: Description,
+        elastic: Elastic,
+        console: Console,
+        inbox: SignalInbox,
+        view: View | None = None,
     ) -> None:
-        """Check the description.
+        """Check the description; `view` takes the workers' samples of themselves.
 
         Raises:
             ArgumentError: numbers contradict each other.
@@ -65,12 +72,15 @@ class ElasticRun:
         self._elastic = elastic
         self._console = console
         self._inbox = inbox
-        self._job = Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
+        self._view = view
+        self._job = what.job or Job(secrets.token_bytes(32), secrets.token_bytes(16), epoch=0)
         self._timeline = TimelineParts(self._job.job_id)
         self._provider = self._choose_provider()
 
     def _choose_provider(self) -> HostProvider:
         what, elastic = self._what, self._elastic
+        if what.provider is not None:
+            return what.provider
         if elastic.script is not None:
             return ScriptHosts(elastic.script, elastic.slots_per_host or 1)
         most = max(what.ranks, elastic.max_np or 0)
@@ -101,7 +111,8 @@ class ElasticRun:
             elastic.cooldown,
         )
         agents = Agents(what.way, elastic.heartbeat, self._inbox.fd)
-        with Discovery(self._provider, interrupt_fd=self._inbox.fd) as discovery, agents:
+        asks = Discovery(self._provider, interrupt_fd=self._inbox.fd, is_here=self._is_here)
+        with asks as discovery, agents:
             first = self._first_workers(fleet, discovery, agents)
             address = self._address(agents)
             registrar = Registrar.start(self._job, self._limits(len(first)), address)
@@ -111,6 +122,14 @@ class ElasticRun:
                 return self._supervise(fleet, discovery, agents, registrar, first)
             finally:
                 registrar.close()
+
+    @property
+    def _by_hand(self) -> bool:
+        """Whether the user has named the hosts: then each has to come at first."""
+        return self._what.provider is None and self._elastic.script is None
+
+    def _is_here(self, name: str) -> bool:
+        return self._what.provider is None and is_here(name)
 
     def _limits(self, first: int) -> Limits:
         elastic = self._elastic
@@ -146,7 +165,8 @@ class ElasticRun:
             if shortage is not None:
                 raise LaunchError(shortage)
             wake_at = fleet.wake_at(now)
-            left = None if wake_at is None else wake_at - now
+            left = ALIVE_SECONDS if wake_at is None else min(wake_at - now, ALIVE_SECONDS)
+            keep_alive(agents.present)
             ready, _, _ = select.select([discovery.fd, self._inbox.fd], [], [], left)
             if self._inbox.fd in ready and self._inbox.take():
                 raise KeyboardInterrupt
@@ -160,16 +180,33 @@ class ElasticRun:
     def _offer(
         self, fleet: Fleet, discovery: Discovery, agents: Agents, hosts: Mapping[str, int]
     ) -> None:
+        """Offer hosts to the fleet; those of whose agents nothing is heard are not needed now."""
         others = [name for name in hosts if not discovery.here(name) and name not in agents.hosts]
-        agents.greet(others)
+
+        def enough(names: Collection[str]) -> bool:
+            if self._by_hand:
+                return set(others) <= set(names)
+            slots = sum(n for name, n in hosts.items() if discovery.here(name) or name in names)
+            return slots >= fleet.fewest_first
+
+        missed = agents.greet(others, enough)
         fleet.offer(hosts, time.monotonic())
+        present = [host.name for host in agents.present]
+        for name in hosts:
+            if not discovery.here(name):
+                fleet.reach(name, name in present)
+        for name, why in missed.items():
+            self._console.say(f"host {name} takes no part now: {why}")
+        for name in agents.hosts:
+            if name not in present:
+                self._console.say(f"host {name} has not answered yet; the job starts without it")
 
     def _address(self, agents: Agents) -> str | None:
         """Choose where the registrar listens; None for a Unix socket, if no other host can come."""
         interfaces = self._what.interfaces
-        if agents.hosts:
-            return meeting_address(list(agents.hosts.values()), interfaces)
-        if self._elastic.script is None:
+        if agents.present:
+            return meeting_address(agents.present, interfaces)
+        if self._by_hand:
             return None
         if interfaces:
             return f"{interface_address(interfaces)}:0"
@@ -190,18 +227,19 @@ class ElasticRun:
             )
         what = self._what
         threads = threads_per_rank(int(host.hello["cores"]), discovery.last.get(host.name, 1))
-        return {
+        part: dict[str, Any] = {
             "job_id": self._job.job_id.hex(),
-            "folder": str(Path.cwd()),
-            "command": list(what.command),
-            "environment": what.shared_environment(threads),
             "compat": what.compat,
+            "live": what.live,
             "heartbeat": self._elastic.heartbeat,
-            "meeting": {
-                "HVDLITE_RENDEZVOUS": address,
-                "HVDLITE_TOKEN": self._job.token.hex(),
-            },
+            "meeting": {"HVDLITE_RENDEZVOUS": address},
         }
+        if what.way.carries_secrets:
+            part["folder"] = str(Path.cwd())
+            part["command"] = list(what.command)
+            part["environment"] = what.shared_environment(threads)
+            part["meeting"]["HVDLITE_TOKEN"] = self._job.token.hex()
+        return part
 
     def _choose_threads(self, discovery: Discovery) -> int:
         """Choose the number of threads of each worker here: a share of the cores for each slot."""
@@ -234,6 +272,7 @@ class ElasticRun:
             elastic.least(what.ranks),
             timestamps=what.timestamps,
             reports=what.stdin is None,  # `hvdlite.run` raises instead.
+            view=self._view,
         )
         agents.attach(supervisor)
 
@@ -267,12 +306,19 @@ class ElasticRun:
         if what.compat:
             environment = on_path(environment)
         return start_worker(
-            start.placement, what.command, environment, stdin=what.stdin, number=start.worker
+            start.placement,
+            what.command,
+            environment,
+            stdin=what.stdin,
+            number=start.worker,
+            live=what.live,
         )
 
     def _start_there(self, rendezvous: str, host: AgentHost, start: Start) -> AgentWorker:
         own = self._own(rendezvous, start, start.host)
-        return host.launch(start, own, self._what.stdin is not None)
+        if not self._what.way.carries_secrets:
+            del own["HVDLITE_TOKEN"]
+        return host.launch(start, own, more_sinks(self._what.stdin is not None, self._what.live))
 
     def _show(self, supervisor: ElasticSupervisor, worker: AnyRank, start: Start) -> None:
         """Watch a worker and show its output."""

@@ -40,6 +40,7 @@ from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import Worker
 from hvdlite.launch.supervisor import AnyRank, Supervisor
+from hvdlite.launch.view import View
 
 _RECENT = 60.0  # seconds before a failure in which another one may belong to the same story
 
@@ -77,6 +78,7 @@ class ElasticSupervisor(Supervisor):
         min_np: int,
         timestamps: bool = False,
         reports: bool = True,
+        view: View | None = None,
     ) -> None:
         """Make a supervisor without workers; all arguments are borrowed.
 
@@ -92,8 +94,10 @@ class ElasticSupervisor(Supervisor):
             min_np: the fewest workers with which the job starts.
             timestamps: whether the time stands before each line.
             reports: whether to show a report of the first failure.
+            view: takes the workers' samples of themselves, and what happens to workers.
         """
-        super().__init__(console, inbox, job_id, timestamps, reports, timing.grace)
+        super().__init__(console, inbox, job_id, timestamps, reports, timing.grace, view)
+        self._view = view
         self._fleet = fleet
         self._registrar = registrar
         self._discovery = discovery
@@ -142,6 +146,8 @@ class ElasticSupervisor(Supervisor):
     def _start(self, start: Start) -> None:
         self._registrar.expect(start.worker, self._name_of(start.host), start.joiner)
         self._starter(start)
+        if start.joiner:
+            self._note("worker", f"worker {start.worker} starts on {self._name_of(start.host)}")
 
     def _name_of(self, host: str) -> str:
         """Name a host as reports do: this machine by its own name, whatever the list says."""
@@ -218,6 +224,8 @@ class ElasticSupervisor(Supervisor):
         if ending.stopped:
             self._asked.add(number)
         well = ending.well or leaves or number in self._drains
+        if not (well or self._ends):
+            self._note("worker", f"worker {number} (host {worker.host}): {died_of(ending)}")
         self._registrar.ended(number, died_of(ending), well)
         # It said goodbye before it ended, so the next epoch may have been formed without it.
         finished = ending.well and number in self._trained and not leaves
@@ -296,6 +304,7 @@ class ElasticSupervisor(Supervisor):
         """Do what the registrar asks for."""
         if isinstance(event, EpochFormed):
             self._console.say(event.line)
+            self._note("epoch", event.line)
         elif isinstance(event, EpochBegun):
             self._formed = True
             self._members = event.workers
@@ -320,6 +329,7 @@ class ElasticSupervisor(Supervisor):
             self._went_at[event.worker] = event.at
         elif isinstance(event, Refused):
             self._console.say(f"worker {event.worker} cannot join: {event.reason}")
+            self._note("worker", f"worker {event.worker} cannot join: {event.reason}")
             self._expect_end(event.worker)
         elif isinstance(event, Entered):
             self._fleet.entered()
@@ -327,6 +337,11 @@ class ElasticSupervisor(Supervisor):
             self._console.say(event.text)
         elif isinstance(event, Failed):
             self._fail(event.reason)
+
+    def _note(self, kind: str, text: str) -> None:
+        """Tell the view, if there is one, what has happened to the workers."""
+        if self._view is not None:
+            self._view.note(kind, -1, text)
 
     def _runs(self, number: int) -> bool:
         return any(one.number == number and one.ending is None for one in self._workers)

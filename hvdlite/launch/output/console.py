@@ -2,6 +2,9 @@
 
 The terminal, pipe or file behind them may be slow, stopped or gone. So a thread writes, in order,
 from a bounded queue, while the launcher's loop continues to watch the ranks.
+
+On a terminal there may be rows below the output (`region`), such as those of `--live`. The same
+thread erases and draws them, so that no other write comes in between.
 """
 
 from __future__ import annotations
@@ -11,19 +14,24 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
+from hvdlite.launch.output.region import Region
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 
 _CAPACITY = 4 << 20  # queued bytes; while there are more, the console is full
 _END = -1  # in place of a descriptor: ends the thread; queued last
+_NOTHING = -2  # in place of a descriptor: only the rows below the output have changed
+_PACE = 0.05  # seconds from one drawing of these rows until they are erased for more output
+_LONGEST_WITHOUT = 0.25  # seconds that they are missing while much output comes
 
 
 class Console:
     """A queue of bytes for descriptors, and the thread that writes them; a context manager.
 
-    The owner's thread calls the methods. `wake_fd` becomes readable when the queue has room again,
-    when it is empty, and when a descriptor breaks; the owner then calls `woken`, and reads `full`
-    and `broken`.
+    The owner's thread calls the methods; any thread may call `say`, `show` and `write`. `wake_fd`
+    becomes readable when the queue has room again, when it is empty, and when a descriptor breaks;
+    the owner then calls `woken`, and reads `full` and `broken`.
     """
 
     def __init__(self) -> None:
@@ -33,6 +41,10 @@ class Console:
         self._queue: deque[tuple[int, bytes | None]] = deque()  # None: close the descriptor
         self._bytes = 0
         self._failed: dict[int, OSError] = {}
+        self._region: Region | None = None
+        self._region_fd = STDERR
+        self._changes = False  # whether the rows of the region are to be drawn, or erased for good
+        self._drawn_at = 0.0
         self._thread = threading.Thread(target=self._run, name="hvdlite-console", daemon=True)
         self._thread.start()
 
@@ -71,6 +83,31 @@ class Console:
                 self._bytes += len(data)
                 self._changed.notify_all()
 
+    def open_region(self) -> int | None:
+        """Begin to keep rows below the output; return the terminal's descriptor, None without one.
+
+        If both stdout and stderr are terminals, they have to be the same one.
+        """
+        if not self._terminals:
+            return None
+        with self._changed:
+            self._region_fd = max(self._terminals)
+            self._region = Region()
+        return self._region_fd
+
+    def show(self, rows: Sequence[bytes], width: int) -> None:
+        """Show these rows below the output, in place of those before; none: erase them for good.
+
+        Args:
+            rows: each shorter than the terminal is wide, without a line feed.
+            width: of the terminal, in columns.
+        """
+        with self._changed:
+            if self._region is not None:
+                self._region.set(rows, width)
+                self._changes = True
+                self._changed.notify_all()
+
     def close_file(self, fd: int) -> None:
         """Close a descriptor once everything that was queued before is written."""
         with self._changed:
@@ -89,7 +126,7 @@ class Console:
         """Wait at most `timeout` seconds until the queue is written; return whether it is."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while self._bytes or self._queue:
+            while self._bytes or self._queue or self._changes:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -99,17 +136,20 @@ class Console:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queue:
+                while not self._queue and not self._changes:
                     self._changed.wait()
-                fd, data = self._queue[0]
+                fd, data = self._queue[0] if self._queue else (_NOTHING, None)
             if fd == _END:
                 os.close(self.wake_fd)
                 os.close(self._wake_write)
                 return
+            if fd == _NOTHING:
+                self._draw()
+                continue
             if data is None:
                 os.close(fd)
             elif fd not in self._failed:
-                self._write_all(fd, data)
+                self._put(fd, data)
             with self._changed:
                 was_full = self.full
                 self._queue.popleft()
@@ -118,6 +158,41 @@ class Console:
                 self._changed.notify_all()
             if wake:
                 self._wake()
+
+    def _put(self, fd: int, data: bytes) -> None:
+        """Write output, which on the region's terminal first erases the region."""
+        region = self._region
+        if region is None or fd not in self._terminals:
+            self._write_all(fd, data)
+            return
+        if region.drawn:
+            time.sleep(max(0.0, self._drawn_at + _PACE - time.monotonic()))
+            self._write_all(self._region_fd, region.erase())
+        for one, text in region.take(fd, data):
+            self._write_all(one, text)
+        with self._changed:
+            self._changes = True
+        if time.monotonic() - self._drawn_at > _LONGEST_WITHOUT:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Draw the region's rows as they are now, or erase them for good if there are none."""
+        region, fd = self._region, self._region_fd
+        assert region is not None
+        try:
+            width = os.get_terminal_size(fd).columns
+        except OSError:
+            width = 0  # The terminal has gone.
+        with self._changed:
+            text = region.erase() + region.draw(width)
+            rest = [] if region.wanted else region.rest()
+        for one, data in ((fd, text), *rest):
+            if data and one not in self._failed:
+                self._write_all(one, data)
+        with self._changed:
+            self._drawn_at = time.monotonic()
+            self._changes = False
+            self._changed.notify_all()
 
     def _write_all(self, fd: int, data: bytes) -> None:
         view = memoryview(data)

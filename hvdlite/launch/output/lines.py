@@ -13,10 +13,11 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.output.streams import Stream, StreamReader
-from hvdlite.launch.process.sinks import RESULT
+from hvdlite.launch.process.sinks import LIVE, RESULT
 
 _LONGEST_REST = 256 << 10  # a longer line is shown in parts, so that memory stays bounded
 _REST_SHOWN_AFTER = 0.1  # seconds, on a terminal
@@ -85,13 +86,36 @@ class ShownStream(Stream):
         self.rest_since = 0.0
 
 
+class Samples(Protocol):
+    """What takes the bytes that ranks write as samples of themselves; see `view.View`."""
+
+    def took(self, number: int, block: bytes) -> None:
+        """Take bytes of a rank."""
+
+    def closed(self, number: int) -> None:
+        """Note that no more comes from a rank."""
+
+
 class OutputPump(StreamReader):
     """Read all streams and write their lines to the console."""
 
     def __init__(
-        self, console: Console, selector: selectors.BaseSelector, timestamps: bool
+        self,
+        console: Console,
+        selector: selectors.BaseSelector,
+        timestamps: bool,
+        view: Samples | None = None,
     ) -> None:
+        """Make it without streams.
+
+        Args:
+            console: shows the lines; borrowed.
+            selector: watches the pipes; borrowed.
+            timestamps: whether the time stands before each line.
+            view: takes the ranks' samples; borrowed.
+        """
         super().__init__(selector)
+        self._view = view
         self._console = console
         self._timestamps = timestamps
         self._open: ShownStream | None = None
@@ -113,12 +137,11 @@ class OutputPump(StreamReader):
         Args:
             rank: the rank that writes into the pipe.
             pipe: the read end; owned from now on.
-            sink: the meaning of the bytes: STDOUT, STDERR or RESULT.
+            sink: the meaning of the bytes: STDOUT, STDERR, RESULT or LIVE.
             file: a descriptor for a copy of the bytes; owned from now on.
         """
-        self.add(
-            Stream(rank, pipe, sink) if sink == RESULT else ShownStream(rank, pipe, sink, file)
-        )
+        shown = sink not in (RESULT, LIVE)
+        self.add(ShownStream(rank, pipe, sink, file) if shown else Stream(rank, pipe, sink))
 
     def _prefix(self, stream: Stream) -> bytes:
         if not self._timestamps:
@@ -129,6 +152,10 @@ class OutputPump(StreamReader):
 
     def took(self, stream: Stream, block: bytes) -> None:
         """Show the lines that a block completes."""
+        if stream.sink == LIVE:
+            if self._view is not None:
+                self._view.took(stream.rank, block)
+            return
         if not isinstance(stream, ShownStream):
             self._results.setdefault(stream.rank, bytearray()).extend(block)
             return
@@ -158,7 +185,7 @@ class OutputPump(StreamReader):
 
     def due(self, now: float) -> float | None:
         """Show rests that have waited long enough, on terminals; return when the next is due."""
-        due = None
+        due = super().due(now)
         for stream in self._streams:
             if not isinstance(stream, ShownStream) or not stream.cutter.rest_size:
                 continue
@@ -173,6 +200,8 @@ class OutputPump(StreamReader):
 
     def closed(self, stream: Stream) -> None:
         """Show a stream's rest and close its file."""
+        if stream.sink == LIVE and self._view is not None:
+            self._view.closed(stream.rank)
         if isinstance(stream, ShownStream):
             self._show_rest(stream)
             if stream.file is not None:

@@ -1,14 +1,21 @@
-"""Read the output of the ranks from many pipes, and only as much as can be passed on."""
+"""Read the output of the ranks from many pipes, and only as much as can be passed on.
+
+Pipes with samples for a view (sink LIVE) are read at a fixed pace instead, whatever comes: nothing
+waits for a rank that floods its pipe, and the samples do not wait for a slow console.
+"""
 
 from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections.abc import Callable
 
-from hvdlite.launch.process.sinks import STDERR
+from hvdlite.launch.process.sinks import LIVE, STDERR
 
 _BLOCK = 256 << 10  # bytes read at once from a stream
+_LIVE_BLOCK = 64 << 10  # the same of samples
+_LIVE_SECONDS = 0.25  # between two looks at the samples
 _TAIL = 16 << 10  # last bytes of each stream that are kept for the failure report
 
 
@@ -17,7 +24,7 @@ class Stream:
 
     Attributes:
         pipe: the read end of its pipe, which the stream owns.
-        sink: STDOUT, STDERR or RESULT.
+        sink: STDOUT, STDERR, RESULT or LIVE.
         tail: the last bytes that were read.
         at_end: whether the pipe has ended and is closed.
     """
@@ -43,6 +50,7 @@ class StreamReader:
         self._selector = selector
         self._streams: list[Stream] = []
         self._paused = False
+        self._live_at = 0.0  # monotonic time of the next look at the samples
 
     def took(self, stream: Stream, block: bytes) -> None:
         """Pass on a block of bytes that a stream wrote."""
@@ -63,8 +71,12 @@ class StreamReader:
     def add(self, stream: Stream) -> None:
         """Start reading a stream."""
         self._streams.append(stream)
-        if not self._paused:
+        if self._is_watched(stream):
             self._selector.register(stream.pipe, selectors.EVENT_READ, self._reader(stream))
+
+    def _is_watched(self, stream: Stream) -> bool:
+        """Return whether the selector has the stream's pipe."""
+        return not self._paused and stream.sink != LIVE
 
     def _reader(self, stream: Stream) -> Callable[[], None]:
         def read() -> None:
@@ -77,7 +89,7 @@ class StreamReader:
         if stream.at_end:  # The selector returned this event together with the one that closed it.
             return False
         try:
-            block = os.read(stream.pipe, _BLOCK)
+            block = os.read(stream.pipe, _LIVE_BLOCK if stream.sink == LIVE else _BLOCK)
         except BlockingIOError:
             return False
         if not block:
@@ -89,7 +101,14 @@ class StreamReader:
 
     def due(self, now: float) -> float | None:
         """Do what is due at the time `now`; return when to call this again, or None for never."""
-        return None
+        live = [one for one in self._streams if one.sink == LIVE and not one.at_end]
+        if not live:
+            return None
+        if now >= self._live_at:
+            self._live_at = time.monotonic() + _LIVE_SECONDS
+            for stream in live:
+                self._read_block(stream)
+        return self._live_at
 
     def throttle(self) -> None:
         """Pause reading if `full`, and resume it if not."""
@@ -97,7 +116,7 @@ class StreamReader:
             return
         self._paused = self.full
         for stream in self._streams:
-            if stream.at_end:
+            if stream.at_end or stream.sink == LIVE:
                 continue
             if self._paused:
                 self._selector.unregister(stream.pipe)
@@ -117,7 +136,7 @@ class StreamReader:
             return
         stream.at_end = True
         self.closed(stream)
-        if not self._paused:
+        if self._is_watched(stream):
             self._selector.unregister(stream.pipe)
         os.close(stream.pipe)
 

@@ -24,7 +24,7 @@ from hvdlite.launch.process import guardian, shim
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import signal_group
 from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.process.told import ask_group
 
 _SETPIPE_SIZE = 1031  # F_SETPIPE_SZ; in fcntl only since Python 3.10.5
@@ -84,20 +84,20 @@ class Worker:
         self,
         placement: Placement,
         process: subprocess.Popen[bytes],
-        result: int | None = None,
+        pipes: Mapping[int, int] | None = None,
         number: int | None = None,
     ) -> None:
-        """Take over a process that leads its own group, and the pipe of its result, if any.
+        """Take over a process that leads its own group, and pipes besides those of its output.
 
         Args:
             placement: the rank and where it runs.
             process: the process.
-            result: the read end of the pipe of its result.
+            pipes: the read ends, by sink: RESULT, LIVE.
             number: the worker's number in an elastic job; by default the rank.
         """
         self.placement = placement
         self.number = placement.rank if number is None else number
-        self._result = {} if result is None else {RESULT: result}
+        self._pipes = dict(pipes or {})
         self.pid = process.pid
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
@@ -125,8 +125,7 @@ class Worker:
 
     def take_pipes(self) -> dict[int, int]:
         """Hand over the read ends of its output, by sink; the caller owns them."""
-        pipes = dict(self._result)
-        self._result = {}
+        pipes, self._pipes = self._pipes, {}
         for sink, pipe in ((STDOUT, self.process.stdout), (STDERR, self.process.stderr)):
             if pipe is not None and not pipe.closed:
                 pipes[sink] = os.dup(pipe.fileno())
@@ -171,6 +170,7 @@ def start_worker(
     stderr: int | IO[Any] = subprocess.PIPE,
     stdin: bytes | None = None,
     number: int | None = None,
+    live: bool = False,
 ) -> Worker:
     """Start one rank with exactly this environment; it dies when this process dies.
 
@@ -183,20 +183,25 @@ def start_worker(
         stdin: what the rank reads from its stdin; by default it has none. With `stdin` the rank
             also gets a pipe for its result, whose descriptor is in HVDLITE_RESULT_FD.
         number: the worker's number in an elastic job; by default the rank.
+        live: whether the rank gets a pipe for samples of what it does, in HVDLITE_LIVE_FD.
 
     Raises:
         OSError: the process cannot be started.
     """
     own = [sys.executable, "-I", "-S", shim.__file__, str(os.getpid())]
-    result: int | None = None
+    pipes: dict[int, int] = {}
     passed: list[int] = []
     closed: list[int] = []
     source: int | IO[Any] = subprocess.DEVNULL
     if stdin is not None:
-        result, write = os.pipe2(os.O_CLOEXEC)
+        pipes[RESULT], write = os.pipe2(os.O_CLOEXEC)
         source = _memory_file(stdin)
         environment = {**environment, "HVDLITE_RESULT_FD": str(write)}
         passed, closed = [write], [write, source]
+    if live:
+        pipes[LIVE], write = os.pipe2(os.O_CLOEXEC)
+        environment = {**environment, "HVDLITE_LIVE_FD": f"{write}:{os.fstat(write).st_ino}"}
+        passed, closed = [*passed, write], [*closed, write]
     try:
         process = subprocess.Popen(
             [*own, *command],
@@ -214,7 +219,7 @@ def start_worker(
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             _enlarge(pipe.fileno())
-    return Worker(placement, process, result, number)
+    return Worker(placement, process, pipes, number)
 
 
 def _memory_file(content: bytes) -> int:

@@ -44,6 +44,7 @@ class Kind(enum.IntEnum):
     SIGNAL = 11  # launcher: send this signal to a rank
     ALIVE = 12  # launcher, in elastic jobs also agent: it is still there
     CAUGHT = 18  # agent: it got a signal that the launcher is to take as its own
+    LIVE = 20  # agent: bytes of a rank's samples for a view of the job
     OUTCOME = 19  # launcher: the job is over; carries its status and, if it did not start, why
     # Elastic jobs alone:
     READY = 13  # agent: it can start workers

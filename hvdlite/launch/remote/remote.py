@@ -22,20 +22,24 @@ from hvdlite.bootstrap.deadline import is_never
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.placement import Placement
-from hvdlite.launch.process.sinks import RESULT, STDERR, STDOUT
+from hvdlite.launch.process.sinks import LIVE, RESULT, STDERR, STDOUT
 from hvdlite.launch.remote.messages import Frame, FrameReader, Kind, NoFrameError, data_frame, frame
 from hvdlite.launch.remote.ways import Way, last_line
 
-_ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
+ALIVE_SECONDS = 3.0  # between messages that tell an agent that the launcher is alive
 _LONGEST_GOODBYE = 5.0  # seconds that an agent may take to end what is left
 _LONGEST_FRAME = 4 << 20  # the most bytes of a frame that an agent sends
 _LONGEST_SLEEP = 3600.0
 LOST = 255  # status of a rank when the connection to its host is lost; ssh uses it, too
-_SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT}
+_SINKS = {Kind.OUT: STDOUT, Kind.ERR: STDERR, Kind.RESULT: RESULT, Kind.LIVE: LIVE}
 
 
 class LaunchError(OSError):
     """The job cannot run on a host; the message says which host, why, and what to do."""
+
+
+class AbsentError(LaunchError):
+    """A host cannot be reached, or has not answered in time."""
 
 
 def _disturbed(error: NoFrameError) -> str:
@@ -49,7 +53,14 @@ class RemoteWorker:
     everything else. It owns the write ends of its pipes, and `pidfd`, an eventfd.
     """
 
-    def __init__(self, placement: Placement, remote: RemoteHost, with_result: bool) -> None:
+    def __init__(self, placement: Placement, remote: RemoteHost, more: Sequence[int]) -> None:
+        """Make the pipes of a rank.
+
+        Args:
+            placement: the rank and where it runs.
+            remote: its host.
+            more: the sinks besides STDOUT and STDERR: RESULT, LIVE.
+        """
         self.placement = placement
         self.number = placement.rank
         self.pid = 0  # on its own host
@@ -58,7 +69,7 @@ class RemoteWorker:
         self._remote = remote
         self._read: dict[int, int] = {}
         self._write: dict[int, int] = {}
-        for sink in (STDOUT, STDERR, *((RESULT,) if with_result else ())):
+        for sink in (STDOUT, STDERR, *more):
             self._read[sink], self._write[sink] = os.pipe2(os.O_CLOEXEC)
 
     @property
@@ -129,6 +140,16 @@ class RemoteWorker:
         self._write = {}
 
 
+def more_sinks(with_result: bool, live: bool) -> list[int]:
+    """List the sinks of a rank besides STDOUT and STDERR.
+
+    Args:
+        with_result: whether it returns a result to `hvdlite.run`.
+        live: whether there is a view of the job.
+    """
+    return [RESULT] * with_result + [LIVE] * live
+
+
 class RemoteHost:
     """One other host: the line to its agent, and its ranks.
 
@@ -183,13 +204,13 @@ class RemoteHost:
         """Read and handle messages of the agent; they change `hello` and `started`.
 
         Raises:
-            LaunchError: the host cannot be reached, the agent refuses, or it has another version of
-                hvdlite.
+            AbsentError: the host cannot be reached.
+            LaunchError: the agent refuses, or it has another version of hvdlite.
         """
         data = self._read()
         if not data:
             status = self._line.end()
-            raise LaunchError(self._way.explain(self.name, self._line.said(), status))
+            raise AbsentError(self._way.explain(self.name, self._line.said(), status))
         try:
             for message in self._reader.feed(data):
                 self._take_before_start(message)
@@ -238,7 +259,9 @@ class RemoteHost:
             stdin: the bytes that every rank reads from its stdin, if any.
         """
         for placement in placements:
-            self.workers[placement.rank] = RemoteWorker(placement, self, stdin is not None)
+            self.workers[placement.rank] = RemoteWorker(
+                placement, self, more_sinks(stdin is not None, part["live"])
+            )
         if stdin is not None:
             self.send(frame(Kind.STDIN, body=stdin))
         self.send(data_frame(Kind.START, 0, part))
@@ -366,7 +389,7 @@ class RemoteHosts:
         wait_for_hosts(self.hosts, there, what, self._way, self._interrupted_fd)
 
     def _stay_alive(self) -> None:
-        while not self._stopping.wait(_ALIVE_SECONDS):
+        while not self._stopping.wait(ALIVE_SECONDS):
             for host in self.hosts:
                 host.send(frame(Kind.ALIVE))
 

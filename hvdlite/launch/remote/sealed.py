@@ -45,6 +45,7 @@ class SealedLine:
         keys: tuple[bytes, bytes],
         silence: float,
         introduction: bytes | None = None,
+        pair: tuple[socket.socket, socket.socket] | None = None,
     ) -> None:
         """Take over a connection whose handshake is completed.
 
@@ -53,6 +54,8 @@ class SealedLine:
             keys: the keys of blocks from the other node, and from this one.
             silence: seconds without a block after which the other node counts as lost.
             introduction: what this node says first; None if the other one says something first.
+            pair: the sockets between this and the owner, whose end is the second; by default new
+                ones.
         """
         self.peer = str(connection.getpeername()[0])
         self.introduction: bytes | None = None
@@ -63,7 +66,7 @@ class SealedLine:
         self._outer = connection
         self._outer.setblocking(False)
         self._outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._inner, self._owners = socket.socketpair()
+        self._inner, self._owners = pair or socket.socketpair()
         self._inner.setblocking(False)
         self.read_fd = self.write_fd = self._owners.fileno()
         self._reader, self._writer = FrameReader(keys[0]), FrameWriter(keys[1])

@@ -365,7 +365,8 @@ class GradientReducer:
                 self._transaction.end()
 
     def _on_failed_advance(self, bucket: GradientBucket, error: HvdliteError) -> None:
-        self._cycle.failure = self._cycle.failure or self._explain(bucket, error)
+        explained = self._explain(bucket, error)
+        self._cycle.failure = self._cycle.failure or explained
 
     def _wait(self, dropped: bool = False) -> None:
         failure = self._cycle.failure
@@ -374,7 +375,8 @@ class GradientReducer:
                 try:
                     bucket.finish(self._weight != 0, dropped)
                 except HvdliteError as error:
-                    failure = failure or self._explain(bucket, error)
+                    explained = self._explain(bucket, error)
+                    failure = failure or explained
         differing = None
         try:
             differing = self._replicas.finish()
@@ -397,6 +399,7 @@ class GradientReducer:
         warn(differing)
 
     def _explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
+        """Say why buckets differ; all ranks take part, with another failure, too."""
         if bucket is not self._buckets[0] or not isinstance(error, MismatchError):
             return error
         buckets = [one.named_parameters for one in self._buckets]

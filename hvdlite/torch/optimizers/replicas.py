@@ -1,8 +1,12 @@
-"""Checks that ranks train copies of one model, when the first gradients are sent.
+"""Checks that ranks train copies of one model, while gradients are sent.
 
 Every rank computes a checksum of each parameter that it trains, on the parameter's device, and all
 ranks compare the checksums in the first step, and in the first step after `join` (joined ranks got
-no updates meanwhile). Later steps cost nothing.
+no updates meanwhile). They warn if these differ. Later steps cost nothing.
+
+With HVDLITE_CHECK_REPLICAS=k ranks also compare sums of the parameters' words in every k-th step,
+the *sentinel*, and all raise an error if these differ. The comparison is under way while gradients
+are, and is over before them, so that no rank waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdlite import operation_names
+from hvdlite.divergence import Comparison, refuse, sentinel_interval, sentinel_name
 from hvdlite.errors import ReplicasDifferWarning
 from hvdlite.process_sets import ProcessSet
 from hvdlite.replicas import Exchange, difference, set_text, speaks
@@ -23,27 +28,32 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Compares the parameters of one owner: call `start` in each step, then `finish`.
+    """Compares the parameters of one owner: call `start` with each bucket of a step, then `finish`.
 
     After a step in which the ranks' parameters did not match, call `begin_anew` on all ranks. Not
     thread-safe. Only members of the process set call the methods, all in the same steps.
     """
 
-    def __init__(self, name: str, process_set: ProcessSet) -> None:
+    def __init__(self, name: str, process_set: ProcessSet, has_sentinel: bool = True) -> None:
         """Make it.
 
         Args:
             name: the name of the owner, unique on this rank.
             process_set: its members compare among themselves.
+            has_sentinel: whether HVDLITE_CHECK_REPLICAS has them compared in later steps, too.
         """
         self._name = name
         self._process_set = process_set
+        self._every = sentinel_interval() if has_sentinel else 0
+        self._steps = 0  # that have begun since the first one
+        self._begun = False  # whether the step is counted
         self._compared_after = -1  # restarts of the numbering; -1: not yet
         self._exchange: Exchange | None = None
+        self._sentinel: Comparison | None = None
         self._names: list[str] = []
 
     def start(self, params: Sequence[torch.Tensor], names: Mapping[torch.Tensor, str]) -> None:
-        """Send this rank's checksums, in the first step; do nothing in other steps.
+        """Send this rank's checksums, once in a step in which ranks compare; else do nothing.
 
         Args:
             params: the parameters; the message names the first one in this order that differs.
@@ -52,28 +62,43 @@ class ReplicaCheck:
         Raises:
             HvdliteError: the world is over.
         """
-        if self._compared_after == operation_names.restarts():
+        if self._begun:
             return
+        self._begun = True
+        first = self._compared_after != operation_names.restarts()
         self._compared_after = operation_names.restarts()
-        if self._process_set.size() == 1:
+        self._steps = 1 if first else self._steps + 1
+        due = self._every > 0 and self._steps % self._every == 0
+        if self._process_set.size() == 1 or not (first or due):
             return
         self._names = [names[param] for param in params]
-        numbers = checksums(params)
         name = f"#{self._name}.parameters"
-        self._exchange = Exchange(name, numbers, self._process_set, blocking=False)
+        if first:
+            self._exchange = Exchange(name, checksums(params), self._process_set, blocking=False)
+        else:
+            self._sentinel = Comparison(
+                name, self._names, word_sums(params), self._process_set, blocking=False
+            )
 
     @property
     def operations(self) -> list[str]:
         """The name of the operation in flight, if there is one."""
-        return [] if self._exchange is None else [self._exchange.name]
+        return [one.name for one in (self._exchange, self._sentinel) if one is not None]
 
     def finish(self) -> str | None:
         """Wait for the comparison; return the text of this rank's warning, or None.
 
         Raises:
+            DivergenceError: parameters differ in a step of the sentinel; on every rank.
             HvdliteError: the comparison failed.
         """
-        exchange, self._exchange = self._exchange, None
+        exchange, sentinel = self._exchange, self._sentinel
+        self.forget()
+        if sentinel is not None:
+            divergence = sentinel.finish()
+            if divergence is not None:
+                owner = sentinel_name(f"step {self._steps} of '{self._name}'")
+                refuse(divergence, owner, self._process_set)
         if exchange is None:
             return None
         numbers = exchange.finish()
@@ -91,7 +116,8 @@ class ReplicaCheck:
 
     def forget(self) -> None:
         """Forget the operation in flight, because the cycle is over."""
-        self._exchange = None
+        self._exchange = self._sentinel = None
+        self._begun = False
 
 
 def warn(text: str | None) -> None:

@@ -102,7 +102,7 @@ class Rounds:
         self._momenta: dict[torch.Tensor, torch.Tensor] = {}
         self._flights: dict[int, _Flight] = {}  # by fragment
         self._moved: set[int] = set()  # fragments in which ranks may differ
-        self._replicas = ReplicaCheck(name, settings.process_set)
+        self._replicas = ReplicaCheck(name, settings.process_set, has_sentinel=False)
 
     @property
     def takes_part(self) -> bool:

@@ -98,10 +98,11 @@ TEST(finite_check_names_rank_tensor_and_element_once_in_a_while) {
   CHECK_EQ(::pipe(ends), 0);
   const int stderr_before = ::dup(STDERR_FILENO);
   Counter count;
+  Events events;
   {
     set_log_level(LogLevel::kWarning);
     ::dup2(ends[1], STDERR_FILENO);
-    FiniteCheck check(3, true, count);
+    FiniteCheck check(3, true, count, events);
     const std::vector<float> good(4);
     std::vector<float> bad(4);
     bad[2] = NAN;
@@ -122,6 +123,11 @@ TEST(finite_check_names_rank_tensor_and_element_once_in_a_while) {
            std::string("hvdlite [3] warning: rank 3 gives infinities or NaN to an allreduce: "
                        "'layer.weight' (first at element 2)\n"));
   CHECK_EQ(count.get(), std::uint64_t{2});
+  const std::vector<Event> told = events.take();
+  CHECK_EQ(told.size(), std::size_t{1});
+  CHECK_EQ(told[0].kind, std::string("nonfinite"));
+  CHECK_EQ(told[0].rank, 3);
+  CHECK_EQ(told[0].name, std::string("layer.weight"));
 }
 
 TEST(finite_check_on_the_host_blames_who_gives_them) {

@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "coordinators.h"
-#include "negotiation/lateness.h"
+#include "negotiation/step_clock.h"
 
 namespace hvdlite::testing {
 namespace {
@@ -18,114 +18,119 @@ TimePoint at(double milliseconds) {
              std::chrono::duration<double, std::milli>(milliseconds));
 }
 
+Arrival alone(TimePoint when) { return {when, when}; }
+
 // Steps of 50 ms with two all-reduces, in which the ranks arrive so many ms late.
-void make_steps(Lateness& lateness, int first, int count, const std::vector<double>& before,
+void make_steps(StepClock& clock, int first, int count, const std::vector<double>& before,
                 const std::vector<double>& after) {
   for (int step = first; step < first + count; ++step) {
-    std::vector<TimePoint> early;
-    std::vector<TimePoint> late;
-    for (const double ms : before) early.push_back(at(50.0 * step + ms));
-    for (const double ms : after) late.push_back(at(50.0 * step + 20 + ms));
-    lateness.answered("a", early);
-    lateness.answered("b", late);
+    std::vector<Arrival> early;
+    std::vector<Arrival> late;
+    for (const double ms : before) early.push_back(alone(at(50.0 * step + ms)));
+    for (const double ms : after) late.push_back(alone(at(50.0 * step + 20 + ms)));
+    clock.arrived("a", early, true);
+    clock.arrived("b", late, true);
   }
 }
 
 bool near(double a, double b) { return std::abs(a - b) < 1e-6; }
 
 TEST(lateness_names_the_rank_that_is_late_and_by_how_much) {
-  Lateness lateness(3, 0.99);
-  make_steps(lateness, 0, 19, {0, 0.1, 4}, {0.1, 0, 6});
-  CHECK(!lateness.take_line());
-  make_steps(lateness, 19, 3, {0, 0.1, 4}, {0.1, 0, 6});
-  const Lateness::Report report = lateness.report();
+  StepClock clock(3, 0.99);
+  make_steps(clock, 0, 19, {0, 0.1, 4}, {0.1, 0, 6});
+  CHECK(!clock.lateness().take_line());
+  make_steps(clock, 19, 3, {0, 0.1, 4}, {0.1, 0, 6});
+  const Lateness::Report report = clock.lateness().report();
   CHECK_EQ(report.steps, 21U);
   CHECK(near(report.step_seconds, 0.05));
   CHECK(near(report.ranks[2].late, 5.9e-3));
   CHECK(near(report.ranks[2].before_backward, 3.9e-3));
   CHECK(near(report.ranks[2].last, 1));
   CHECK(near(report.ranks[0].last, 0));
-  const auto line = lateness.take_line();
+  const auto line = clock.lateness().take_line();
   CHECK(line.has_value());
-  CHECK_EQ(*line, std::string("rank 2 was last in 100 % of 20 steps, 5.9 ms (12 % of a step) after "
-                              "the median, 3.9 ms of it before backward: look at its input and its "
-                              "forward pass"));
-  CHECK(!lateness.take_line());
+  CHECK_EQ(line->rank, 2);
+  CHECK_EQ(line->text,
+           std::string("rank 2 was last in 100 % of 20 steps, 5.9 ms (12 % of a step) after "
+                       "the median, 3.9 ms of it before backward: look at its input and its "
+                       "forward pass"));
+  CHECK(!clock.lateness().take_line());
 }
 
 TEST(lateness_of_two_ranks_is_after_the_other_one) {
-  Lateness lateness(2, 0);
-  make_steps(lateness, 0, 11, {0, 0}, {8, 0});
-  const Lateness::Report report = lateness.report();
+  StepClock clock(2, 0);
+  make_steps(clock, 0, 11, {0, 0}, {8, 0});
+  const Lateness::Report report = clock.lateness().report();
   CHECK(near(report.ranks[0].late, 8e-3));
   CHECK(near(report.ranks[1].late, 0));
   CHECK(near(report.ranks[0].before_backward, 0));
 }
 
 TEST(lateness_stays_when_a_later_all_reduce_finds_all_ranks_together) {
-  Lateness lateness(2, 0);
-  make_steps(lateness, 0, 11, {0, 9}, {0, 0});
-  CHECK(near(lateness.report().ranks[1].late, 9e-3));
+  StepClock clock(2, 0);
+  make_steps(clock, 0, 11, {0, 9}, {0, 0});
+  CHECK(near(clock.lateness().report().ranks[1].late, 9e-3));
 }
 
 TEST(lateness_writes_no_line_where_no_rank_stands_out) {
-  Lateness in_turn(2, 1.0);
+  StepClock in_turn(2, 1.0);
   for (int step = 0; step < 100; ++step) {
     const double even = step % 2 == 0 ? 20 : 0;
     make_steps(in_turn, step, 1, {0, 0}, {even, 20 - even});
-    CHECK(!in_turn.take_line());
+    CHECK(!in_turn.lateness().take_line());
   }
-  Lateness slightly(2, 1.0);
+  StepClock slightly(2, 1.0);
   make_steps(slightly, 0, 100, {0, 4}, {0, 4});
-  CHECK(!slightly.take_line());
-  Lateness silent(2, 0);
+  CHECK(!slightly.lateness().take_line());
+  StepClock silent(2, 0);
   make_steps(silent, 0, 100, {0, 40}, {0, 40});
-  CHECK(!silent.take_line());
+  CHECK(!silent.lateness().take_line());
 }
 
 TEST(lateness_forgets_what_is_long_ago) {
-  Lateness lateness(2, 0);
-  make_steps(lateness, 0, 1000, {0, 0}, {0, 10});
-  make_steps(lateness, 1000, 1000, {0, 0}, {10, 0});
-  const Lateness::Report report = lateness.report();
+  StepClock clock(2, 0);
+  make_steps(clock, 0, 1000, {0, 0}, {0, 10});
+  make_steps(clock, 1000, 1000, {0, 0}, {10, 0});
+  const Lateness::Report report = clock.lateness().report();
   CHECK(report.ranks[1].last < 0.01);
   CHECK(report.ranks[0].last > 0.99);
 }
 
 TEST(lateness_without_repetitions_has_no_steps) {
-  Lateness lateness(2, 0);
+  StepClock clock(2, 0);
   for (int i = 0; i < 10'000; ++i) {
-    lateness.answered("n" + std::to_string(i), std::vector<TimePoint>{at(i), at(i)});
+    clock.arrived("n" + std::to_string(i), std::vector<Arrival>{alone(at(i)), alone(at(i))}, true);
   }
-  CHECK_EQ(lateness.report().steps, 0U);
+  CHECK_EQ(clock.lateness().report().steps, 0U);
 }
 
 // What the coordinator tells: all-reduces of all ranks, whose names come again.
 void submit_by_all(Coordinator& coordinator, const Request& request, const std::vector<int>& ranks,
                    double milliseconds) {
   for (const int rank : ranks) {
-    CHECK(coordinator.submit(rank, request, at(milliseconds += 4)).ok());
+    const TimePoint now = at(milliseconds += 4);
+    CHECK(coordinator.submit(rank, request, at(1e6), alone(now)).ok());
   }
 }
 
 TEST(coordinator_tells_the_arrivals_of_all_reduces_of_all_ranks) {
-  Lateness lateness(2, 0);
-  Coordinator coordinator(2, 100, nullptr, false, &lateness);
+  StepClock clock(2, 0);
+  Coordinator coordinator(2, 100, nullptr, false, &clock);
   coordinator.add_set(world_of(2));
   for (int step = 0; step < 3; ++step) {
     submit_by_all(coordinator, allreduce_of("#once", 1), {0, 1}, 100.0 * step);
     submit_by_all(coordinator, allreduce_of("a", 1), {1, 0}, 100.0 * step + 10);
     (void)coordinator.take_responses();
   }
-  const Lateness::Report report = lateness.report();
+  const Lateness::Report report = clock.lateness().report();
   CHECK_EQ(report.steps, 2U);
   CHECK(near(report.ranks[0].late, 4e-3));
   CHECK(near(report.ranks[1].last, 0));
 }
 
 TEST(coordinator_tells_no_arrivals_while_a_rank_has_joined) {
-  Lateness lateness(2, 0);
-  Coordinator coordinator(2, 100, nullptr, false, &lateness);
+  StepClock clock(2, 0);
+  Coordinator coordinator(2, 100, nullptr, false, &clock);
   coordinator.add_set(world_of(2));
   Request join;
   join.kind = Kind::kJoin;
@@ -134,7 +139,7 @@ TEST(coordinator_tells_no_arrivals_while_a_rank_has_joined) {
   for (int step = 0; step < 3; ++step) {
     submit_by_all(coordinator, allreduce_of("a", 1), {0}, 100.0 * step);
   }
-  CHECK_EQ(lateness.report().steps, 0U);
+  CHECK_EQ(clock.lateness().report().steps, 0U);
 }
 
 }  // namespace

@@ -26,6 +26,9 @@ Request sample_request() {
 
 TEST(wire_submit_survives_a_round_trip) {
   Submit submit;
+  submit.stamps.add(1'000'000'007);
+  submit.stamps.add(1'000'000'100);
+  submit.stamps.add(1'000'000'200);
   submit.cached = {3, 70, 200};
   submit.requests = {sample_request(), sample_request()};
   submit.requests[0].transaction = "step";
@@ -34,8 +37,23 @@ TEST(wire_submit_survives_a_round_trip) {
   Submit read;
   const Bytes frame = encode_submit(submit);
   CHECK(decode_submit(body_of(frame), read));
+  CHECK(read.stamps == Stamps{1'000'000'007, 1'000'000'200});
   CHECK(read.cached == submit.cached);
   CHECK(read.requests == submit.requests);
+}
+
+TEST(wire_refuses_a_submit_frame_that_ends_in_its_stamps) {
+  Submit submit;
+  submit.stamps = {INT64_MIN, INT64_MAX};  // judged by rank 0, not by the decoder
+  const Bytes frame = encode_submit(submit);
+  const auto body = body_of(frame);
+  Submit read;
+  CHECK(decode_submit(body, read));
+  CHECK(read.stamps == submit.stamps);
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
+    Submit cut;
+    CHECK(!decode_submit(body.first(bytes), cut));
+  }
 }
 
 TEST(wire_respond_survives_a_round_trip) {

@@ -197,3 +197,36 @@ def test_host_that_cannot_be_reached_at_first_is_refused(tmp_path: Path, path: s
         status, _, stderr, _ = job.finish()
     assert status == 1
     assert "cannot start on host far2: connection refused" in stderr
+
+
+LISTED = ("--host-discovery-script", "printf 'far1:1\\nfar2:1\\n'")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        ("down", "takes no part now: cannot start on host far1: connection refused"),
+        ("late", "has not answered yet; the job starts without it"),
+    ],
+)
+def test_listed_host_that_does_not_come_is_named_and_may_join_later(
+    tmp_path: Path, path: str, trouble: str, line: str
+) -> None:
+    (tmp_path / f"{trouble}.far1").touch()
+    with ElasticJob(tmp_path, 2, WAIT, *LISTED, "--min-np", "1", PATH=path) as job:
+        job.pid(0)
+        (tmp_path / f"{trouble}.far1").unlink()
+        job.pid(1)
+        job.make("end")
+        status, _, stderr, _ = job.finish()
+    assert status == 0, stderr
+    assert f"host far1 {line}" in stderr
+    assert job.told()[0].startswith("limits 1 1")
+
+
+def test_listed_host_that_is_needed_has_to_come(tmp_path: Path, path: str) -> None:
+    (tmp_path / "down.far1").touch()
+    with ElasticJob(tmp_path, 2, WAIT, *LISTED, "--min-np", "2", PATH=path) as job:
+        status, _, stderr, _ = job.finish()
+    assert status == 1
+    assert "cannot start on host far1: connection refused" in stderr

@@ -23,7 +23,7 @@ from parallel.scenarios import make_tests
 PRELOAD = ("keras",)
 
 
-def disturb(model: Any, rank: int, at: int) -> Any:
+def disturb(model: Any, rank: int, at: int, lambdas: Any = None) -> Any:
     """Make a callback that changes the first variable of one rank after so many batches."""
     seen: list[int] = []
 
@@ -33,7 +33,7 @@ def disturb(model: Any, rank: int, at: int) -> Any:
             variable = model.trainable_variables[0]
             variable.assign(keras.ops.convert_to_numpy(variable) * np.float32(1.5))
 
-    return keras.callbacks.LambdaCallback(on_train_batch_end=change)
+    return (lambdas or keras.callbacks.LambdaCallback)(on_train_batch_end=change)
 
 
 def scenario_the_callback_names_the_variable() -> None:

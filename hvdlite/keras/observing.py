@@ -1,0 +1,81 @@
+"""A callback that tells the live view what `fit` does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+
+from hvdlite.keras.batch_hooks import Callback, Logs
+from hvdlite.observed import observe
+
+_APART = 0.5  # seconds between two looks at the model, each of which waits for a GPU
+_MOST = 32  # numbers of the logs
+
+
+class ObserveCallback(Callback):
+    """Tells `hvd.observe` how many samples were trained on, and the numbers of the logs.
+
+    Samples are those that the model's loss has counted: without a loss, in a custom `train_step`,
+    there are only the logs, of which the first 32 numbers are shown. It looks twice a second, and
+    at the end of each epoch, and sends nothing.
+
+    Example:
+        >>> model.fit(data, callbacks=[hvd.callbacks.ObserveCallback()])
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        super().__init__()
+        self._looked = 0.0  # when
+        self._seen = 0  # samples of this epoch that were told
+        self._trains = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Count anew, as the model's metrics do."""
+        self._trains, self._seen = True, 0
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Tell what has happened, if it is time."""
+        if time.monotonic() - self._looked >= _APART:
+            self._tell(logs)
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Tell the rest of the epoch, before validation resets the metrics."""
+        if self._trains:
+            self._tell(None)
+            self._trains = False
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Tell the rest of the epoch, if there was no validation, and the epoch's numbers."""
+        if not self._trains:
+            observe(**_numbers(logs))
+        else:
+            self._tell(logs)
+        self._trains = False
+
+    def _tell(self, logs: Logs) -> None:
+        count = _samples_of(self.model)
+        self._looked = time.monotonic()
+        observe(samples=max(0, count - self._seen), **_numbers(logs))
+        self._seen = count
+
+
+def _samples_of(model: Any) -> int:
+    """Return the samples of this epoch, as the metric of the loss counts them; 0 without one."""
+    for metric in model.metrics:
+        if metric.name == "loss" and hasattr(metric, "count"):
+            return round(float(keras.ops.convert_to_numpy(metric.count)))
+    return 0
+
+
+def _numbers(logs: Logs) -> dict[str, Any]:
+    """Pick what `observe` takes."""
+    found = {
+        name: value
+        for name, value in (logs or {}).items()
+        if name != "samples"
+        and (isinstance(value, int | float) or getattr(value, "shape", None) == ())
+    }
+    return dict(list(found.items())[:_MOST])

@@ -1,0 +1,81 @@
+"""The sentinel of HVDLITE_CHECK_REPLICAS in `fit`: replicas are compared while batches train.
+
+The hooks of hvdlite's callbacks call it, so that scripts need no callback of their own for it. All
+callbacks of one `fit` share the sentinel, as they share `params`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from hvdlite.divergence import Comparison, refuse, sentinel_interval, sentinel_name
+from hvdlite.keras.distribution import first_wire_name
+from hvdlite.keras.replica_watch import named_replicas, word_sum
+from hvdlite.operation_names import next_name
+from hvdlite.process_sets import ProcessSet, member_id
+
+
+class Sentinel:
+    """Compares the trained variables of all ranks, in every so many batches of one `fit`.
+
+    The comparison begins before a batch and ends after it, so that no rank waits for it. The first
+    batch is left out, because callbacks may broadcast after it.
+    """
+
+    def __init__(self, params: Any, owner: Any) -> None:
+        """Begin before the first batch of a `fit`.
+
+        Args:
+            params: the `params` of a callback.
+            owner: the callback whose hooks count; others of the same `fit` do nothing.
+        """
+        self.params = params
+        self.owner = weakref.ref(owner)
+        self._every = sentinel_interval()
+        self._batches = 0  # that have begun
+        self._comparison: Comparison | None = None
+
+    def begin_batch(self, model: Any, process_set: ProcessSet) -> None:
+        """Count a batch, and send this rank's sums if ranks compare in it.
+
+        Args:
+            model: the model that is trained.
+            process_set: the callback's. Variables are compared only if the optimizer has the same
+                one, because then every rank that takes steps calls this method.
+        """
+        self._batches += 1
+        due = self._every > 0 and self._batches > 1 and self._batches % self._every == 0
+        if not due or not process_set.included() or process_set.size() == 1:
+            return
+        first = first_wire_name(model.optimizer)
+        if first is None or first[1] != member_id(process_set):
+            return
+        names, variables = named_replicas(model)
+        numbers = [word_sum(one) for one in variables]
+        name = next_name("keras.replicas", member_id(process_set))
+        self._comparison = Comparison(name, names, numbers, process_set, blocking=False)
+
+    def end_batch(self, process_set: ProcessSet) -> None:
+        """Look at what the ranks have sent.
+
+        Raises:
+            DivergenceError: variables differed before the batch; on every rank.
+        """
+        comparison, self._comparison = self._comparison, None
+        divergence = None if comparison is None else comparison.finish()
+        if divergence is not None:
+            refuse(divergence, sentinel_name(f"batch {self._batches} of fit()"), process_set)
+
+
+_sentinel: Sentinel | None = None  # of the last fit()
+
+
+def sentinel_of(callback: Any) -> Sentinel | None:
+    """Return the sentinel of the `fit` that has this callback, if the callback's hooks call it."""
+    global _sentinel
+    if callback.params is None:
+        return None  # The script calls the hooks itself.
+    if _sentinel is None or _sentinel.params is not callback.params:
+        _sentinel = Sentinel(callback.params, callback)
+    return _sentinel if _sentinel.owner() is callback else None

@@ -1,0 +1,94 @@
+"""An agent of an elastic job that other software has started on its host, as Ray does.
+
+`serve` runs in a process of that software. It connects to the launcher, proves that it knows the
+secret of the job, and starts the agent (`main`) with the line as stdin and stdout. The agent has
+folder, command, environment and secret itself: they do not travel on the line, which everybody on
+the network can read.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.handshake import Job, Role, session_keys
+from hvdlite.bootstrap.introduction import reach
+from hvdlite.launch.agent import attend
+from hvdlite.launch.agent_loop import Link
+from hvdlite.launch.description import Description
+from hvdlite.launch.process import shim
+from hvdlite.launch.remote.dial_in import LAUNCHER_SILENCE
+from hvdlite.launch.remote.sealed import SealedLine
+
+_DIAL_SECONDS = 10.0
+_AGENTS_TOKEN = "HVDLITE_AGENT_TOKEN"  # an import of hvdlite takes HVDLITE_TOKEN away
+
+
+def serve(
+    address: str,
+    job: Job,
+    number: int,
+    variables: Mapping[str, str],
+    without: Iterable[str],
+    threads: int,
+) -> int:
+    """Run the agent of this host until it ends; return its exit status.
+
+    The agent dies with the thread that calls this.
+
+    Args:
+        address: where the launcher listens.
+        job: what both sides have to know.
+        number: the number of the line, which the launcher waits for.
+        variables: more variables of the ranks' environment.
+        without: variables of this process that are not those of the ranks.
+        threads: the number of threads of each rank.
+
+    Raises:
+        BootstrapError: the launcher cannot be reached, or refuses.
+    """
+    connection, handshake = reach(
+        "the launcher", address, job, number, Role.NODE, Deadline(_DIAL_SECONDS)
+    )
+    from_client, from_server = session_keys(job, handshake.transcript)
+    inner, outer = socket.socketpair()
+    line = SealedLine(connection, (from_server, from_client), LAUNCHER_SILENCE, b"", (inner, outer))
+    own = {name: value for name, value in os.environ.items() if name not in set(without)}
+    shared = Description((), 1, {**own, **variables}).shared_environment(threads)
+    agent = [sys.executable, "-m", "hvdlite.launch.dialling"]
+    with outer:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *agent],
+            stdin=outer.fileno(),
+            stdout=outer.fileno(),
+            start_new_session=True,
+            env={**shared, _AGENTS_TOKEN: job.token.hex()},
+        )
+    try:
+        return process.wait()
+    finally:
+        line.end()
+
+
+def _complete(part: dict[str, Any]) -> dict[str, str]:
+    """Add to the part of the job what this host has itself; return the ranks' environment."""
+    part["folder"] = str(Path.cwd())
+    part["command"] = [sys.executable, "-m", "hvdlite.launch.call"]
+    token = os.environ.pop(_AGENTS_TOKEN)
+    part["meeting"]["HVDLITE_TOKEN"] = token
+    return {**os.environ, "HVDLITE_TOKEN": token}
+
+
+def main() -> int:
+    """Run the agent; return its exit status."""
+    return 0 if attend(Link(), _complete) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

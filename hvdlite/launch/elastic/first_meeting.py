@@ -1,0 +1,86 @@
+"""Which other hosts take part when an elastic job starts: all that come while others do.
+
+A host that a script or a cluster's software lists may be dead, or busy. The job does not wait for
+it much longer than for the others, if these are enough.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from hvdlite.launch.remote.messages import Kind, frame
+from hvdlite.launch.remote.remote import (
+    ALIVE_SECONDS,
+    AbsentError,
+    AnyHost,
+    RemoteHost,
+    connect_deadline,
+)
+from hvdlite.launch.remote.ways import Way
+
+_PATIENCE = 5.0  # seconds after enough hosts have come; as many as these took, if that is longer
+
+
+def meet(
+    hosts: Sequence[AnyHost],
+    enough: Callable[[Collection[str]], bool],
+    way: Way,
+    interrupted_fd: int,
+) -> dict[str, str]:
+    """Receive from the agents until all have sent their hello, or enough and the rest is late.
+
+    Args:
+        hosts: the hosts, whose threads do not run yet.
+        enough: returns whether the job can start with the hosts of these names.
+        way: it says how long a host may take.
+        interrupted_fd: a byte there ends the wait.
+
+    Returns:
+        By name, why each host cannot be reached. Those that are late may still come.
+
+    Raises:
+        AbsentError: without a host there are not enough, and it cannot be reached, or takes too
+            long.
+        LaunchError: a host has another version of hvdlite.
+        KeyboardInterrupt: there was such a byte.
+    """
+    begun = time.monotonic()
+    deadline = connect_deadline(way)
+    leave_at: float | None = None
+    left = {host.name: host for host in hosts}
+    missed: dict[str, str] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(interrupted_fd, selectors.EVENT_READ, None)
+        for host in hosts:
+            selector.register(host.fileno(), selectors.EVENT_READ, host)
+        while waiting := [name for name, host in left.items() if not host.hello]:
+            now = time.monotonic()
+            if leave_at is None and enough([name for name in left if name not in waiting]):
+                leave_at = min(deadline, now + max(_PATIENCE, now - begun))
+            if leave_at is not None and now >= leave_at:
+                break
+            if now >= deadline:
+                raise AbsentError(f"host {', '.join(waiting)} has not answered in time")
+            until = deadline if leave_at is None else leave_at
+            keep_alive(left.values())
+            for key, _ in selector.select(min(until - now, ALIVE_SECONDS)):
+                if key.data is None:
+                    raise KeyboardInterrupt
+                try:
+                    key.data.receive()
+                except AbsentError as error:
+                    selector.unregister(key.data.fileno())
+                    del left[key.data.name]
+                    missed[key.data.name] = str(error)
+                    if not enough(list(left)):
+                        raise
+    return missed
+
+
+def keep_alive(hosts: Iterable[RemoteHost]) -> None:
+    """Tell agents that have answered that the launcher is alive, while it waits for others."""
+    for host in hosts:
+        if host.hello:
+            host.send(frame(Kind.ALIVE))

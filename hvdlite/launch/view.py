@@ -1,0 +1,133 @@
+"""The launcher's side of a view of the job: it collects the ranks' samples for the viewers.
+
+Each rank writes a line a second to a pipe of its own (sink LIVE). What a rank writes there is not
+trusted to be a sample, and what fails in a viewer does not reach the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from hvdlite.launch.output.console import Console
+from hvdlite.live.run import Run
+from hvdlite.live.sample import Event, Sample
+from hvdlite.live.viewer import About, End, Viewer
+
+LONGEST_LINE = 256 << 10  # bytes; a sample of rank 0 takes some 70 for each rank
+
+
+MakeViewer: TypeAlias = Callable[[Console], Viewer]
+
+
+class LineSplitter:
+    """Cuts what comes through a pipe into lines; drops those that are too long.
+
+    Attributes:
+        dropped: how many lines were too long.
+
+    Example:
+        >>> splitter = LineSplitter(longest=4)
+        >>> splitter.feed(b"one\\ntw"), splitter.feed(b"o\\nfour"), splitter.feed(b"five\\nx\\n")
+        ([b'one'], [b'two'], [b'x'])
+        >>> splitter.dropped
+        1
+    """
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = b""
+        self._drops = False  # whether the present line is too long
+        self.dropped = 0
+
+    def feed(self, block: bytes) -> list[bytes]:
+        """Take bytes; return the lines that they complete."""
+        first, *others = block.split(b"\n")
+        lines = []
+        self._append(first)
+        for part in others:
+            if not self._drops:
+                lines.append(self._rest)
+            self._rest, self._drops = b"", False
+            self._append(part)
+        return lines
+
+    def _append(self, part: bytes) -> None:
+        if self._drops or len(self._rest) + len(part) > self._longest:
+            self.dropped += not self._drops
+            self._rest, self._drops = b"", True
+        else:
+            self._rest += part
+
+
+class View:
+    """A view of one job. The launcher's thread calls its methods.
+
+    Attributes:
+        run: what is known of the job; viewers read it.
+    """
+
+    def __init__(self, makers: Sequence[MakeViewer], console: Console) -> None:
+        """Make the viewers; none is started yet.
+
+        Args:
+            makers: each makes a viewer, which may write to the console.
+            console: also shows failures of viewers; borrowed.
+        """
+        self.run = Run()
+        self._console = console
+        self._viewers: list[Viewer] = []
+        self._splitters: dict[int, LineSplitter] = {}
+        self._ahead = 0.0  # of this process's clock: that of rank 0
+        for make in makers:
+            self._guard(self._make, make)
+
+    def _make(self, make: MakeViewer) -> None:
+        self._viewers.append(make(self._console))
+
+    def start(self, about: About) -> None:
+        """Start the viewers, before the ranks."""
+        self._viewers = [one for one in self._viewers if self._guard(one.start, self.run, about)]
+
+    def stop(self, end: End) -> None:
+        """Stop the viewers, when the ranks have ended and the launcher has shown why."""
+        viewers, self._viewers = self._viewers, []
+        for viewer in viewers:
+            self._guard(viewer.stop, end)
+
+    def took(self, number: int, block: bytes) -> None:
+        """Take bytes that came through the pipe of a rank, or of a worker of an elastic job."""
+        splitter = self._splitters.setdefault(number, LineSplitter())
+        dropped = splitter.dropped
+        for line in splitter.feed(block):
+            self._add(line)
+        for _ in range(splitter.dropped - dropped):
+            self.run.lose()
+
+    def closed(self, number: int) -> None:
+        """Forget the pipe of a rank."""
+        self._splitters.pop(number, None)
+
+    def note(self, kind: str, rank: int, text: str) -> None:
+        """Add an event that the launcher has seen, such as the death of a worker."""
+        self.run.note(Event(time.monotonic() + self._ahead, kind, rank, "", text))
+
+    def _add(self, line: bytes) -> None:
+        now = time.monotonic()
+        try:
+            sample = Sample.parse(line)
+            self.run.add(sample, now)
+        except Exception:  # A rank can write anything, and the launcher goes on.
+            self.run.lose()
+        else:
+            self._ahead = sample.time - now
+
+    def _guard(self, call: Callable[..., None], *arguments: object) -> bool:
+        """Call a viewer; show what it raises as one line, and return whether it raised nothing."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._console.say(f"no live view: {type(error).__name__}: {error}")
+            return False
+        return True

@@ -1,0 +1,350 @@
+"""What limits a job, in words, each with its remedy: pure rules over `Figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hvdlite.live.loss import loss
+from hvdlite.live.run import Figures, RankFigures
+from hvdlite.live.words import bytes_text, names, percent, time_text
+
+# The first steps compile and fill caches. A mean over fewer steps than these describes nothing.
+FEWEST_STEPS = 5
+# A delay of 10 % of a step is 9 % of the longer step, and noise hides some of it.
+STRAGGLER_COST = 0.05
+# By chance one of two ranks is the last in half of the steps. Over the 50 steps and more of a
+# window, 60 % does not come by chance in most windows.
+STRAGGLER_SHARE = 0.6
+# Some waiting is in every job; below this share, nothing is gained by looking for its cause.
+NOISE_WAITING = 0.1
+# Halving the bytes saves at most half of this share: 10 % of a step.
+COMMUNICATING = 0.2
+# A rank that trains keeps a core busy, except while it waits in collectives.
+LOW_CPU = 0.8
+# Per second of work on a core: the scheduler takes a thread off after a few milliseconds if others
+# want its core. With a core of its own that happens some times a second, for the kernel's own work.
+MANY_SWITCHES = 125.0
+FEWEST_SWITCHES = 50.0  # per second, of a rank that works little
+# Above this share of their host's cores, it is the ranks that need them, and not other programs.
+FULL_HOST = 0.8
+# Times of computing differ by some per cent between runs on one machine.
+SLOWER_COMPUTE = 1.15
+# A collective that takes so long, and so many steps, waits for a rank that may never come.
+STALLED_SECONDS = 5.0
+STALLED_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What limits a job.
+
+    Attributes:
+        rule: the name of the rule that found it, such as "straggler".
+        says: a sentence.
+        remedy: what to do about it, in one sentence or more; may be empty.
+        rank: whom it concerns; None if it is not one rank.
+    """
+
+    rule: str
+    says: str
+    remedy: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: the rank.
+        phase: "data or forward" or "backward": where most of its delay comes from.
+        seconds: how late it was because of this phase, as a mean over the steps in `share`.
+        share: of the steps, those in which it was the last, from 0 to 1.
+    """
+
+    rank: int
+    phase: str
+    seconds: float
+    share: float
+
+
+def straggler(figures: Figures) -> Straggler | None:
+    """Return the one rank that holds the others up; None if it is not always the same one.
+
+    Example:
+        >>> late = straggler(figures)
+        >>> print(f"{late.seconds * 1e3:.0f} ms late in {late.phase}")
+        9 ms late in data or forward
+    """
+    if figures.steps < FEWEST_STEPS or len(figures.ranks) < 2:
+        return None
+    one = max(figures.ranks, key=lambda rank: rank.last)
+    if one.last < STRAGGLER_SHARE or _gain(figures, [one]) < STRAGGLER_COST * figures.step:
+        return None
+    if one.late_between >= one.late_backward:
+        return Straggler(one.rank, "data or forward", one.late_between, one.last)
+    return Straggler(one.rank, "backward", one.late_backward, one.last)
+
+
+def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
+    """Say what limits a job.
+
+    Args:
+        figures: of the job.
+        baseline: of the same training on fewer ranks, mostly on one.
+
+    Returns:
+        The findings, the most important one first. There is at least one.
+
+    Example:
+        >>> [finding.rule for finding in find(figures)]
+        ['straggler', 'communicating']
+    """
+    found = [*_faults(figures)]
+    if figures.steps < FEWEST_STEPS:
+        return found or [_too_short(figures)]
+    if baseline is not None and baseline.steps >= FEWEST_STEPS:
+        found += _against(figures, baseline)
+    limits = [finding for rule in _LIMITS for finding in rule(figures)]
+    if baseline is not None and baseline.steps >= FEWEST_STEPS:
+        limits += _slower_compute(figures, baseline)
+    return found + (limits or ([] if found else [_nothing(figures)]))
+
+
+def _faults(figures: Figures) -> Iterator[Finding]:
+    """What is wrong, rather than slow."""
+    for kind, remedy in _EVENTS.items():
+        first = next((event for event in figures.events if event.kind == kind), None)
+        if first is not None:
+            count = sum(event.kind == kind for event in figures.events)
+            more = f", and {count - 1} more like it" if count > 1 else ""
+            who = first.rank if first.rank >= 0 else None
+            yield Finding(kind, f"{first.text}{more}", remedy, who)
+    for rank in figures.ranks:
+        if rank.silent:
+            yield Finding(
+                "silent",
+                f"rank {rank.rank} on {rank.host} has said nothing for {rank.silent:.0f} s",
+                "Its process may be stopped, or its host may swap memory or be cut off: see there "
+                "what it does, for example with py-spy dump.",
+                rank.rank,
+            )
+    for stall in figures.stalled:
+        if stall.seconds >= max(STALLED_SECONDS, STALLED_STEPS * figures.step):
+            yield Finding(
+                "stalled",
+                f"{names(stall.submitted)} {'has' if len(stall.submitted) == 1 else 'have'} waited "
+                f"for {stall.seconds:.0f} s in '{stall.name}' for {names(stall.missing)}",
+                "All ranks have to call the same collectives in each step: see what "
+                f"{names(stall.missing)} does instead, for example with py-spy dump.",
+                stall.missing[0] if len(stall.missing) == 1 else None,
+            )
+
+
+_EVENTS = {
+    "diverged": "The ranks do not train one model any more. Broadcast parameters and optimizer "
+    "state from one rank before the first step, and see which part of the model the others do not "
+    "share. If nothing explains it, suspect the memory of that host.",
+    "nonfinite": "Clip the gradients, lower the learning rate or the loss scale, and look at the "
+    "data of that step.",
+}
+
+
+def _too_short(figures: Figures) -> Finding:
+    if figures.steps:
+        says = f"there were {figures.steps} steps only, which is too few to say what limits the job"
+    else:
+        says = "no step was completed"
+    return Finding(
+        "no steps",
+        says,
+        "A step is counted when the gradients of all ranks are reduced again under the same names.",
+    )
+
+
+def _against(figures: Figures, baseline: Figures) -> Iterator[Finding]:
+    lost = loss(figures, baseline)
+    if lost is not None:
+        yield Finding("baseline", lost.sentence(), lost.note())
+
+
+def _causes(figures: Figures) -> Iterator[Finding]:
+    """Why ranks wait for each other, the cause before its effect."""
+    late = straggler(figures)
+    crowded = {host for host, hit in _preempted_by_host(figures) if _is_crowded(figures, host)}
+    of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
+    # Who sleeps or reads uses little of a core, too. Only too many threads of the job's own explain
+    # why one rank is mostly the last; other programs delay now one and now another.
+    explained = of_late is None or (of_late.host in crowded and _is_preempted(of_late))
+    for rule in (_preempted, _late) if explained else (_late, _preempted):
+        yield from rule(figures)
+
+
+def _late(figures: Figures) -> Iterator[Finding]:
+    late = straggler(figures)
+    waiting = _waiting(figures)
+    if late is not None:
+        of_rank = next(rank for rank in figures.ranks if rank.rank == late.rank)
+        yield Finding(
+            "straggler",
+            f"rank {late.rank} on {of_rank.host} holds the others up: it is the last in "
+            f"{percent(late.share)} of the steps, {time_text(late.seconds)} late in {late.phase}; "
+            f"the others wait {percent(waiting / figures.step)} of the step",
+            _REMEDY_OF_PHASE[late.phase],
+            late.rank,
+        )
+        return
+    slow = _slow_host(figures)
+    if slow is not None:
+        host, share = slow
+        yield Finding(
+            "slow host",
+            f"the ranks on {host} hold the others up: one of them is the last in {percent(share)} "
+            f"of the steps; the others wait {percent(waiting / figures.step)} of the step",
+            f"See what else runs on {host}, and what it reads its data from. If it is a slower "
+            "machine, give its ranks smaller batches and weight= to the optimizer.",
+        )
+    elif waiting >= NOISE_WAITING * figures.step:
+        yield Finding(
+            "noise",
+            f"ranks wait {percent(waiting / figures.step)} of the step for the last one, and it is "
+            "not always the same one",
+            "Other programs take the cores now from one rank and now from another, or the batches "
+            "differ in work: leave a core free on each host, or sort batches by their length.",
+        )
+
+
+_REMEDY_OF_PHASE = {
+    "data or forward": "See how it gets its batches: more workers of the data loader "
+    "(num_workers=), or data on a local disk; and what it alone does between steps, such as "
+    "writing checkpoints.",
+    "backward": "See what else runs on its host. If the machine itself is slower, or its batches "
+    "have more work, give it less and weight= to the optimizer.",
+}
+
+
+def _preempted(figures: Figures) -> Iterator[Finding]:
+    for host, hit in _preempted_by_host(figures):
+        here = _of_host(figures, host)
+        worst = max(hit, key=lambda rank: rank.switches)
+        cores, threads = worst.cores, sum(rank.threads for rank in here)
+        are, get = ("is", "gets") if len(hit) == 1 else ("are", "get as little as")
+        says = (
+            f"{names([rank.rank for rank in hit])} on {host} {are} preempted up to "
+            f"{worst.switches:.0f} times a second and {get} "
+            f"{percent(min(rank.cpu for rank in hit))} of a core: {_count(len(here), 'rank')} "
+            f"there with {_count(threads, 'thread')} in all share {_count(cores, 'core')}"
+        )
+        if _is_crowded(figures, host):
+            remedy = f"Set OMP_NUM_THREADS={max(1, cores // len(here))}" + (
+                f", and start at most {_count(cores, 'rank')} on that host."
+                if len(here) > cores
+                else "."
+            )
+        else:
+            remedy = "Other programs use these cores: see with top what runs there, and move it."
+        yield Finding("preempted", says, remedy, worst.rank)
+
+
+def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures]]]:
+    for host in _hosts(figures):
+        hit = [rank for rank in _of_host(figures, host) if _is_preempted(rank)]
+        if hit:
+            yield host, hit
+
+
+def _is_preempted(rank: RankFigures) -> bool:
+    many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
+    return rank.cpu < LOW_CPU and rank.switches > many
+
+
+def _is_crowded(figures: Figures, host: str) -> bool:
+    """Return whether it is the ranks that need more cores than a host has."""
+    here = _of_host(figures, host)
+    cores = max(rank.cores for rank in here)
+    return len(here) > cores or sum(rank.cpu for rank in here) >= FULL_HOST * cores
+
+
+def _hosts(figures: Figures) -> list[str]:
+    return list(dict.fromkeys(rank.host for rank in figures.ranks))
+
+
+def _of_host(figures: Figures, host: str) -> list[RankFigures]:
+    return [rank for rank in figures.ranks if rank.host == host]
+
+
+def _communicating(figures: Figures) -> Iterator[Finding]:
+    time = _mean(figures, lambda rank: rank.communicating)
+    if len(figures.ranks) < 2 or time < COMMUNICATING * figures.step:
+        return
+    moved = figures.bytes_per_step
+    # A larger batch computes longer, and exchanges the same gradients.
+    doubled = time / (figures.step + _mean(figures, _compute))
+    yield Finding(
+        "communicating",
+        f"exchanging gradients takes {percent(time / figures.step)} of the step, "
+        f"{time_text(time)} in which nothing else goes on: {bytes_text(moved)} a step, "
+        f"{bytes_text(moved / time)}/s",
+        f"With batches of twice the size it would be about {percent(doubled)}. Half the bytes: "
+        "compression=hvd.Compression.bf16. A reduction only every k-th time: "
+        "backward_passes_per_step=k.",
+    )
+
+
+def _slower_compute(figures: Figures, baseline: Figures) -> Iterator[Finding]:
+    lost = loss(figures, baseline)
+    if lost is not None and lost.compute_ratio > SLOWER_COMPUTE:
+        yield Finding(
+            "compute",
+            f"computing takes {lost.compute_ratio:.2f} x as long per sample as in the baseline",
+            "If the batch of a rank is smaller than there, a larger one spreads the fixed cost of "
+            "a step. If it is not, the ranks share what a host has once: memory bandwidth, caches, "
+            "or threads that they each had more of.",
+        )
+
+
+def _nothing(figures: Figures) -> Finding:
+    share = _mean(figures, _compute) / figures.step
+    return Finding(
+        "none", f"nothing limits scaling here; computing is {percent(share)} of the step", ""
+    )
+
+
+_LIMITS: tuple[Callable[[Figures], Iterator[Finding]], ...] = (_causes, _communicating)
+
+
+def _compute(rank: RankFigures) -> float:
+    return rank.backward + rank.between
+
+
+def _mean(figures: Figures, read: Callable[[RankFigures], float]) -> float:
+    return sum(read(rank) for rank in figures.ranks) / max(1, len(figures.ranks))
+
+
+def _waiting(figures: Figures) -> float:
+    """Return how long a rank waits for the last one, as a mean over all but the last one."""
+    return sum(rank.waiting for rank in figures.ranks) / max(1, len(figures.ranks) - 1)
+
+
+def _gain(figures: Figures, late: list[RankFigures]) -> float:
+    """Return by how much longer the others wait than these ranks: what the others may gain."""
+    others = [rank.waiting for rank in figures.ranks if rank not in late]
+    return sum(others) / len(others) - sum(rank.waiting for rank in late) / len(late)
+
+
+def _slow_host(figures: Figures) -> tuple[str, float] | None:
+    """Return the host whose ranks together are a straggler, and their share of the steps."""
+    for host in _hosts(figures):
+        here = _of_host(figures, host)
+        if len(here) > len(figures.ranks) / 2:
+            continue  # By chance, too, one of them is the last in most steps.
+        share = sum(rank.last for rank in here)
+        gain = _gain(figures, here)
+        if share >= STRAGGLER_SHARE and gain >= STRAGGLER_COST * figures.step:
+            return host, share
+    return None
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,126 @@
+"""Where the speed-up is that a job does not have: its figures beside those of fewer ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdlite.live.run import Figures
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A job beside a baseline. Numbers are multiples of the baseline's samples per second.
+
+    Attributes:
+        ranks: of the job.
+        baseline_ranks: of the baseline.
+        counted: whether both counted their samples; otherwise these are steps x ranks.
+        speed_up: samples per second, in steps.
+        waiting: by how much waiting for other ranks lowers the speed-up.
+        communicating: by how much exchanging gradients lowers it.
+        computing: by how much slower computing lowers it; below 0 where computing is faster.
+        compute_ratio: time of computing per sample of a rank.
+    """
+
+    ranks: int
+    baseline_ranks: int
+    counted: bool
+    speed_up: float
+    waiting: float
+    communicating: float
+    computing: float
+    compute_ratio: float
+
+    @property
+    def ideal(self) -> float:
+        """The speed-up if each rank did as much as one of the baseline."""
+        return self.ranks / self.baseline_ranks
+
+    def sentence(self) -> str:
+        """Say it, in hundredths that sum exactly.
+
+        Example:
+            >>> Loss(2, 1, True, 1.31, 0.24, 0.19, 0.26, 1.2).sentence()
+            '2 ranks do 1.31 x the samples of 1; of the missing 0.69: waiting 0.24, communicating \
+0.19, slower compute 0.26'
+        """
+        speed_up = round(100 * self.speed_up)
+        missing = round(100 * self.ideal) - speed_up
+        text = f"{self._ranks} {speed_up / 100:.2f} x the samples of {self.baseline_ranks}"
+        if missing <= 0:
+            return f"{text}: more than {self.ideal:g} x" if missing else text
+        parts = (self.waiting, self.communicating, self.computing)
+        waiting, communicating, computing = round_to_sum([100 * part for part in parts], missing)
+        words = [
+            f"waiting {waiting / 100:.2f}",
+            f"communicating {communicating / 100:.2f}",
+            f"slower compute {computing / 100:.2f}",
+        ]
+        if computing < 0:
+            words[2] = f"less {-computing / 100:.2f} by faster compute"
+        return f"{text}; of the missing {missing / 100:.2f}: {', '.join(words)}"
+
+    def note(self) -> str:
+        """Say how samples were counted, where that is not known from `hvd.observe`."""
+        if self.counted:
+            return ""
+        return (
+            "Samples are taken as steps x ranks, as if the batch of a rank had the same size in "
+            "both runs; hvd.observe(samples=) counts them."
+        )
+
+    @property
+    def _ranks(self) -> str:
+        return "1 rank does" if self.ranks == 1 else f"{self.ranks} ranks do"
+
+
+def loss(figures: Figures, baseline: Figures) -> Loss | None:
+    """Compare a job with a baseline; None where one of them has no steps or ranks.
+
+    The times of waiting, communicating and computing of a rank sum to its step. So what each of
+    them takes longer per sample than in the baseline sums to what a sample takes longer.
+    """
+    if not (figures.step and baseline.step and figures.ranks and baseline.ranks):
+        return None
+    counted = bool(figures.samples_per_step and baseline.samples_per_step)
+    here, there = _per_sample(figures, counted), _per_sample(baseline, counted)
+    ideal = figures.size / baseline.size
+    total, before = sum(here), sum(there)
+    waiting, communicating, computing = (
+        ideal * (a - b) / total for a, b in zip(here, there, strict=True)
+    )
+    return Loss(
+        ranks=figures.size,
+        baseline_ranks=baseline.size,
+        counted=counted,
+        speed_up=ideal * before / total,
+        waiting=waiting,
+        communicating=communicating,
+        computing=computing,
+        compute_ratio=here[2] / there[2] if there[2] else 1.0,
+    )
+
+
+def _per_sample(figures: Figures, counted: bool) -> tuple[float, float, float]:
+    """Return how long a rank waits, communicates and computes for one of its samples."""
+    samples = figures.samples_per_step / figures.size if counted else 1.0
+    count = len(figures.ranks)
+    waiting = sum(rank.waiting for rank in figures.ranks) / count
+    communicating = sum(rank.communicating for rank in figures.ranks) / count
+    computing = sum(rank.backward + rank.between for rank in figures.ranks) / count
+    return waiting / samples, communicating / samples, computing / samples
+
+
+def round_to_sum(parts: Sequence[float], total: int) -> list[int]:
+    """Round numbers to integers that sum to `total`, each by less than 1 where that is possible.
+
+    Example:
+        >>> round_to_sum([24.4, 19.4, 25.4], 69)
+        [25, 19, 25]
+    """
+    whole = [int(part // 1) for part in parts]
+    order = sorted(range(len(parts)), key=lambda n: whole[n] - parts[n])
+    for n in range(abs(total - sum(whole))):
+        whole[order[n % len(order)]] += 1 if total > sum(whole) else -1
+    return whole

@@ -1,0 +1,224 @@
+"""The thread of a rank that writes one sample a second to the pipe from its launcher.
+
+It never waits: while the pipe is full, samples are not taken, and counted as "lines_dropped". What
+grows counts from the beginning, so that a missing line loses nothing. When nobody reads the pipe
+any more, the thread ends.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdlite.live.sample import MOST_EVENTS, Event, RankSteps, Sample, Stall, Steps
+
+_PERIOD = 1.0  # seconds between two samples
+_LONGEST_END = 1.0  # seconds that the end of a world waits for its last sample
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _nothing_observed() -> Mapping[str, Any]:
+    return {"samples": 0, "values": {}}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is reported on: the engine of one world.
+
+    Attributes:
+        engine: has `live()`; it is not kept alive.
+        rank: of this process in the world.
+        size: how many ranks there are.
+        epoch: of an elastic job.
+    """
+
+    engine: Callable[[], Any]
+    rank: int
+    size: int
+    epoch: int
+
+
+class Reporter:
+    """Reports on one engine at a time. Any thread, and a signal handler, may call its methods."""
+
+    def __init__(
+        self,
+        pipe: int,
+        host: str,
+        figures: Callable[[], Mapping[str, Any]] = _nothing_observed,
+        period: float = _PERIOD,
+    ) -> None:
+        """Make a reporter that has nothing to report on yet.
+
+        Args:
+            pipe: the write end of a pipe; it stays open.
+            host: the name of this host.
+            figures: returns what the training loop has observed: "samples" and "values".
+            period: seconds between two samples.
+        """
+        os.set_blocking(pipe, False)
+        self._pipe = PipeWriter(pipe)
+        self._host = host
+        self._figures = figures
+        self._period = period
+        self._cut_events = 0  # that no line had room for
+        # Re-entrant, as a signal handler needs it.
+        self._orders: queue.SimpleQueue[Subject | threading.Event] = queue.SimpleQueue()
+        self._subject: Subject | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is an engine to report on."""
+        subject = self._subject
+        return subject is not None and subject.engine() is not None
+
+    def follow(self, engine: Any, rank: int, size: int, epoch: int) -> None:
+        """Report on this engine from now on, instead of another one."""
+        self._subject = Subject(weakref.ref(engine), rank, size, epoch)
+        self._orders.put(self._subject)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hvdlite-live", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Write a last sample, and report on nothing until `follow`."""
+        self._subject = None
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            done = threading.Event()
+            self._orders.put(done)
+            done.wait(_LONGEST_END)
+
+    def _run(self) -> None:
+        # Signals are for the threads of the script. This also turns SIGPIPE into an error.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        subject: Subject | None = None
+        while True:
+            order = self._next_order(subject)
+            try:
+                if subject is not None and not isinstance(order, Subject):
+                    self._report(subject)
+            except OSError:
+                return  # Nobody reads the pipe any more.
+            except Exception as error:
+                rank = "?" if subject is None else subject.rank
+                print(f"hvdlite [{rank}] warning: no live view of it: {error!r}", file=sys.stderr)
+                subject = None
+            if isinstance(order, Subject):
+                subject = order
+            elif order is not None:
+                subject = None
+                order.set()
+
+    def _next_order(self, subject: Subject | None) -> Subject | threading.Event | None:
+        """Wait for an order, or until the next sample is due, if there is something to report."""
+        try:
+            return self._orders.get(timeout=None if subject is None else self._period)
+        except queue.Empty:
+            return None
+
+    def _report(self, subject: Subject) -> None:
+        engine = subject.engine()
+        if engine is not None and self._pipe.ready():
+            self._pipe.write(self._sample(subject, engine.live()).line())
+
+    def _sample(self, subject: Subject, live: Mapping[str, Any]) -> Sample:
+        observed = self._figures()
+        events = live["events"]
+        self._cut_events += max(0, len(events) - MOST_EVENTS)
+        counters = dict(live["counters"])
+        counters |= {
+            name: count
+            for name, count in (
+                ("lines_dropped", self._pipe.dropped),
+                ("events_dropped", live["dropped_events"] + self._cut_events),
+            )
+            if count
+        }
+        rss, threads = _memory_and_threads(Path("/proc/self/stat").read_text())
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return Sample(
+            rank=subject.rank,
+            size=subject.size,
+            epoch=subject.epoch,
+            host=self._host,
+            pid=os.getpid(),
+            time=live["time"],
+            began=live["began"],
+            counters=counters,
+            cpu=used.ru_utime + used.ru_stime,
+            rss=rss,
+            switches=used.ru_nivcsw,
+            threads=threads,
+            cores=len(os.sched_getaffinity(0)),
+            samples=observed["samples"],
+            values=dict(observed["values"]),
+            events=tuple(Event(*one) for one in events[-MOST_EVENTS:]),
+            steps=_steps(live["steps"]),
+            stalled=tuple(
+                Stall(name, seconds, tuple(submitted), tuple(missing))
+                for name, seconds, submitted, missing in live["stalled"]
+            ),
+        )
+
+
+def _memory_and_threads(stat: str) -> tuple[int, int]:
+    """Read the bytes of memory and the number of threads from the text of /proc/PID/stat.
+
+    Example:
+        >>> _memory_and_threads("7 (a (b) c) " + " ".join(str(n) for n in range(3, 53)))[1]
+        20
+    """
+    fields = stat.rpartition(")")[2].split()  # The third field of the file is the first one here.
+    return int(fields[21]) * _PAGE, int(fields[17])
+
+
+def _steps(steps: Mapping[str, Any] | None) -> Steps | None:
+    if steps is None:
+        return None
+    return Steps(steps["count"], steps["seconds"], tuple(RankSteps(*row) for row in steps["ranks"]))
+
+
+class PipeWriter:
+    """Writes whole lines to a non-blocking pipe.
+
+    Attributes:
+        dropped: how many lines had no room.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._rest = b""
+        self.dropped = 0
+
+    def ready(self) -> bool:
+        """Complete the line before; return whether it is complete, and count a lost one if not."""
+        self._flush()
+        self.dropped += bool(self._rest)
+        return not self._rest
+
+    def write(self, line: bytes) -> None:
+        """Write a line; what does not fit now is written by `ready`.
+
+        Raises:
+            OSError: nobody reads the pipe any more.
+        """
+        self._rest += line
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._pipe, self._rest) :]
+        except BlockingIOError:
+            pass  # The pipe is full.

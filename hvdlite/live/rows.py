@@ -1,0 +1,211 @@
+"""The rows of the screen of `hvdlite-run --live`, drawn by rich to bytes.
+
+Names and texts come from the ranks, so no control character of theirs reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleDimensions
+from rich.text import Text
+
+from hvdlite.live.findings import LOW_CPU, MANY_SWITCHES, Straggler, straggler
+from hvdlite.live.run import Figures, RankFigures, Run
+from hvdlite.live.sample import Stall
+from hvdlite.live.viewer import About
+from hvdlite.live.words import bytes_text, names, percent, time_text
+
+_SECONDS = 10.0  # what the rows are means of
+_LONG_SECONDS = 60.0  # what the notes are about
+_NARROW, _WIDE = 60, 110  # columns; below: the headline alone; from: notes beside the ranks
+_LONGEST_HOST = 12  # columns of the name of a host
+_MOST_EVENTS = 2
+_FRESH = 60.0  # seconds for which an event is shown
+_NO_STEPS = "-"
+_HEADINGS = ("backward", "waiting", "comm.", "between", "cpu", "rss")
+_COLUMNS = (8, 8, 8, 8, 6, 6)
+
+
+class Painter:
+    """Makes rows of one run."""
+
+    def __init__(self, run: Run, about: About, colour: bool) -> None:
+        """Make a painter.
+
+        Args:
+            run: the job.
+            about: what the launcher knows of it.
+            colour: whether the rows may have colours.
+        """
+        self._run = run
+        self._about = about
+        self._out = io.StringIO()
+        self._console = Console(
+            file=self._out,
+            force_terminal=True,
+            color_system="standard" if colour else None,
+            no_color=not colour,
+            highlight=False,
+            legacy_windows=False,
+            _environ={},
+        )
+        self._plain = not colour
+
+    def rows(self, width: int, height: int, now: float) -> list[bytes]:
+        """Draw the rows.
+
+        Args:
+            width: columns of the terminal.
+            height: its lines, of which the rows take at most half.
+            now: a monotonic time of this process.
+
+        Returns:
+            Rows that are shorter than the terminal is wide.
+        """
+        figures = self._run.figures(_SECONDS, now)
+        most = max(1, height // 2)
+        if figures is None:
+            texts = [Text(f"{clean(self._about.program)}  waiting for the first samples")]
+        else:
+            texts = [Text(headline(figures, self._about, time.time()), style="bold")]
+            if width >= _NARROW and most >= 4:
+                texts += self._below(figures, width, most - 1, now)
+        return self._draw(texts[:most], width - 1)
+
+    def _below(self, figures: Figures, width: int, most: int, now: float) -> list[Text]:
+        """Draw what stands below the headline, at most so many rows."""
+        lasting = self._run.figures(_LONG_SECONDS, now) or figures
+        late = straggler(lasting)
+        notes = {one.rank: note(one, late) for one in lasting.ranks}
+        lines = [_stall(stall) for stall in figures.stalled[:1]] + self._events()
+        if width < _WIDE:
+            lines = [f"rank {rank}: {text}" for rank, text in notes.items() if text][:2] + lines
+            notes = {}
+        lines = lines[: max(0, most - 3)]
+        ranks = _choose(figures.ranks, most - 1 - len(lines))
+        cells = [_cells(one, figures, notes.get(one.rank, "")) for one in ranks]
+        header, *rows = _aligned([("rank", "host", *_HEADINGS, ""), *cells])
+        hidden = len(figures.ranks) - len(ranks)
+        if hidden:
+            rows.append(f"and {hidden} more ranks, which are less late")
+        return [
+            Text(header, style="dim"),
+            *(Text(row) for row in rows),
+            *(Text(clean(line), style="yellow") for line in lines),
+        ]
+
+    def _events(self) -> list[str]:
+        latest = max((sample.time for sample in self._run.latest()), default=0.0)
+        events = [one for one in self._run.events() if latest - one.time < _FRESH]
+        return [
+            f"{max(0.0, latest - one.time):.0f} s ago: {one.text}" for one in events[-_MOST_EVENTS:]
+        ]
+
+    def _draw(self, texts: Sequence[Text], width: int) -> list[bytes]:
+        self._console.size = ConsoleDimensions(max(1, width), len(texts) + 1)
+        for text in texts:
+            text.truncate(max(1, width), overflow="crop")
+            if self._plain:
+                text.style = ""
+            self._console.print(text, no_wrap=True, crop=True)
+        drawn = self._out.getvalue()
+        self._out.seek(0)
+        self._out.truncate()
+        return [row.encode(errors="replace") for row in drawn.split("\n")[: len(texts)]]
+
+
+def headline(figures: Figures, about: About, now: float) -> str:
+    """Describe a job in one line.
+
+    Args:
+        figures: of the job.
+        about: what the launcher knows of it.
+        now: seconds since 1970.
+    """
+    words = [clean(about.program)]
+    if figures.total_steps:
+        words.append(f"step {figures.total_steps:,}")
+        words.append(f"{figures.rate:.3g} step/s")
+    if figures.samples:
+        words.append(f"{figures.samples:,.4g} samples/s")
+    if figures.bytes:
+        words.append(f"{bytes_text(figures.bytes)}/s")
+    words.append(f"np {figures.size}")
+    if figures.epoch:
+        words.append(f"epoch {figures.epoch}")
+    seconds = max(0, int(now - about.began))
+    words.append(f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}")
+    return "  ".join(words)
+
+
+def note(one: RankFigures, late: Straggler | None) -> str:
+    """Say what is the matter with a rank; empty if nothing is.
+
+    Args:
+        one: the rank.
+        late: the straggler of the job, which may be this rank.
+    """
+    if one.silent:
+        return f"silent for {one.silent:.0f} s"
+    if late is not None and late.rank == one.rank:
+        share = f"{percent(late.share)} of steps"
+        return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
+    if one.cpu < LOW_CPU and one.switches > MANY_SWITCHES:
+        return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
+    return ""
+
+
+def clean(text: str) -> str:
+    """Replace characters that could steer the terminal.
+
+    Example:
+        >>> clean("a\\x1b[2Jb")
+        'a?[2Jb'
+    """
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _cells(one: RankFigures, figures: Figures, text: str) -> tuple[str, ...]:
+    phases = (one.backward, one.waiting, one.communicating, one.between)
+    shown = [_time(phase) if figures.steps else _NO_STEPS for phase in phases]
+    host = clean(one.host)[:_LONGEST_HOST]
+    return (str(one.rank), host, *shown, f"{100 * one.cpu:.0f} %", _scaled(one.rss), text)
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    host = max(len(row[1]) for row in cells)
+    return [
+        f"{row[0]:<5}{row[1]:<{host}}"
+        + "".join(f" {cell:>{width}}" for cell, width in zip(row[2:-1], _COLUMNS, strict=True))
+        + f"  {row[-1]}"
+        for row in cells
+    ]
+
+
+def _choose(ranks: Sequence[RankFigures], room: int) -> list[RankFigures]:
+    """Choose the ranks to show, in order: all, or the latest ones and a row for the others."""
+    if len(ranks) <= room:
+        return list(ranks)
+    latest = sorted(ranks, key=lambda one: (-one.silent, -one.last, one.waiting, one.rank))
+    return sorted(latest[: max(0, room - 1)], key=lambda one: one.rank)
+
+
+def _stall(stall: Stall) -> str:
+    return f"'{stall.name}' has waited {stall.seconds:.0f} s for {names(stall.missing)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.1f} ms"
+
+
+def _scaled(number: float) -> str:
+    """Write a number of bytes: "1.26 G"."""
+    unit = ""
+    for larger in "KMGT":
+        if abs(number) < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.3g} {unit}"

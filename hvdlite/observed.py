@@ -1,0 +1,115 @@
+"""`hvd.observe`: what a training loop tells the people who watch the job.
+
+The numbers stay in this process until the live view asks for them. Nothing is sent here, and a
+number on a GPU is read when the live view asks, by the live view's thread, so that the training
+thread never waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import numbers
+import threading
+from typing import Any
+
+from hvdlite.errors import ArgumentError
+
+MOST_NAMES = 64
+
+_lock = threading.RLock()  # guards the rest; re-entrant, because a signal handler may observe
+_samples = 0
+_values: dict[str, Any] = {}  # by name a float, or what `float` makes one of
+
+
+def observe(samples: int | None = None, **values: Any) -> None:
+    """Tell the live view how many samples this rank has done, and the last value of anything else.
+
+    It takes microseconds, sends nothing and never blocks; without a live view it does nothing that
+    one could see. Any rank and any thread may call it, at any time. `hvd.shutdown` forgets all.
+
+    Args:
+        samples: how many samples (or tokens) this rank has done since its last call.
+        values: numbers by name, such as the loss; the last value of each name is shown. A value may
+            be a tensor without dimensions. One on a GPU is kept and read when it is shown, so
+            choose tensors that are not overwritten.
+
+    Raises:
+        ArgumentError: `samples` is not a whole number, a value is not a number, or there are more
+            than 64 names.
+
+    Example:
+        >>> hvd.observe(samples=len(batch), loss=loss, learning_rate=0.1)
+    """
+    global _samples
+    if samples is not None and (
+        isinstance(samples, bool) or not isinstance(samples, numbers.Integral) or samples < 0
+    ):
+        raise ArgumentError(
+            f"observe(samples={samples!r}): give the whole number of samples since the last call"
+        )
+    kept = {name: _kept(name, value) for name, value in values.items()}
+    with _lock:
+        if len(_values.keys() | kept.keys()) > MOST_NAMES:
+            raise ArgumentError(
+                f"observe() was given more than {MOST_NAMES} names, the last ones "
+                f"{', '.join(sorted(kept))}; use few names, the same ones in each step"
+            )
+        _samples += int(samples or 0)
+        _values.update(kept)
+
+
+def figures() -> dict[str, Any]:
+    """Return what `observe` was told: `{"samples": total, "values": {name: last}}`.
+
+    It waits for values on a GPU. A value that cannot be read is left out.
+
+    Example:
+        >>> observe(samples=32, loss=0.5)
+        >>> figures()
+        {'samples': 32, 'values': {'loss': 0.5}}
+    """
+    with _lock:
+        samples, kept = _samples, dict(_values)
+    read: dict[str, float] = {}
+    for name, value in kept.items():
+        try:
+            read[name] = float(value)
+        except Exception:  # Whatever a framework raises, its training thread meets it as well.
+            continue
+        with _lock:
+            if _values.get(name) is value:
+                _values[name] = read[name]  # so that nothing reads it twice, or keeps its memory
+    return {"samples": samples, "values": read}
+
+
+def _kept(name: str, value: Any) -> Any:
+    """Return a number as a float, and a tensor on a GPU as it is, without its graph."""
+    if isinstance(value, numbers.Real):
+        return float(value)
+    shape = getattr(value, "shape", None)
+    if shape is None or len(shape) > 0 or not hasattr(type(value), "__float__"):
+        raise ArgumentError(
+            f"observe({name}=...) takes a number or a tensor without dimensions, not {_kind(value)}"
+            "; observe its mean(), and call observe() outside of functions that are traced"
+        )
+    value = value.detach() if hasattr(value, "detach") else value
+    if "cpu" not in str(getattr(value, "device", "cpu")).lower():
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"observe({name}=...): {_kind(value)} is not a number: {error}"
+        ) from None
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
+def forget() -> None:
+    """Forget everything, because the world has ended."""
+    global _samples
+    with _lock:
+        _samples = 0
+        _values.clear()

@@ -1,0 +1,236 @@
+"""The way to the agents of an elastic job on Ray: an actor on each node, which connects here.
+
+The actor reserves what all workers of its node need. The job's secret travels to it by Ray, and it
+proves by the usual handshake that it knows the secret. The agent dies with its actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import selectors
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hvdlite.bootstrap.acceptor import Acceptor
+from hvdlite.bootstrap.address import address_of, listen
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.handshake import Job, Role, ServerHandshake, session_keys
+from hvdlite.launch import dialling
+from hvdlite.launch.remote.sealed import SealedLine
+from hvdlite.ray.cluster import import_ray, own_place, ray_says
+from hvdlite.ray.nodes import RayHosts, Share
+
+_SILENCE = 10.0  # seconds until a node is given up; the agents' heartbeat usually ends first
+_LOOK_SECONDS = 0.1
+_LINES = 1 << 31  # so many lines may be opened in the life of a job
+# Variables of an actor that are not those of a rank: its place in Ray, Ray's debugger, and a number
+# of threads that is for all ranks of the node.
+_OF_THE_ACTOR = ("RAY_JOB_ID", "RAY_RAYLET_PID", "PYTHONBREAKPOINT", "OMP_NUM_THREADS")
+
+
+class NodeActor:
+    """What Ray runs on a node."""
+
+    def serve(
+        self, address: str, job: Job, number: int, variables: Mapping[str, str], threads: int
+    ) -> int:
+        """Run the agent until it ends; return its exit status."""
+        return dialling.serve(address, job, number, variables, _OF_THE_ACTOR, threads)
+
+
+class RayLine:
+    """The line to the agent of one node; see `ways.Line`. It exists before the node connects.
+
+    Attributes:
+        peer: the IP address from which the node has connected; "" before.
+        pending: whether the node has not connected yet.
+    """
+
+    pid: int | None = None
+
+    def __init__(self, deadline: Deadline) -> None:
+        """Make the line.
+
+        Args:
+            deadline: until when the node has to connect.
+        """
+        self._inner, self._owners = socket.socketpair()
+        self.read_fd = self.write_fd = self._owners.fileno()
+        self.peer = ""
+        self.pending = True
+        self.deadline = deadline
+        self.actor: Any = None
+        self.ref: Any = None
+        self._why = ""
+        self._lock = threading.Lock()
+        self._sealed: SealedLine | None = None
+        self._connection: socket.socket | None = None
+        self._hung_up = False
+
+    def attach(self, connection: socket.socket, keys: tuple[bytes, bytes]) -> None:
+        """Take over the connection of the node."""
+        with self._lock:
+            if not self.pending:
+                connection.close()
+                return
+            self.pending = False
+            self.peer = str(connection.getpeername()[0])
+            self._connection = connection
+            pair = (self._inner, self._owners)
+            self._sealed = SealedLine(connection, keys, _SILENCE, pair=pair)
+
+    def fail(self, why: str) -> None:
+        """End the line, unless the node has connected."""
+        with self._lock:
+            if self.pending:
+                self.pending = False
+                self._why = why
+                self._inner.close()
+
+    def said(self) -> str:
+        """Return why the line has ended."""
+        return self._why if self._sealed is None else self._sealed.said()
+
+    def cut(self) -> None:
+        """Break the line at once, and with it the agent's."""
+        self.fail("it was given up")
+        for end in (self._owners, self._connection):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """End the line; `end` closes the descriptor."""
+        self._hung_up = True
+        with contextlib.suppress(OSError):
+            self._owners.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Give back what the actor has reserved, after what is under way to it."""
+        self.fail("it was given up")
+        if self._hung_up:
+            if self._sealed is not None:
+                self._sealed.end()
+            self._owners.close()
+        actor, self.actor = self.actor, None
+        if actor is not None:
+            with contextlib.suppress(Exception):  # Ray, or the actor, may have ended.
+                import_ray().kill(actor)
+
+
+class RayWay:
+    """How agents are reached; see `ways.Way`. A context manager, which ends all actors."""
+
+    carries_secrets: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        job: Job,
+        hosts: RayHosts,
+        share: Share,
+        variables: Mapping[str, str],
+        connect_seconds: float,
+    ) -> None:
+        """Listen for the nodes.
+
+        Args:
+            job: the job, whose secret the actors get.
+            hosts: knows the nodes by name.
+            share: what each worker needs.
+            variables: more variables of the ranks' environment.
+            connect_seconds: how long a node may take to connect.
+
+        Raises:
+            OSError: the kernel refuses to listen at this node's address.
+        """
+        self.connect_seconds = connect_seconds
+        self._job, self._hosts, self._share = job, hosts, share
+        self._variables = dict(variables)
+        host = own_place().address
+        listener = listen(f"[{host}]:0" if ":" in host else f"{host}:0")
+        self._address = address_of(listener)
+        self._selector = selectors.DefaultSelector()
+        self._acceptor = Acceptor(
+            listener, job, _LINES, self._selector, self._welcome, peers_return=True, room=0
+        )
+        self._numbers = itertools.count()
+        self._lines: dict[int, RayLine] = {}
+        self._of_host: dict[str, RayLine] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._wait_for_nodes, name="hvdlite-ray-nodes")
+        self._thread.daemon = True
+
+    def __enter__(self) -> RayWay:
+        """Start the thread that waits for nodes."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what is left."""
+        self._closing.set()
+        self._thread.join()
+        self._acceptor.close()
+        self._selector.close()
+        for line in self._lines.values():
+            line.end()
+
+    def open(self, host: str) -> RayLine:
+        """Have Ray start an actor on a node."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        number = next(self._numbers)
+        line = self._of_host[host] = self._lines[number] = RayLine(Deadline(self.connect_seconds))
+        there = NodeAffinitySchedulingStrategy(self._hosts.ids[host], soft=False)
+        reserved = self._share.options(self._hosts.slots[host])
+        threads = max(1, int(self._share.cpus))
+        try:
+            actor = import_ray().remote(NodeActor).options(scheduling_strategy=there, **reserved)
+            line.actor = actor.remote()
+            line.ref = line.actor.serve.remote(
+                self._address, self._job, number, self._variables, threads
+            )
+        except Exception as error:  # Ray raises many kinds while its head is away.
+            line.fail(ray_says(error))
+        return line
+
+    def explain(self, host: str, said: str, status: int | None) -> str:
+        """Describe why a node takes no part."""
+        return f"cannot start on Ray's node {host}: {said or 'it has hung up'}"
+
+    def address(self, host: str, hello: Mapping[str, Any]) -> str:
+        """Return the address from which the node has connected."""
+        return self._of_host[host].peer
+
+    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
+        line = self._lines.get(handshake.rank)
+        if line is None or handshake.role != Role.NODE:
+            connection.close()
+            return
+        line.attach(connection, session_keys(self._job, handshake.transcript))
+
+    def _wait_for_nodes(self) -> None:
+        while not self._closing.is_set():
+            for key, _ in self._selector.select(_LOOK_SECONDS):
+                key.data()
+            self._acceptor.expire()
+            for number, line in list(self._lines.items()):
+                if line.pending:
+                    self._look_after(number, line)
+
+    def _look_after(self, number: int, line: RayLine) -> None:
+        """End a line whose actor has failed, or takes too long."""
+        ray = import_ray()
+        if line.deadline.passed:
+            line.fail(
+                f"Ray has not started its actor within {self.connect_seconds:g} s; other work may "
+                "hold its CPUs or GPUs (`ray status` tells), or it cannot reach the driver at "
+                f"{self._address}; a longer start_timeout gives it more time"
+            )
+        elif line.ref is not None and ray.wait([line.ref], timeout=0)[0]:
+            try:
+                line.fail(f"its agent ended with status {ray.get(line.ref)}")
+            except Exception as error:
+                line.fail(ray_says(getattr(error, "cause", None) or error))

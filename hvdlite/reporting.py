@@ -1,0 +1,96 @@
+"""Whether this rank tells a view of the job (`hvdlite-run --live`) what it does.
+
+Without a view nothing here starts a thread or imports anything. With one, `hvdlite.live.reporter`
+writes to the pipe that the launcher has made. Under another launcher, rank 0 serves a page by
+itself if HVDLITE_LIVE_SERVE says where.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hvdlite import observed
+from hvdlite.bootstrap.environment import host_name, live_pipe, live_service
+
+if TYPE_CHECKING:
+    from hvdlite.live.reporter import Reporter
+
+_reporter: Reporter | None = None
+_decided = False  # whether it is known if this process serves a page
+
+
+def follow(engine: Any, rank: int, size: int, epoch: int = 0) -> None:
+    """Report on this engine from now on, if a view of the job wants it.
+
+    Args:
+        engine: of the world that begins.
+        rank: of this process in it.
+        size: how many ranks it has.
+        epoch: of an elastic job, the number of this world.
+    """
+    global _reporter
+    if _reporter is None:
+        pipe = _pipe(rank, size)
+        if pipe is None:
+            return
+        from hvdlite.live.reporter import Reporter  # ordinary jobs do not need it
+
+        _reporter = Reporter(pipe, host_name(), observed.figures)
+        atexit.register(end)
+    _reporter.follow(engine, rank, size, epoch)
+
+
+def follow_unless_busy(engine: Any, rank: int, size: int) -> None:
+    """Report on this engine if no engine is reported on: that of a process group, without `init`.
+
+    Args:
+        engine: of the group.
+        rank: of this process in it.
+        size: how many members it has.
+    """
+    if _reporter is None or not _reporter.busy:
+        follow(engine, rank, size)
+
+
+def end() -> None:
+    """Write the last sample of the world that ends, if it is reported on; forget what it was told.
+
+    What `hvd.observe` has counted belongs to the world, and goes on in the next epoch of an elastic
+    job.
+    """
+    if _reporter is not None:
+        _reporter.end()
+    observed.forget()
+
+
+def _pipe(rank: int, size: int) -> int | None:
+    """Return the pipe for samples of this process; None if nobody wants them."""
+    global _decided
+    pipe = live_pipe()
+    first, _decided = not _decided, True
+    if rank != 0 or not first:  # A later engine may be that of a process group.
+        return pipe
+    try:
+        service = live_service()
+        if service is None or pipe is not None:
+            return pipe
+        from hvdlite.live.serve import Service
+        from hvdlite.live.viewer import About
+
+        page = Service(*service, _say)
+    except ImportError as error:
+        _say(f"warning: no live page: {error}; pip install 'hvdlite[live]'")
+        return pipe
+    except Exception as error:  # It must not end the training.
+        _say(f"warning: no live page: {error}")
+        return pipe
+    page.start(About(tuple(sys.orig_argv), size, (host_name(),), time.time()))
+    atexit.register(page.stop)  # before `end` is registered, and so called after it
+    return page.pipe
+
+
+def _say(line: str) -> None:
+    print(f"hvdlite [0] {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,234 @@
+"""`hvdlite.ray.run` of an elastic job: nodes of Ray die and come, and no step is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import hvdlite.ray
+from clusters.ray_clusters import Nodes, several_nodes
+from hvdlite.errors import BootstrapError
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
+
+# Within so many seconds of the end of a node's processes the job has to go on. It takes 0.1 s, half
+# of it the sleep between two steps. Ray itself notices the end after more than 10 s.
+_LONGEST_PAUSE = 2.0
+_NO_ACTOR = r"cannot start on Ray's node .*: Ray (has not started its actor within 1 s|says)"
+
+
+@pytest.fixture(scope="module")
+def shared_nodes() -> Iterator[Nodes]:
+    """A cluster for all tests of this file."""
+    pytest.importorskip("ray")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with several_nodes() as started:
+        yield started
+
+
+@pytest.fixture
+def nodes(shared_nodes: Nodes) -> Nodes:
+    """Two nodes with two CPUs each; Ray may still list nodes that earlier tests have killed."""
+    shared_nodes.other = shared_nodes.other or shared_nodes.add()
+    return shared_nodes
+
+
+def train(journal: str, done: str) -> tuple[int, int, float]:
+    """Step until the file `done` exists; each step adds the sum of a half over all ranks."""
+    import torch
+
+    import hvdlite.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    state = hvd.elastic.TorchState(model, optimizer, step=0, over=0.0)
+
+    @hvd.elastic.run
+    def steps(state: Any) -> None:
+        while not state.over:
+            optimizer.zero_grad()
+            model(-torch.ones(1, 1)).sum().backward()  # the gradient is -1 on every rank
+            optimizer.step()
+            state.step += 1
+            over = torch.tensor([float(os.path.exists(done))])  # noqa: PTH110
+            state.over = hvd.allreduce(over, op=hvd.Max).item()
+            with open(f"{journal}.{os.getpid()}", "a") as file:
+                file.write(json.dumps([state.step, hvd.size(), time.monotonic()]) + "\n")
+            state.commit()
+            time.sleep(0.05)
+
+    steps(state)
+    return state.step, hvd.size(), model.weight.item()
+
+
+class Job(threading.Thread):
+    """An elastic job that runs beside the test."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._journal, self._done = folder / "journal", folder / "done"
+        self.results: list[Any] = []
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Run the job to its end."""
+        try:
+            arguments = str(self._journal), str(self._done)
+            settings = {"blacklist_cooldown_range": (1.0, 2.0), "elastic_timeout": 60}
+            self.results = hvdlite.ray.run(train, arguments, min_np=1, max_np=4, **settings)
+        except BaseException as error:
+            self.error = error
+
+    def journals(self) -> list[list[tuple[int, int, float]]]:
+        """Return, by worker, step, size and time of each of its steps."""
+        files = self._journal.parent.glob("journal.*")
+        texts = [one.read_text().rpartition("\n")[0] for one in files]
+        return [[tuple(json.loads(line)) for line in text.splitlines()] for text in texts]
+
+    def journal(self) -> list[tuple[int, int, float]]:
+        """Return the steps of all workers, in order of time."""
+        return sorted((one for each in self.journals() for one in each), key=lambda one: one[2])
+
+    def wait_for_size(self, size: int, seconds: float = 60.0) -> float:
+        """Wait until the latest step was done by so many ranks; return its time."""
+        wait_until(
+            lambda: not self.is_alive() or [one[1] for one in self.journal()[-1:]] == [size],
+            seconds,
+        )
+        assert self.is_alive(), self.error
+        return next(at for _, n, at in reversed(self.journal()) if n == size)
+
+    def finish(self) -> list[Any]:
+        """Let the job end, and return its results."""
+        self._done.touch()
+        self.join(60.0)
+        assert not self.is_alive()
+        assert self.error is None, self.error
+        return self.results
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def agents() -> list[str]:
+    """List the processes of agents and ranks that run here."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "hvdlite.launch.dialling" in line or "hvdlite.launch.call" in line:
+                found.append(line)
+    return found
+
+
+def pause(job: Job) -> float:
+    """Return the longest time between two steps of one worker with fewer ranks in the second."""
+    pairs = [pair for steps in job.journals() for pair in itertools.pairwise(steps)]
+    return max(b[2] - a[2] for a, b in pairs if b[1] < a[1])
+
+
+def living() -> int:
+    """Return how many nodes Ray lists as alive."""
+    import ray
+
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def test_job_goes_on_without_a_node_that_died_and_grows_onto_a_new_one(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    import ray
+
+    job = Job(tmp_path)
+    job.wait_for_size(4)
+    before = living()
+    killed = time.monotonic()
+    nodes.kill_other()
+    shrunk = job.wait_for_size(2)
+    assert living() == before  # Ray has not noticed it yet: the ranks have, by their sockets.
+    print(f"{shrunk - killed:.2f} s from the kill; a pause of {pause(job):.3f} s between two steps")
+    assert pause(job) < _LONGEST_PAUSE
+    nodes.other = nodes.add()
+    added = time.monotonic()
+    print(f"grown {job.wait_for_size(4) - added:.2f} s after a node was added")
+    results = job.finish()
+    for journal in job.journals():  # No worker has lost a step, or done one twice.
+        assert [step for step, _, _ in journal] == list(range(journal[0][0], journal[-1][0] + 1))
+    last = results[0][0]
+    assert {step for step, _, _ in job.journal()} == set(range(1, last + 1))
+    assert results == [(last, 4, last * 0.5)] * 4
+    wait_until(lambda: not agents())
+    wait_until(lambda: ray.available_resources().get("CPU") == 4)
+
+
+def test_exception_of_a_rank_is_raised_although_ray_still_lists_a_dead_node(
+    nodes: Nodes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def raises() -> None:
+        import hvdlite.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            raise KeyError("planted")
+
+    dead = nodes.kill_other()
+    with pytest.raises(KeyError, match="planted") as caught:
+        hvdlite.ray.run(raises, num_workers=2, min_np=2, max_np=2)
+    assert "in raises" in str(caught.value.__cause__)
+    line = rf"host {dead} (has not answered yet; the job starts without|takes no part now)"
+    assert re.search(line, capfd.readouterr().err)
+    wait_until(lambda: not agents())
+
+
+def variables() -> tuple[str | None, ...]:
+    names = "PLANTED", "RAY_JOB_ID", "OMP_NUM_THREADS"
+    return tuple(os.environ.get(name) for name in names)
+
+
+def test_ranks_have_the_variables_and_not_those_of_the_actor(nodes: Nodes) -> None:
+    results = hvdlite.ray.run(variables, max_np=1, min_np=1, env={"PLANTED": "yes"})
+    assert results == [("yes", None, "1")]
+
+
+def test_job_starts_without_a_busy_node_unless_it_is_needed(
+    nodes: Nodes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Holder:
+        def there(self) -> bool:
+            return True
+
+    there = NodeAffinitySchedulingStrategy(nodes.other.node_id, soft=False)
+    holder = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=there).remote()
+    assert ray.get(holder.there.remote())
+    try:
+        assert len(hvdlite.ray.run(variables, min_np=1, max_np=4)) == 2
+        line = f"host 127.0.0.1/{nodes.other.node_id[:8]} has not answered yet; the job starts"
+        assert line in capfd.readouterr().err
+        with pytest.raises(BootstrapError, match=_NO_ACTOR):
+            hvdlite.ray.run(variables, min_np=100, max_np=100, num_workers=100, start_timeout=1)
+    finally:
+        ray.kill(holder)

@@ -1,0 +1,291 @@
+// StepClock: where the time of steps goes, on arrivals that are made up.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "coordinators.h"
+#include "negotiation/stalls.h"
+#include "negotiation/step_clock.h"
+
+namespace hvdlite::testing::steps {
+namespace {
+
+using namespace std::chrono_literals;
+using TimePoint = StepClock::TimePoint;
+using Duration = StepClock::Duration;
+using Arrivals = std::vector<Arrival>;
+
+constexpr TimePoint kBegin = kStart + 1h;
+constexpr bool kCounted = true;
+
+Arrival alone(Duration when) { return {kBegin + when, kBegin + when, false}; }
+
+Duration sum(const StepClock::Rank& rank) {
+  return rank.backward + rank.waiting + rank.communicating + rank.between;
+}
+
+// Of a step: when each rank submits its first and its last gradient, and when it has the results.
+struct Made {
+  std::vector<Duration> first;
+  std::vector<Duration> last;
+  Duration end{};
+};
+
+// Each step has two gradients, and those of a rank travel in two frames.
+void run(StepClock& clock, const std::vector<Made>& steps) {
+  for (const Made& step : steps) {
+    Arrivals first;
+    Arrivals last;
+    for (const Duration when : step.first) first.push_back(alone(when));
+    for (const Duration when : step.last) last.push_back(alone(when));
+    clock.arrived("a", first, kCounted);
+    clock.ended(kBegin + step.last[0]);
+    clock.arrived("b", last, kCounted);
+    clock.ended(kBegin + step.end);
+  }
+}
+
+// Steps of 50 ms: backward takes 20 ms, communication 5 ms. One rank begins later, and needs more
+// time in backward.
+std::vector<Made> with_late(int ranks, int late, Duration at_first, Duration in_backward,
+                            int count = 12) {
+  std::vector<Made> steps;
+  for (int i = 0; i < count; ++i) {
+    const Duration begin = i * (50ms + at_first + in_backward);
+    Made step{std::vector<Duration>(ranks, begin), std::vector<Duration>(ranks, begin + 20ms), {}};
+    step.first[late] += at_first;
+    step.last[late] += at_first + in_backward;
+    step.end = step.last[late] + 5ms;
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+TEST(step_clock_partitions_the_time_of_each_rank_exactly) {
+  std::mt19937 random(7);
+  const auto some = [&] { return std::chrono::nanoseconds(random() % 30'000'000); };
+  StepClock clock(3, 0);
+  std::vector<Made> steps;
+  Duration now{};
+  for (int i = 0; i < 40; ++i) {
+    Made step{std::vector<Duration>(3), std::vector<Duration>(3), {}};
+    for (int rank = 0; rank < 3; ++rank) {
+      step.first[rank] = now + some();
+      step.last[rank] = step.first[rank] + some();
+      step.end = std::max(step.end, step.last[rank]);
+    }
+    step.end += some();
+    now = step.end;
+    steps.push_back(step);
+  }
+  run(clock, steps);
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 38U);  // the f' of the next to last one may still become earlier
+  Duration all{};
+  std::uint64_t last = 0;
+  for (int rank = 0; rank < 3; ++rank) {
+    const StepClock::Rank& one = report.ranks[rank];
+    CHECK(sum(one) == steps[38].first[rank] - steps[0].first[rank]);
+    CHECK(one.communicating == report.ranks[0].communicating);
+    CHECK(one.late_between >= Duration() && one.late_backward >= Duration());
+    all += sum(one);
+    last += one.last;
+  }
+  CHECK(report.time == all);
+  CHECK_EQ(last, report.steps);
+}
+
+TEST(step_clock_names_a_rank_that_is_late_before_its_first_gradient) {
+  for (const int ranks : {2, 3, 4}) {
+    StepClock clock(ranks, 0);
+    run(clock, with_late(ranks, 1, 30ms, 0ms));
+    const StepClock::Report report = clock.report();
+    CHECK_EQ(report.steps, 10U);
+    CHECK_EQ(report.ranks[1].last, 10U);
+    CHECK(report.ranks[1].late_between == 300ms);
+    CHECK(report.ranks[1].late_backward == 0ms);
+    CHECK(report.ranks[1].waiting == 0ms);
+    CHECK(report.ranks[0].waiting == 300ms);
+    CHECK(report.ranks[0].backward == 200ms);
+    CHECK(report.ranks[0].communicating == 50ms);
+    CHECK(report.ranks[0].between == 250ms);
+    CHECK(report.ranks[1].between == 550ms);
+    CHECK_EQ(report.ranks[0].last, 0U);
+  }
+}
+
+TEST(step_clock_names_a_rank_that_is_late_in_backward) {
+  StepClock clock(3, 0);
+  run(clock, with_late(3, 2, 10ms, 30ms));
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.ranks[2].last, 10U);
+  CHECK(report.ranks[2].late_between == 100ms);
+  CHECK(report.ranks[2].late_backward == 300ms);
+  CHECK(report.ranks[2].backward == 500ms);
+  CHECK(report.ranks[0].waiting == 400ms);
+}
+
+TEST(step_clock_takes_first_and_last_of_gradients_that_travelled_together) {
+  StepClock clock(2, 0);
+  for (int i = 0; i < 4; ++i) {
+    const TimePoint begin = kBegin + i * 100ms;
+    const Arrivals both = {{begin, begin + 20ms, false}, {begin + 5ms, begin + 35ms, false}};
+    for (const char* name : {"a", "b", "c"}) clock.arrived(name, both, kCounted);
+    clock.ended(begin + 40ms);
+  }
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 2U);
+  CHECK(report.ranks[0].backward == 40ms);
+  CHECK(report.ranks[1].backward == 60ms);
+  CHECK(report.ranks[0].waiting == 30ms);
+  CHECK(report.ranks[1].between == 2 * 65ms);
+}
+
+// The loss of each step is averaged at once, before the gradients or behind them.
+TEST(step_clock_sees_who_was_late_although_all_ranks_meet_later_in_the_step) {
+  StepClock clock(2, 0);
+  for (int i = 0; i < 4; ++i) {
+    const Duration at = i * 100ms;
+    clock.arrived("a", Arrivals{alone(at), alone(at + 30ms)}, kCounted);
+    clock.arrived("b", Arrivals{alone(at + 10ms), alone(at + 40ms)}, kCounted);
+    clock.ended(kBegin + at + 45ms);
+    Arrivals loss = {alone(at + 61ms), alone(at + 60ms)};
+    loss[0].blocking = true;
+    clock.arrived("loss", loss, kCounted);
+    clock.ended(kBegin + at + 63ms);
+  }
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 3U);  // the f' of the third one is that of a burst that is over
+  CHECK_EQ(report.ranks[1].last, 3U);
+  CHECK(report.ranks[1].late_between == 90ms);
+  CHECK(report.ranks[1].late_backward == 0ms);
+  CHECK(report.ranks[0].waiting == 90ms);
+  CHECK(report.ranks[1].waiting == 3ms);
+  CHECK(report.ranks[0].communicating == 3 * 7ms);
+  CHECK(report.ranks[0].backward == 3 * 26ms);  // with what lies between the gradients and the loss
+  CHECK(report.ranks[0].between == 3 * 37ms);
+  CHECK(sum(report.ranks[0]) == 300ms);
+  CHECK(sum(report.ranks[1]) == 300ms);
+}
+
+TEST(step_clock_sums_what_a_rank_is_late_in_all_blocking_all_reduces) {
+  StepClock clock(2, 0);
+  for (int i = 0; i < 5; ++i) {
+    for (int layer = 0; layer < 4; ++layer) {
+      const Duration at = i * 100ms + layer * 20ms;
+      Arrivals both = {alone(at), alone(at + 6ms)};
+      both[0].blocking = true;
+      clock.arrived("layer" + std::to_string(layer), both, kCounted);
+      clock.ended(kBegin + at + 7ms);
+    }
+  }
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 4U);
+  CHECK_EQ(report.ranks[1].last, 4U);
+  CHECK(report.ranks[1].late_between == 4 * 6ms);
+  CHECK(report.ranks[1].late_backward == 4 * 18ms);
+  CHECK(report.ranks[0].waiting == 4 * 24ms);
+}
+
+TEST(step_clock_lets_a_rank_that_has_joined_wait) {
+  StepClock clock(2, 0);
+  for (int i = 0; i < 5; ++i) {
+    const Duration at = i * 100ms;
+    const bool joined = i > 0;
+    const auto of_rank_1 = [&](Duration when) { return joined ? Arrival() : alone(when); };
+    clock.arrived("a", Arrivals{alone(at), of_rank_1(at)}, !joined);
+    clock.arrived("b", Arrivals{alone(at + 20ms), of_rank_1(at + 20ms)}, !joined);
+    clock.ended(kBegin + at + 30ms);
+  }
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 3U);
+  CHECK(sum(report.ranks[0]) == 300ms);
+  CHECK(sum(report.ranks[1]) == 230ms);  // from its first gradient to an end, not to an f'
+  CHECK(report.ranks[1].backward == 20ms);
+  CHECK(report.ranks[1].waiting == 2 * 90ms);
+  CHECK(report.ranks[1].between == 0ms);
+  CHECK_EQ(report.ranks[1].last, 0U);
+}
+
+TEST(step_clock_measures_the_steps_of_a_rank_alone) {
+  StepClock clock(1, 0);
+  run(clock, with_late(1, 0, 0ms, 0ms));
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 10U);
+  CHECK_EQ(report.ranks[0].last, 0U);
+  CHECK(report.ranks[0].backward == 200ms);
+  CHECK(report.ranks[0].waiting == 0ms);
+  CHECK_EQ(report.seconds(), 0.5);
+}
+
+TEST(step_clock_begins_anew_where_names_do_not_come_again) {
+  StepClock clock(2, 0);
+  for (int i = 0; i < 10'000; ++i) {
+    clock.arrived("n" + std::to_string(i), Arrivals{alone(i * 1us - 1s), alone(i * 1us - 1s)},
+                  kCounted);
+  }
+  CHECK_EQ(clock.report().steps, 0U);
+  run(clock, with_late(2, 1, 30ms, 0ms));
+  CHECK(clock.report().steps >= 10U);
+  CHECK(clock.report().ranks[1].last >= 10U);
+}
+
+// Submits an all-reduce with a roll on these ranks, each a millisecond after the one before.
+void submit_rolled(Coordinator& coordinator, const std::vector<int>& ranks, Duration at) {
+  Request request = allreduce_of("a", 1);
+  request.roll = RollCall{"roll", 0, 2, 40'000, 4, true};  // two ranks and 40 ms
+  for (const int rank : ranks) {
+    const Arrival sent = alone(at += 1ms);
+    CHECK_OK(coordinator.submit(rank, request, sent.last, sent));
+  }
+}
+
+TEST(step_clock_has_a_late_rank_of_a_roll_call_be_late_until_the_roll_closes) {
+  StepClock clock(3, 0);
+  Coordinator coordinator(3, 100, nullptr, false, &clock);
+  coordinator.add_set(world_of(3));
+  submit_rolled(coordinator, {0, 1, 2}, 0ms);
+  (void)coordinator.take_responses();
+  for (int step = 1; step < 4; ++step) {
+    submit_rolled(coordinator, {0, 1}, step * 100ms);
+    coordinator.close_rolls(kBegin + step * 100ms + 50ms);
+    CHECK_EQ(coordinator.take_responses().size(), std::size_t{1});
+  }
+  const StepClock::Report report = clock.report();
+  CHECK_EQ(report.steps, 2U);
+  CHECK_EQ(report.ranks[2].last, 2U);
+  CHECK(report.ranks[2].late_between == 2ms + 49ms);
+  CHECK(report.ranks[0].waiting == 2ms + 49ms);
+  for (const StepClock::Rank& rank : report.ranks) CHECK(sum(rank) > 0ms);
+}
+
+TEST(stalls_are_those_that_have_waited_the_longest) {
+  Coordinator coordinator = make_coordinator(3);
+  for (int i = 0; i < 12; ++i) {
+    const Request request = allreduce_of("n" + std::to_string(i), 1);
+    CHECK_OK(coordinator.submit(1, request, kBegin + i * 1s));
+  }
+  Stalls stalls;
+  stalls.find(coordinator, kBegin + 11s);
+  const std::vector<Stall> found = stalls.get();
+  CHECK_EQ(found.size(), Stalls::kMost);
+  CHECK_EQ(found[0].name, std::string("n0"));
+  CHECK_EQ(found[7].name, std::string("n7"));
+  CHECK(found[0].since == kBegin);
+  CHECK_EQ(found[0].submitted, std::vector<int>{1});
+  CHECK_EQ(found[0].missing, std::vector<int>{0, 2});
+  stalls.clear();
+  CHECK(stalls.get().empty());
+}
+
+TEST(stalls_do_not_have_what_has_waited_for_a_moment) {
+  Coordinator coordinator = make_coordinator(2);
+  CHECK_OK(coordinator.submit(1, allreduce_of("a", 1), kBegin));
+  Stalls stalls;
+  stalls.find(coordinator, kBegin + 900ms);
+  CHECK(stalls.get().empty());
+}
+
+}  // namespace
+}  // namespace hvdlite::testing::steps

@@ -1,0 +1,74 @@
+"""hvdlite-run on a pseudo-terminal, as a user sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from typing import Any
+
+from launcher import end_launcher, start_launcher
+from terminal_screen import TerminalScreen
+
+
+class TerminalJob:
+    """hvdlite-run with a terminal as stdout and stderr, or as one of them; a context manager.
+
+    Attributes:
+        screen: what the terminal shows.
+        process: hvdlite-run.
+    """
+
+    def __init__(self, *arguments: str, width: int, height: int = 40, **options: Any) -> None:
+        self._master, slave = pty.openpty()
+        self.screen = TerminalScreen(width, height)
+        self.resize(width, height)
+        options = {"stdout": slave, "stderr": slave, **options}
+        env = {"TERM": "xterm", "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+        self.process: subprocess.Popen[bytes] = start_launcher(*arguments, env=env, **options)
+        os.close(slave)
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the terminal another size, without a signal."""
+        size = struct.pack("HHHH", height, width, 0, 0)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+        self.screen.width, self.screen.height = width, height
+
+    def read(self, seconds: float) -> bool:
+        """Show what comes within these seconds, until it pauses; return whether more may come."""
+        if not select.select([self._master], [], [], seconds)[0]:
+            return True
+        try:
+            self.screen.feed_any(os.read(self._master, 1 << 16))
+        except OSError:
+            return False  # The last writer has gone.
+        return True
+
+    def wait_for(self, *texts: str, seconds: float = 30.0) -> None:
+        """Read until the terminal shows all these texts at once."""
+        deadline = time.monotonic() + seconds
+        while True:
+            shown = "\n".join(self.screen.text)
+            if all(text in shown for text in texts):
+                return
+            assert time.monotonic() < deadline and self.read(0.5), f"{texts} never in:\n{shown}"
+
+    def finish(self, seconds: float = 60.0) -> list[str]:
+        """Read to the end; return all lines that the terminal has shown."""
+        deadline = time.monotonic() + seconds
+        while self.read(1.0):
+            assert time.monotonic() < deadline, "\n".join(self.screen.text)
+        self.process.wait(timeout=10)
+        return self.screen.text
+
+    def __enter__(self) -> TerminalJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_launcher(self.process)
+        os.close(self._master)

@@ -1,0 +1,84 @@
+"""`hvdlite-run --live` over several hosts, in node mode, and over an elastic job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.ssh import fake_ssh
+from launch.elastic.jobs import DRIVER, PRELUDE
+from launch.live_ranks import NAME, SAMPLES, live
+from launch.marked import python
+from launch.on_terminal import TerminalJob
+from launcher import end_launcher, start_launcher
+
+WAIT = (
+    "while not os.path.exists(os.environ['TEST_END']):\n"
+    "    n += 1; report(n, samples=100 * n); time.sleep(0.2)\n"
+)
+
+
+@pytest.fixture
+def end(tmp_path: Path) -> Iterator[Path]:
+    """The file for which ranks wait."""
+    file = tmp_path / "end"
+    yield file
+    file.touch()
+
+
+def test_samples_of_other_hosts_come_by_their_agents(tmp_path: Path, end: Path) -> None:
+    env = {"PATH": fake_ssh(tmp_path), "TEST_END": str(end)}
+    with TerminalJob(*live(2, SAMPLES + WAIT, "-H", "far1,far2"), width=120, env=env) as job:
+        job.wait_for("0    far1", "1    far2", "samples/s", "straggler")
+        end.touch()
+        assert any(f"{NAME}  step" in line for line in job.finish())
+        assert job.process.returncode == 0
+
+
+def test_samples_of_other_nodes_reach_node_0(tmp_path: Path, end: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"HVDLITE_TOKEN": secrets.token_hex(32), "TEST_END": str(end)}
+    where = ("--nodes", "2", "--meet", f"127.0.0.1:{port}", "--node-rank")
+    code = SAMPLES + "rank == 1 and report(1, samples=0)\n" + WAIT
+    with TerminalJob(*live(1, code, *where, "0"), width=120, env=env) as job:
+        other = start_launcher(*live(1, code, *where, "1"), env={"OMP_NUM_THREADS": "1", **env})
+        try:
+            job.wait_for("\n0    ", "\n1    ", "np 2", "straggler")
+            end.touch()
+            job.finish()
+            _, stderr = other.communicate(timeout=20)
+            assert job.process.returncode == other.returncode == 0
+        finally:
+            end_launcher(other)
+    assert b"step/s" not in stderr, "only node 0 has a view"
+
+
+@pytest.mark.parametrize("hosts", [(), ("-H", "far1:2,far2:2")], ids=["here", "agents"])
+def test_workers_that_die_and_come_are_events(
+    tmp_path: Path, end: Path, hosts: tuple[str, ...]
+) -> None:
+    env = {
+        "PATH": fake_ssh(tmp_path) if hosts else os.environ["PATH"],
+        "TEST_END": str(end),
+        "TEST_LOG": str(tmp_path / "log"),
+    }
+    flags = ("--live", "--min-np", "1", "--max-np", "2", *hosts)
+    command = python(PRELUDE + SAMPLES + WAIT)
+    with TerminalJob("-np", "2", *flags, *command, width=120, env=env, program=DRIVER) as job:
+        job.wait_for("rank host", "[1] ready", "\n1    ")
+        pid = next(line for line in job.screen.text if "[1] ready" in line).split()[-1]
+        os.kill(int(pid), signal.SIGKILL)
+        job.wait_for("s ago: epoch 2: workers [0, 2]")
+        end.touch()
+        shown = job.finish()
+    assert job.process.returncode == 0
+    assert "hvdlite-run: epoch 2: workers [0, 2]" in shown
+    assert not any("s ago" in line for line in shown)

@@ -1,0 +1,209 @@
+"""`hvdlite-run --live`: what every rank does, below the output, without touching the output."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.live_ranks import NAME, SAMPLES, live
+from launch.marked import MarkedJob, python
+from launch.on_terminal import TerminalJob
+from launch.test_real_job import LOOP
+from launcher import run_launcher
+
+QUICK = SAMPLES + "for n in range(1, COUNT):\n    report(n); time.sleep(0.2)\n"
+FLOWING = SAMPLES + (
+    "for n in range(1, 1001):\n"
+    "    if n % 50 == 0: report(n)\n"
+    "    time.sleep(0.001)\n"
+    "    out = sys.stderr if n % 3 == 0 else sys.stdout\n"
+    "    out.write(f'line {n} of rank {rank} ' + 'x' * (n % 97)); out.flush()\n"
+    "    out.write(' end\\n'); out.flush()\n"
+    "report(n); time.sleep(1.2)\n"
+)
+WAITING = SAMPLES + "n = 1\nwhile True:\n    report(n); n += 1; time.sleep(0.2)\n"
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int) -> None:
+    with TerminalJob(*live(2, FLOWING), width=width) as job:
+        job.wait_for("line 1000 of rank 0", "line 1000 of rank 1", "step 1,000", seconds=60)
+        shown = job.screen.text
+        first = next(n for n, line in enumerate(shown) if line.startswith(f"{NAME}  step"))
+        rows = 1 if width < 60 else {80: 5, 120: 4}[width]
+        assert len(shown) - first == rows
+        if width > 60:
+            assert shown[first + 1].startswith("rank host")
+            assert [line[0] for line in shown[first + 2 : first + 4]] == ["0", "1"]
+        assert "straggler: 90 ms late in data or forward" in "\n".join(shown) or width < 60
+        job.finish()
+        lines = job.screen.unwrapped
+        assert job.process.returncode == 0
+    said = [line for line in lines if line.startswith("hvdlite-run: ")]
+    for rank in (0, 1):
+        own = [line for line in lines if line.startswith(f"[{rank}] ")]
+        wanted = [f"[{rank}] line {n} of rank {rank} {'x' * (n % 97)} end" for n in range(1, 1001)]
+        assert sorted(own) == sorted(wanted)
+        stdout = [line for line in own if int(line.split()[2]) % 3]
+        assert stdout == [line for line in wanted if int(line.split()[2]) % 3]
+    assert len(lines) == 2000 + len(said), "rows are left on the terminal"
+    assert "step 1,000" in said[-1]
+
+
+def test_progress_bar_and_rows_share_the_terminal() -> None:
+    code = SAMPLES + (
+        "for n in range(1, 30):\n"
+        "    report(n); sys.stderr.write(f'\\r{n} %'); sys.stderr.flush(); time.sleep(0.1)\n"
+        "sys.stderr.write('\\rdone\\n')\n"
+    )
+    with TerminalJob(*live(1, code), width=80) as job:
+        job.wait_for("rank host", "[0] 15 %")
+        assert job.screen.text[-4].startswith("[0] ")
+        assert job.screen.text[-3].startswith(f"{NAME}  step")
+        assert job.finish()[0] == "[0] done"
+
+
+def test_terminal_may_change_its_size() -> None:
+    with TerminalJob(*live(2, WAITING), width=120) as job:
+        job.wait_for("rank host", "straggler")
+        job.resize(50, 10)
+        deadline = time.monotonic() + 20
+        while len(job.screen.text) > 1 or not job.screen.text[0].startswith(f"{NAME}  step"):
+            job.read(0.5)
+            assert time.monotonic() < deadline, job.screen.text
+        job.resize(100, 30)
+        job.wait_for("rank host")
+        job.process.send_signal(signal.SIGINT)
+        shown = job.finish()
+    assert shown[0] == "hvdlite-run: Ctrl-C: stopping 2 ranks (again to kill them at once)"
+    assert all(line.startswith(("[0] ", "[1] ")) for line in shown[1:])
+    assert job.process.returncode == 130
+
+
+def report_of(lines: list[str]) -> list[str]:
+    """Return the report of a failure, without the numbers that differ from run to run."""
+    start = next(n for n, line in enumerate(lines) if "failed first" in line)
+    return [re.sub(r"pid \d+", "pid", line) for line in lines[start:]]
+
+
+def test_killed_rank_is_reported_as_without_a_view() -> None:
+    code = WAITING.replace("n = 1\n", "n = 1\nprint('ready', file=sys.stderr, flush=True)\n")
+    code += "    if n == 8 and rank == 1: os.kill(os.getpid(), 9)\n"
+    plain = code.replace(
+        'int(os.environ["HVDLITE_LIVE_FD"].split(":")[0])', "os.open('/dev/null', 1)"
+    )
+    without = run_launcher("-np", "2", *python(plain))
+    with TerminalJob(*live(2, code), width=200) as job:
+        shown = job.finish()
+    assert job.process.returncode == without.returncode == 137
+    assert report_of(shown) == report_of(without.stderr.splitlines())
+    assert not any(line.startswith("rank host") for line in shown)
+
+
+@pytest.mark.parametrize("where", ["stdout", "stderr"])
+def test_one_of_the_outputs_may_be_a_file(where: str, tmp_path: Path) -> None:
+    code = QUICK.replace("COUNT", "8") + "print('to stdout'); print('to stderr', file=sys.stderr)\n"
+    with (
+        open(tmp_path / "file", "wb") as file,
+        TerminalJob(*live(1, code), width=80, **{where: file}) as job,
+    ):
+        job.wait_for("rank host")
+        shown = job.finish()
+    written = (tmp_path / "file").read_text()
+    assert f"[0] to {where}\n" in written
+    assert "rank host" not in written and "\x1b" not in written
+    other = {"stdout": "stderr", "stderr": "stdout"}[where]
+    assert f"[0] to {other}" in shown
+    assert not any(line.startswith("rank host") for line in shown)
+
+
+def test_no_colour_and_dumb_terminals_are_respected() -> None:
+    code = QUICK.replace("COUNT", "8")
+    with TerminalJob(*live(1, code), width=80, env={"NO_COLOR": "1"}) as job:
+        job.screen.colours = False
+        job.wait_for("rank host")
+        job.finish()
+    with TerminalJob(*live(1, code), width=80, env={"TERM": "dumb"}) as job:
+        job.screen.colours = False
+        shown = job.finish()
+    assert len(shown) == 1 and shown[0].startswith(f"hvdlite-run: {NAME}  step 7")
+
+
+def test_without_a_terminal_there_are_lines_on_stderr() -> None:
+    result = run_launcher(*live(2, QUICK.replace("COUNT", "54")))
+    assert result.returncode == 0
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if "step/s" in line]
+    assert len(lines) == 2, result.stderr
+    assert all(line.startswith(f"hvdlite-run: {NAME}  step ") for line in lines)
+    assert "\x1b" not in result.stderr
+
+
+def test_missing_package_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'rich' else find(name, *more)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = run_launcher("--live", "-np", "2", *python("print(1)"), env={"PYTHONPATH": path})
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "--live needs the package rich: pip install 'hvdlite[live]'" in result.stderr
+
+
+def test_job_without_the_flag_has_no_pipe_and_no_view() -> None:
+    code = "import os; print('HVDLITE_LIVE_FD' in os.environ, sorted(os.listdir('/proc/self/fd')))"
+    result = run_launcher("-np", "1", *python(code))
+    assert result.stdout == "[0] False ['0', '1', '2', '3']\n"
+
+
+def test_rank_that_floods_its_pipe_harms_nobody() -> None:
+    code = SAMPLES + (
+        "if rank == 1:\n"
+        "    def flood():\n"
+        "        while True: os.write(fd, b'x' * 65536)\n"
+        "    threading.Thread(target=flood, daemon=True).start()\n"
+        "for n in range(1, 20):\n"
+        "    if rank == 0: report(n)\n"
+        "    time.sleep(0.2)\n"
+        "print('done')\n"
+    )
+    with MarkedJob(2, *python(code), program=("-m", "hvdlite.launch", "--live")) as job:
+        time.sleep(3)
+        pages = int(Path(f"/proc/{job.process.pid}/statm").read_text().split()[1])
+        assert pages * os.sysconf("SC_PAGE_SIZE") < 200 << 20
+        status, stdout, stderr, _ = job.finish()
+    assert status == 0
+    assert sorted(stdout.splitlines()) == ["[0] done", "[1] done"]
+    assert "step 19" in stderr
+
+
+def test_lines_that_are_no_samples_do_not_end_the_launcher() -> None:
+    code = (
+        SAMPLES
+        + r"""
+for line in (b"\n", b"{}\n", b"[" * 100_000 + b"\n", b"\xff\n", b'{"rank": "x"}\n', b"[1e999]\n",
+             b'{"rank":0,"size":1,"epoch":0,"host":"h","pid":1,"time":1e999,"began":0,"counters":{}}\n',
+             b'{"rank":9,"size":1,"epoch":0,"host":"h","pid":1,"time":1,"began":0,"counters":{}}\n'):
+    while line: line = line[os.write(fd, line):]
+for n in range(1, 10):
+    report(n); time.sleep(0.2)
+"""
+    )
+    result = run_launcher(*live(1, code))
+    assert result.returncode == 0, result.stderr
+    assert "step 9" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_samples_of_a_rank_with_an_engine_arrive() -> None:
+    code = LOOP + "import time\nfor _ in range(30): step(); time.sleep(0.02)\n"
+    result = run_launcher(*live(2, code))
+    assert result.returncode == 0, result.stderr
+    assert re.search(rf"hvdlite-run: {NAME}  step \d+  .* np 2", result.stderr), result.stderr

@@ -1,0 +1,301 @@
+"""The page of a job over HTTP: who may look, what is answered, and that nobody holds up the job."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hvdlite.live.run import Run
+from hvdlite.live.sample import Event, Stall
+from hvdlite.live.viewer import End
+from live.made_up_run import BEGAN, MadeUpJob
+
+Serve = Callable[[Run], Any]
+PATHS = ("/", "/live.js", "/live.css", "/state.json", "/metrics", "/events")
+
+
+def read_state(served: Any) -> dict[str, Any]:
+    return json.loads(served.ask("/state.json").body)
+
+
+def test_the_state_has_what_the_screen_has(serve: Serve) -> None:
+    job = MadeUpJob(3, seconds=30, hosts=("node1", "node1", "node2"))
+    event = Event(BEGAN + 20, "stall", 2, "layer.weight", "layer.weight waits for rank 2")
+    job.say((event,), (Stall("layer.weight", 12.0, (0, 1), (2,)),))
+    told = read_state(serve(job.run))
+    assert told["outcome"] is None
+    figures = job.run.figures(10.0, time.monotonic())
+    assert figures is not None
+    assert told["job"]["steps"] == figures.total_steps
+    assert told["job"]["step"] == pytest.approx(figures.step, rel=1e-3)
+    assert told["job"]["samples"] == pytest.approx(figures.samples, rel=1e-3)
+    assert told["job"]["values"]["loss"] == pytest.approx(figures.ranks[0].values["loss"], abs=1e-6)
+    assert [rank["host"] for rank in told["ranks"]] == ["node1", "node1", "node2"]
+    for rank, expected in zip(told["ranks"], figures.ranks, strict=True):
+        for name in ("backward", "waiting", "communicating", "between", "cpu"):
+            assert rank[name] == pytest.approx(getattr(expected, name), rel=1e-3, abs=1e-6)
+    assert told["events"] == [{**vars(event), "time": 20.0}]
+    assert told["stalled"] == [
+        {"name": "layer.weight", "seconds": 12.0, "submitted": [0, 1], "missing": [2]}
+    ]
+    curves = told["curves"]
+    assert len(curves["time"]) == 30
+    for step, *phases in zip(curves["step"], *curves["phases"].values(), strict=True):
+        assert sum(phases) == pytest.approx(step, rel=1e-3)
+    assert all(one > 0 for one in curves["samples"] + curves["bytes"])
+
+
+def test_a_run_without_lines_has_a_state(serve: Serve) -> None:
+    told = read_state(serve(Run()))
+    assert (told["job"], told["ranks"], told["events"]) == (None, [], [])
+
+
+def test_a_process_that_says_nothing_of_itself_is_unknown(serve: Serve) -> None:
+    job = MadeUpJob(1, seconds=3)
+    sample = job.run.latest()[0]
+    other = {"rank": 1, "threads": 0, "cpu": 0.0, "rss": 0, "steps": None}
+    job.run.add(type(sample)(**{**vars(sample), **other}), time.monotonic())
+    ranks = read_state(serve(job.run))["ranks"]
+    assert [(rank["cpu"] is None, rank["rss"] is None) for rank in ranks] == [
+        (False, False),
+        (True, True),
+    ]
+
+
+def test_a_loss_that_is_not_a_number_is_told_as_text(serve: Serve) -> None:
+    job = MadeUpJob(1, seconds=3)
+    sample = job.run.latest()[0]
+    values = {"loss": float("nan"), "norm": float("inf")}
+    job.run.add(type(sample)(**{**vars(sample), "values": values}), time.monotonic())
+    assert read_state(serve(job.run))["job"]["values"] == {"loss": "nan", "norm": "inf"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_the_token_there_is_nothing_to_see(serve: Serve, path: str) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    token = served.listener.token
+    for headers in (
+        {"Accept": "*/*"},
+        {"Authorization": "Bearer " + "x" * len(token)},
+        {"Authorization": f"Bearer {token[:-1]}"},
+        {"Authorization": f"Basic {token}"},
+        {"Cookie": f"hvdlite-live-{served.listener.port}=wrong"},
+        {"Cookie": f"hvdlite-live-1={token}"},
+        {"Authorization": "Bearer \u00fc\u00ff"},
+    ):
+        answer = served.ask(path, **headers)
+        assert answer.status == 401
+        assert answer.body.startswith(b"This page needs the token")
+        assert token.encode() not in answer.body
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(serve: Serve) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    token = served.listener.token
+    answer = served.ask(f"/?token={token}", Accept="*/*")
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    cookie = answer.headers["Set-Cookie"]
+    assert re.fullmatch(r"hvdlite-live-\d+=[^;]+; HttpOnly; Path=/; SameSite=strict", cookie)
+    assert served.ask("/", Cookie=cookie.partition(";")[0]).status == 200
+    assert served.ask(f"/?token={token[:-1]}", Accept="*/*").status == 401
+    assert served.ask("/?token=%FF%00", Accept="*/*").status == 401
+    assert served.ask(f"/state.json?token={token}", Accept="*/*").status == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:8000", 200),  # as `ssh -L 8000:...` makes it
+        ("[::1]:8000", 200),
+        ("LOCALHOST", 200),
+        (socket.gethostname(), 200),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example:{port}", 400),
+        ("127.0.0.2:{port}", 400),
+        ("localhost:{port}@evil.example", 400),
+        ("", 400),
+    ],
+)
+def test_the_host_header_has_to_name_this_host(serve: Serve, host: str, status: int) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    bearer = f"Bearer {served.listener.token}"
+    host = host.format(port=served.listener.port)
+    assert served.ask("/state.json", Host=host, Authorization=bearer).status == status
+
+
+@pytest.mark.parametrize("path", [*PATHS[:-1], "/nothing"])
+def test_every_answer_forbids_what_the_page_does_not_need(serve: Serve, path: str) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    for headers in ({}, {"Accept": "*/*"}, {"Host": "evil.example"}):
+        answer = served.ask(path, **headers)
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert "Server" not in answer.headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(serve: Serve, method: str) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    for path in PATHS:
+        assert served.ask(path, method).status == 405
+
+
+def open_stream(served: Any, receive_buffer: int | None = None) -> socket.socket:
+    stream = socket.socket()
+    if receive_buffer is not None:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    stream.settimeout(20)
+    stream.connect(("127.0.0.1", served.listener.port))
+    stream.sendall(
+        f"GET /events HTTP/1.1\r\nHost: localhost\r\n"
+        f"Authorization: Bearer {served.listener.token}\r\n\r\n".encode()
+    )
+    return stream
+
+
+def read_to_the_end(stream: socket.socket) -> bytes:
+    content = b""
+    while piece := stream.recv(1 << 16):
+        content += piece
+        if b"0\r\n\r\n" in content[-7:]:
+            break
+    return content
+
+
+def states(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in content.splitlines() if line.startswith(b"data: ")]
+
+
+def test_a_stream_gives_the_state_each_second_and_the_end(serve: Serve) -> None:
+    job = MadeUpJob(2, seconds=5)
+    served = serve(job.run)
+    with open_stream(served) as stream:
+        time.sleep(2.5)
+        begin = time.monotonic()
+        served.page.stop(End(1, "rank 1 exited with status 3"))
+        assert time.monotonic() - begin < 2.0
+        told = states(read_to_the_end(stream))
+    assert len(told) >= 3
+    assert [one["outcome"] for one in told[:-1]] == [None] * (len(told) - 1)
+    assert told[-1]["outcome"] == "rank 1 exited with status 3"
+    assert told[-1]["ranks"], "the last state stays"
+    with pytest.raises(ConnectionRefusedError):
+        served.ask("/")
+
+
+def test_a_hundred_pages_see_the_end_and_the_job_does_not_wait(serve: Serve) -> None:
+    job = MadeUpJob(4, seconds=60)
+    served = serve(job.run)
+    streams = [open_stream(served) for _ in range(100)]
+    try:
+        slowest = 0.0
+        for _ in range(200):
+            begin = time.monotonic()
+            job.say()
+            slowest = max(slowest, time.monotonic() - begin)
+            time.sleep(0.01)
+        assert slowest < 1.0  # seconds; a line takes some tens of microseconds
+        served.page.stop(End(0, ""))
+        for stream in streams:
+            told = states(read_to_the_end(stream))
+            assert told[0]["outcome"] is None
+            assert told[-1]["outcome"] == "all ranks have done their work"
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def test_there_are_no_more_streams_than_a_limit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    monkeypatch.setattr("hvdlite.live.page.MOST_STREAMS", 2)
+    streams = [open_stream(served) for _ in range(2)]
+    for stream in streams:
+        assert stream.recv(100).startswith(b"HTTP/1.1 200")
+    answer = served.ask("/events")
+    assert (answer.status, answer.body) == (503, b"2 pages are open already.\n")
+    assert served.ask("/").status == 200
+    streams[0].close()
+    deadline = time.monotonic() + 10
+    while served.ask("/events").status == 503:  # until the server has seen that it is closed
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    streams[1].close()
+
+
+def test_there_are_no_more_connections_than_a_limit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    monkeypatch.setattr("hvdlite.live.connections.MOST", 4)
+    idle = [socket.create_connection(("127.0.0.1", served.listener.port)) for _ in range(4)]
+    with pytest.raises(OSError):
+        served.ask("/")
+    for one in idle:
+        one.close()
+    time.sleep(0.2)
+    assert served.ask("/").status == 200
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdlite.live.connections.PATIENCE", 0.5)
+    monkeypatch.setattr("hvdlite.live.page._PERIOD", 0.002)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_browser_that_does_not_read_is_dropped(serve: Serve) -> None:
+    job = MadeUpJob(16, seconds=120)
+    served = serve(job.run)
+    with open_stream(served, receive_buffer=4096) as slow, open_stream(served) as reader:
+        received = 0
+        deadline = time.monotonic() + 20
+        while served.page._streams == 2 or received < 1 << 20:
+            received += len(reader.recv(1 << 16))
+            assert time.monotonic() < deadline, served.page._streams
+        assert served.page._streams == 1
+        with pytest.raises(ConnectionError):
+            while slow.recv(1 << 16):
+                pass
+            raise ConnectionError  # It ended in the middle of an answer.
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_connection_without_a_request_is_dropped(serve: Serve) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    with socket.create_connection(("127.0.0.1", served.listener.port), timeout=20) as mute:
+        mute.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        with pytest.raises(ConnectionResetError):
+            assert mute.recv(100) == b""
+            raise ConnectionResetError
+
+
+def test_stopping_does_not_wait_for_a_browser_that_does_not_read(serve: Serve) -> None:
+    served = serve(MadeUpJob(16, seconds=120).run)
+    with open_stream(served, receive_buffer=4096):
+        time.sleep(0.3)
+        begin = time.monotonic()
+        served.page.stop(End(0, ""))
+        assert time.monotonic() - begin < 2.5
+        assert not [one for one in threading.enumerate() if one.name == "hvdlite-page"]
+
+
+def test_what_fails_while_serving_is_one_line(serve: Serve) -> None:
+    served = serve(MadeUpJob(1, seconds=3).run)
+    served.run.figures = lambda *_: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    assert served.ask("/state.json").status == 500
+    assert served.ask("/metrics").status == 500
+    assert served.ask("/live.js").status == 200
+    assert len([line for line in served.said if "ZeroDivisionError" in line]) == 1

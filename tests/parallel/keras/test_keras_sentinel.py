@@ -1,0 +1,93 @@
+"""HVDLITE_CHECK_REPLICAS in `fit`, with no callback of its own; and the callback that observes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvdlite import observed
+from parallel.keras.callback_fits import compiled, fit
+from parallel.keras.keras_worlds import (
+    BACKENDS,
+    TIMEOUT,
+    environment,
+    hvd,
+    keras,
+    run_scenarios,
+)
+from parallel.keras.test_keras_replica_watch import disturb
+from parallel.keras.tf_keras_worlds import dense_model, k2
+from parallel.scenarios import make_tests
+
+PRELOAD = ("keras",)
+
+
+def callbacks() -> list[Any]:
+    return [
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ]
+
+
+def check(model: Any, named: str, lambdas: Any = None) -> None:
+    """The last rank diverges after batch 4, and fit() is to name it in batch 6."""
+    last = hvd.size() - 1
+    with pytest.raises(hvd.DivergenceError, match=r"_REPLICAS, batch 6 of fit\(\)") as caught:
+        fit(model, [*callbacks(), disturb(model, last, 4, lambdas)], samples=16)
+    assert named in caught.value.tensors
+    assert caught.value.ranks == ((last,) if hvd.size() > 2 else ())
+
+
+def scenario_names_the_variable_and_the_batch() -> None:
+    model = compiled(keras.optimizers.Adam(0.01))
+    check(model, model.trainable_variables[0].path)
+
+
+def scenario_equal_replicas_pass_also_if_the_first_batch_builds_them() -> None:
+    for built in (True, False):
+        fit(compiled(keras.optimizers.Adam(0.01), built=built), callbacks(), samples=40)
+
+
+def scenario_replicas_of_tf_keras() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    model = dense_model()
+    model.compile(optimizer=hvd.DistributedOptimizer(k2.optimizers.SGD(0.05)), loss="mse")
+    fit(model, callbacks(), samples=40)
+    check(model, model.trainable_variables[0].name, k2.callbacks.LambdaCallback)
+    observed.forget()
+    fit(model, [*callbacks(), hvd.callbacks.ObserveCallback()], samples=10)
+    assert observed.figures()["samples"] == 2 * 10
+    assert "loss" in observed.figures()["values"]
+
+
+def scenario_models_that_train_alone_are_not_compared() -> None:
+    model = compiled(keras.optimizers.SGD(0.05))
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    fit(model, [hvd.callbacks.LocalSGDCallback(every=5), *callbacks()], samples=40)
+
+
+def scenario_observes_samples_and_logs() -> None:
+    observed.forget()
+    model = compiled(keras.optimizers.SGD(0.05), alike=True, metrics=["mae"])
+    watching = [hvd.callbacks.ObserveCallback()]
+    inputs = np.ones((7, 5), "float32")
+    fit(model, watching, samples=10, validation_data=(inputs, inputs[:, :1]))
+    figures = observed.figures()
+    assert figures["samples"] == 2 * 10
+    assert set(figures["values"]) == {"loss", "mae", "val_loss", "val_mae"}
+    fit(model, watching, samples=6, epochs=1)
+    assert observed.figures()["samples"] == 2 * 10 + 6
+
+
+def body() -> dict[str, str]:
+    return run_scenarios(globals())
+
+
+WORLDS = {
+    f"{n}-{backend}": {"n": n, "env": {**environment(backend), "HVDLITE_CHECK_REPLICAS": "3"}}
+    for n, backend in zip((2, 3), BACKENDS, strict=True)
+}
+test_sentinel = make_tests(body, WORLDS, timeout=TIMEOUT)

@@ -1,0 +1,202 @@
+"""HVDLITE_CHECK_REPLICAS: a bit that flips on one rank ends training with its name and step."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hvdlite.torch as hvd
+from harness import run_world
+from hvdlite import basics
+from parallel.scenarios import make_tests, run_all, tensors_sent_by
+from parallel.torch.modes.test_torch_replica_watch import check_error, flip, steps
+from parallel.torch.small_models import backward, inputs, make, make_model
+
+EVERY = 5
+SENTINEL = {"HVDLITE_CHECK_REPLICAS": str(EVERY)}
+
+
+def train(way: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """Make a model and its optimizer, in one of the ways of which the sentinel is a part."""
+    model = make_model()
+    if way.get("sharded"):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, hvd.ShardedOptimizer(sgd, model.named_parameters(), stage=way["sharded"])
+    if way.get("model"):
+        wrapped = hvd.DistributedDataParallel(model)
+        return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    return model, make(model, **way)
+
+
+def scenario_names_a_flipped_bit_at_the_next_check(way: dict[str, Any]) -> None:
+    model, optimizer = train(way)
+    # A step of ShardedOptimizer gives all ranks the parameters of their owners.
+    last = 0 if way.get("sharded") else 2
+    steps(model, optimizer, 2 * EVERY - 1 - last)
+    flip(dict(model.named_parameters())[way.get("model", "") + "2.weight"], hvd.size() - 1)
+    steps(model, optimizer, last)
+    with pytest.raises(hvd.DivergenceError, match="HVDLITE_CHECK_REPLICAS, step 10 of") as caught:
+        steps(model, optimizer, 1)
+    check_error(caught.value, "2.weight")
+    assert "1 of 4 tensors differs" in str(caught.value)
+    events = [event for event in basics.engine().live()["events"] if event[1] == "diverged"]
+    if hvd.rank() == (hvd.size() - 1 if hvd.size() > 2 else 0):
+        [(_, _, rank, name, text)] = events
+        assert (rank, name) == (hvd.rank(), "2.weight")
+        assert str(caught.value).startswith(text)
+    else:
+        assert not events
+
+
+def scenario_equal_replicas_pass(way: dict[str, Any]) -> None:
+    model, optimizer = train(way)
+    steps(model, optimizer, 60)
+
+
+def scenario_one_small_operation_in_so_many_steps() -> None:
+    model = make_model()
+    optimizer = make(model)
+    sent = [tensors_sent_by(lambda: steps(model, optimizer, 1)) for _ in range(11)]
+    more = [index + 1 for index, count in enumerate(sent) if count > sent[1]]
+    assert more == [1, EVERY, 2 * EVERY], sent
+
+
+def scenario_accumulated_batches_are_one_step() -> None:
+    model = make_model()
+    optimizer = make(model, backward_passes_per_step=2)
+    for step in range(1, 2 * EVERY):
+        if step == EVERY + 3:
+            flip(model[0].bias, 0)
+        for _ in range(2):
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    backward(model)
+    with pytest.raises(hvd.DivergenceError, match="step 10 of") as caught:
+        backward(model)
+    check_error(caught.value, "0.bias", rank=0)
+
+
+def scenario_a_rank_without_a_batch_takes_part() -> None:
+    model = make_model()
+    optimizer = make(model)
+    for step in range(1, 4 * EVERY):
+        if hvd.rank() == 0 or step % EVERY:
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scenario_members_of_a_process_set_compare_among_themselves() -> None:
+    if hvd.size() == 2:
+        return
+    pair = hvd.add_process_set([0, 2])
+    model = make_model()
+    optimizer = make(model, process_set=pair)
+    flip(model[0].bias, 1)  # is not a member
+    steps(model, optimizer, EVERY + 1)
+    flip(model[0].bias, 2)
+    if pair.included():
+        with pytest.raises(hvd.DivergenceError, match="rank 0 and rank 2 differ") as caught:
+            steps(model, optimizer, EVERY - 1)
+        assert caught.value.tensors == ("0.bias",)
+    hvd.remove_process_set(pair)
+
+
+def scenario_ranks_that_have_joined_are_left_out() -> None:
+    model = make_model()
+    optimizer = make(model)
+    if hvd.rank() > 0:
+        steps(model, optimizer, 3 * EVERY)
+    else:
+        steps(model, optimizer, 3)
+    root = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), root)
+    hvd.broadcast_optimizer_state(optimizer, root)
+    steps(model, optimizer, EVERY + 1)
+    flip(model[2].bias, hvd.size() - 1)
+    with pytest.raises(hvd.DivergenceError, match="step 10 of") as caught:
+        steps(model, optimizer, EVERY - 1)  # counted from the end of the join
+    check_error(caught.value, "2.bias")
+
+
+def scenario_two_optimizers_whose_replicas_have_both_diverged() -> None:
+    first, second = make_model(), make_model()
+    both = (make(first), make(second))
+    flip_at = EVERY + 2
+    for step in range(1, 2 * EVERY):
+        if step == flip_at:
+            flip(first[0].bias, 0)
+            flip(second[0].bias, hvd.size() - 1)
+        one_backward(first, second)
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+    named = []
+    for call in (lambda: one_backward(first, second), both[0].zero_grad, both[1].zero_grad):
+        try:
+            call()
+        except hvd.DivergenceError as error:
+            named.append(str(error).partition(": ")[0])
+    assert len(set(named)) == len(named) == 2, named
+
+
+def one_backward(first: nn.Module, second: nn.Module) -> None:
+    """The gradients of two models, which some ranks compute in the other order."""
+    models = (first, second) if hvd.rank() % 2 else (second, first)
+    torch.stack([model(inputs()).square().sum() for model in models]).sum().backward()
+
+
+def scenario_late_ranks_take_part() -> None:
+    model = make_model()
+    optimizer = make(model, late=hvd.Late(grace=datetime.timedelta(milliseconds=1)))
+    for _ in range(4 * EVERY):
+        if hvd.rank() == hvd.size() - 1:
+            time.sleep(0.005)
+        if not optimizer.behind:
+            backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scenario_local_sgd_is_not_compared_between_its_rounds() -> None:
+    model = make_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps(model, hvd.LocalSGD(sgd, every=4), 3 * EVERY)
+
+
+def body() -> dict[str, str]:
+    forms: list[dict[str, Any]] = [
+        {},
+        {"reduce_in": "step"},
+        {"op": hvd.Adasum},
+        {"gradient_as_bucket_view": True},
+        {"sharded": 1},
+        {"sharded": 2},
+        {"model": "module."},
+    ]
+    return run_all(globals(), hvd.init, forms=forms)
+
+
+WORLDS = {str(n): {"n": n, "env": SENTINEL} for n in (2, 3)}
+test_sentinel = make_tests(body, WORLDS, timeout=100)
+
+
+def init_only() -> None:
+    hvd.init()
+
+
+def test_ranks_agree_on_the_interval() -> None:
+    results = run_world(
+        2,
+        init_only,
+        env=lambda rank: {"HVDLITE_CHECK_REPLICAS": str(5 + rank)},
+        expect_failure=True,
+    )
+    for result in results:
+        assert "HVDLITE_CHECK_REPLICAS" in result.stderr, result.stderr

@@ -1,0 +1,125 @@
+"""Which hosts an elastic job waits for when it starts, with hosts that are one end of a socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from hvdlite.launch.elastic import first_meeting
+from hvdlite.launch.elastic.first_meeting import meet
+from hvdlite.launch.remote.messages import Kind, frame
+from hvdlite.launch.remote.remote import AbsentError, LaunchError, RemoteHost
+from hvdlite.launch.remote.ssh import Ssh
+
+
+class FakeHost(RemoteHost):
+    """A host whose agent says one word: its hello, or that it has another version."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hello = {}
+        self.ours, self.theirs = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def receive(self) -> None:
+        word = self.ours.recv(10)
+        if not word:
+            raise AbsentError(f"no way to {self.name}")
+        if word == b"other":
+            raise LaunchError(f"{self.name} has another version")
+        self.hello = {"said": word}
+
+    def send(self, data: bytes) -> None:
+        self.ours.send(data)
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeHost]]:
+    monkeypatch.setattr(first_meeting, "_PATIENCE", 0.3)
+    made = [FakeHost(name) for name in "abc"]
+    yield made
+    for host in made:
+        host.ours.close()
+        host.theirs.close()
+
+
+def meet_some(hosts: list[FakeHost], least: int, interrupted: int | None = None) -> dict[str, str]:
+    def enough(names: Collection[str]) -> bool:
+        return len(names) >= least
+
+    silent, _ = socket.socketpair()
+    with silent, _:
+        fd = silent.fileno() if interrupted is None else interrupted
+        return meet(hosts, enough, Ssh(connect_seconds=10), fd)
+
+
+def test_all_that_come_are_waited_for(hosts: list[FakeHost]) -> None:
+    hosts[0].theirs.send(b"hello")
+    hosts[1].theirs.send(b"hello")
+    later = threading.Timer(0.1, lambda: hosts[2].theirs.send(b"hello"))
+    later.start()
+    assert meet_some(hosts, 1) == {}
+    later.join()
+    assert all(host.hello for host in hosts)
+
+
+def test_host_that_is_late_is_not_waited_for(hosts: list[FakeHost]) -> None:
+    hosts[0].theirs.send(b"hello")
+    hosts[2].theirs.send(b"hello")
+    assert meet_some(hosts, 2) == {}
+    assert [bool(host.hello) for host in hosts] == [True, False, True]
+
+
+def test_host_that_cannot_be_reached_is_told(hosts: list[FakeHost]) -> None:
+    hosts[0].theirs.close()
+    hosts[1].theirs.send(b"hello")
+    hosts[2].theirs.send(b"hello")
+    assert meet_some(hosts, 2) == {"a": "no way to a"}
+
+
+def test_host_that_is_needed_has_to_come(hosts: list[FakeHost]) -> None:
+    hosts[1].theirs.send(b"hello")
+    hosts[2].theirs.close()
+    with pytest.raises(AbsentError, match="no way to c"):
+        meet_some(hosts, 3)
+
+
+def test_late_hosts_that_are_needed_end_the_wait(
+    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_meeting, "connect_deadline", lambda way: time.monotonic() + 0.2)
+    hosts[1].theirs.send(b"hello")
+    with pytest.raises(AbsentError, match="host a, c has not answered in time"):
+        meet_some(hosts, 2)
+
+
+def test_other_version_is_not_accepted_where_others_are_enough(hosts: list[FakeHost]) -> None:
+    hosts[0].theirs.send(b"hello")
+    hosts[1].theirs.send(b"other")
+    with pytest.raises(LaunchError, match="b has another version"):
+        meet_some(hosts, 1)
+
+
+def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
+    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_meeting, "ALIVE_SECONDS", 0.05)
+    hosts[0].theirs.send(b"hello")
+    meet_some(hosts, 1)
+    assert hosts[0].theirs.recv(1000).startswith(frame(Kind.ALIVE) * 3)
+    with pytest.raises(BlockingIOError):
+        hosts[1].theirs.recv(1000, socket.MSG_DONTWAIT)
+
+
+def test_user_can_end_the_wait(hosts: list[FakeHost]) -> None:
+    interrupted = os.eventfd(1)
+    with pytest.raises(KeyboardInterrupt):
+        meet_some(hosts, 1, interrupted)
+    os.close(interrupted)

@@ -1,0 +1,393 @@
+"""What the findings say of made-up jobs, at each threshold and just below it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from hvdlite.live import findings as rules
+from hvdlite.live.findings import Finding, Straggler, find, straggler
+from hvdlite.live.loss import loss, round_to_sum
+from hvdlite.live.run import Figures, RankFigures, Run
+from hvdlite.live.sample import Event, RankSteps, Sample, Stall, Steps
+
+STEP = 0.1
+
+
+def make_rank(rank: int, **fields: object) -> RankFigures:
+    """A rank with steps of 100 ms, of which `between` takes what the other phases leave."""
+    one = RankFigures(
+        rank=rank,
+        host="node1",
+        backward=0.04,
+        waiting=0.0,
+        communicating=0.005,
+        between=0.0,
+        last=0.5,
+        late_between=0.0,
+        late_backward=0.0,
+        cpu=0.98,
+        rss=1 << 30,
+        switches=5.0,
+        threads=6,
+        cores=4,
+        samples=0.0,
+        values={},
+        silent=0.0,
+    )
+    one = replace(one, **fields)  # type: ignore[arg-type]
+    return replace(one, between=STEP - one.backward - one.waiting - one.communicating)
+
+
+def make_figures(*ranks: RankFigures, **fields: object) -> Figures:
+    figures = Figures(
+        seconds=60.0,
+        epoch=0,
+        size=len(ranks),
+        steps=600,
+        step=STEP,
+        samples=0.0,
+        bytes_per_step=4e6,
+        ranks=ranks,
+        stalled=(),
+        total_steps=600,
+    )
+    return replace(figures, **fields)  # type: ignore[arg-type]
+
+
+def rule_names(figures: Figures, baseline: Figures | None = None) -> list[str]:
+    return [finding.rule for finding in find(figures, baseline)]
+
+
+def only(figures: Figures, rule: str, baseline: Figures | None = None) -> Finding:
+    (finding,) = (one for one in find(figures, baseline) if one.rule == rule)
+    return finding
+
+
+def late_job(waiting: float = 0.02, last: float = 0.9, **late: object) -> Figures:
+    """Three ranks, of which rank 2 is late."""
+    return make_figures(
+        make_rank(0, waiting=waiting, last=(1 - last) / 2),
+        make_rank(1, waiting=waiting, last=(1 - last) / 2),
+        make_rank(2, last=last, host="node2", **{"late_between": waiting, **late}),
+    )
+
+
+def test_nothing_limits_a_job_whose_ranks_compute() -> None:
+    (finding,) = find(make_figures(make_rank(0), make_rank(1)))
+    assert finding.rule == "none"
+    assert finding.says == "nothing limits scaling here; computing is 95 % of the step"
+
+
+@pytest.mark.parametrize(
+    ("late", "phase"),
+    [
+        ({"late_between": 0.009, "late_backward": 0.002}, "data or forward"),
+        ({"late_between": 0.002, "late_backward": 0.009}, "backward"),
+    ],
+)
+def test_a_straggler_is_named_with_its_phase(late: dict[str, float], phase: str) -> None:
+    figures = late_job(**late)  # type: ignore[arg-type]
+    assert straggler(figures) == Straggler(2, phase, 0.009, 0.9)
+    finding = find(figures)[0]
+    assert (finding.rule, finding.rank) == ("straggler", 2)
+    assert finding.says == (
+        "rank 2 on node2 holds the others up: it is the last in 90 % of the steps, 9.0 ms late in "
+        f"{phase}; the others wait 20 % of the step"
+    )
+    assert ("num_workers=" in finding.remedy) == (phase == "data or forward")
+    assert ("weight=" in finding.remedy) == (phase == "backward")
+
+
+@pytest.mark.parametrize(
+    ("share", "cost", "named"),
+    [
+        (rules.STRAGGLER_SHARE, 0.2, True),
+        (rules.STRAGGLER_SHARE - 0.01, 0.2, False),
+        (0.9, rules.STRAGGLER_COST + 1e-9, True),
+        (0.9, rules.STRAGGLER_COST - 0.001, False),
+    ],
+)
+def test_the_thresholds_of_a_straggler(share: float, cost: float, named: bool) -> None:
+    figures = late_job(waiting=cost * STEP, last=share)
+    figures = replace(figures, ranks=tuple(replace(rank, host="node1") for rank in figures.ranks))
+    assert (straggler(figures) is not None) == named
+    assert ("straggler" in rule_names(figures)) == named
+
+
+def test_who_is_mostly_last_and_waits_as_long_as_the_others_is_not_a_straggler() -> None:
+    figures = make_figures(
+        make_rank(0, waiting=0.02, last=0.38), make_rank(1, waiting=0.018, last=0.62)
+    )
+    assert straggler(figures) is None
+    assert rule_names(figures) == ["noise"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "found"),
+    [(rules.NOISE_WAITING + 1e-9, "noise"), (rules.NOISE_WAITING - 0.001, "none")],
+)
+def test_waiting_for_another_rank_each_time_is_noise(waiting: float, found: str) -> None:
+    # The last rank of each step does not wait, so the mean of all two ranks is half of it.
+    ranks = [make_rank(rank, waiting=waiting / 2 * STEP) for rank in range(2)]
+    assert rule_names(make_figures(*ranks)) == [found]
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.3, "slow host"), (0.29, "noise")])
+def test_two_slow_ranks_of_one_host_are_a_slow_host(share: float, found: str) -> None:
+    ranks = [make_rank(rank, waiting=0.02, last=0.5 - share) for rank in range(2)]
+    ranks += [make_rank(rank, waiting=0.005, last=share, host="node2") for rank in (2, 3)]
+    finding = find(make_figures(*ranks))[0]
+    assert finding.rule == found
+    assert ("node2" in finding.says) == (found == "slow host")
+
+
+def test_the_many_ranks_of_one_host_are_not_a_slow_host_by_chance() -> None:
+    ranks = [make_rank(rank, waiting=0.02, last=0.25) for rank in range(3)]
+    assert rule_names(make_figures(*ranks, make_rank(3, waiting=0.03, host="node2"))) == ["noise"]
+
+
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [(rules.COMMUNICATING, "communicating"), (rules.COMMUNICATING - 0.001, "none")],
+)
+def test_communicating_is_found_from_its_share_on(share: float, found: str) -> None:
+    ranks = [make_rank(rank, communicating=share * STEP) for rank in range(2)]
+    assert rule_names(make_figures(*ranks)) == [found]
+
+
+def test_communicating_says_what_larger_batches_bring() -> None:
+    ranks = [make_rank(rank, communicating=0.04) for rank in range(2)]
+    finding = only(make_figures(*ranks), "communicating")
+    assert "takes 40 % of the step, 40 ms" in finding.says
+    assert finding.says.endswith("4.0 MB a step, 100.0 MB/s")
+    # 60 ms of computing become 120 ms beside the same 40 ms.
+    assert "twice the size it would be about 25 %" in finding.remedy
+    assert "Compression.bf16" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("cpu", "switches", "found"),
+    [
+        (rules.LOW_CPU - 0.01, 100.0, "preempted"),
+        (rules.LOW_CPU, 1000.0, "none"),
+        (0.6, 0.6 * rules.MANY_SWITCHES + 0.1, "preempted"),
+        (0.6, 0.6 * rules.MANY_SWITCHES, "none"),
+        (0.1, rules.FEWEST_SWITCHES + 0.1, "preempted"),
+        (0.1, rules.FEWEST_SWITCHES, "none"),
+    ],
+)
+def test_preemption_needs_both_signs(cpu: float, switches: float, found: str) -> None:
+    hit = make_rank(1, cpu=cpu, switches=switches)
+    assert rule_names(make_figures(make_rank(0), hit)) == [found]
+
+
+def test_too_many_threads_are_preempted_by_each_other() -> None:
+    """4 ranks of 4 threads on 2 cores: that they wait for each other is the effect."""
+    ranks = [
+        make_rank(rank, cpu=0.49, switches=400 + rank, cores=2, waiting=0.01) for rank in range(4)
+    ]
+    first, second = find(make_figures(*ranks))
+    assert (first.rule, second.rule) == ("preempted", "noise")
+    assert first.says == (
+        "ranks 0, 1, 2 and 3 on node1 are preempted up to 403 times a second and get as little as "
+        "49 % of a core: 4 ranks there with 24 threads in all share 2 cores"
+    )
+    assert first.remedy == "Set OMP_NUM_THREADS=1, and start at most 2 ranks on that host."
+
+
+def test_a_rank_whose_cores_others_use_is_told_so() -> None:
+    figures = make_figures(make_rank(0), make_rank(1, cpu=0.4, switches=300))
+    finding = find(figures)[0]
+    assert finding.rule == "preempted"
+    assert finding.says.startswith("rank 1 on node1 is preempted up to 300 times a second and gets")
+    assert finding.remedy.startswith("Other programs")
+
+
+def test_too_many_threads_come_before_the_delay_that_they_cause() -> None:
+    alone_on_host = {"cpu": 0.75, "switches": 300.0, "cores": 1}
+    figures = late_job()
+    crowded = replace(figures.ranks[2], **alone_on_host)
+    figures = replace(figures, ranks=(*figures.ranks[:2], crowded))
+    assert rule_names(figures) == ["straggler", "preempted"]
+    assert "Other programs" in find(figures)[1].remedy
+    twin = replace(crowded, rank=3, last=0.0)
+    figures = replace(figures, ranks=(*figures.ranks, twin), size=4)
+    assert rule_names(figures) == ["preempted", "straggler"]
+    assert (
+        find(figures)[0].remedy == "Set OMP_NUM_THREADS=1, and start at most 1 rank on that host."
+    )
+
+
+def test_other_programs_come_after_the_rank_that_is_always_late() -> None:
+    ranks = [replace(rank, cpu=0.4, switches=300) for rank in late_job().ranks]
+    assert rule_names(make_figures(*ranks)) == ["straggler", "preempted", "preempted"]
+
+
+def test_silence_and_stalls_come_first() -> None:
+    ranks = (make_rank(0), make_rank(1, silent=12.3, communicating=0.03))
+    stalls = (Stall("grads.0", 14.0, (0,), (1,)), Stall("x", 4.9, (0,), (1,)))
+    silent, stalled = find(make_figures(*ranks, stalled=stalls))
+    assert (silent.rule, silent.rank) == ("silent", 1)
+    assert silent.says == "rank 1 on node1 has said nothing for 12 s"
+    assert (stalled.rule, stalled.rank) == ("stalled", 1)
+    assert stalled.says == "rank 0 has waited for 14 s in 'grads.0' for rank 1"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "found"),
+    [
+        (rules.STALLED_SECONDS, 0.1, True),
+        (rules.STALLED_SECONDS - 0.1, 0.1, False),
+        (10 * rules.STALLED_STEPS, 10.0, True),
+        (10 * rules.STALLED_STEPS - 1, 10.0, False),
+    ],
+)
+def test_a_stall_is_long_and_many_steps_long(seconds: float, step: float, found: bool) -> None:
+    stall = Stall("x", seconds, (0, 2), (1,))
+    figures = make_figures(*map(make_rank, range(3)), step=step, stalled=(stall,))
+    assert ("stalled" in rule_names(figures)) == found
+
+
+@pytest.mark.parametrize("kind", ["diverged", "nonfinite"])
+def test_wrong_numbers_are_the_first_finding(kind: str) -> None:
+    events = (Event(3.0, kind, 1, "fc.weight", "rank 1: fc.weight"), Event(4.0, kind, 0, "b", "b"))
+    finding = find(replace(late_job(), events=events))[0]
+    assert (finding.rule, finding.rank) == (kind, 1)
+    assert finding.says == "rank 1: fc.weight, and 1 more like it"
+    assert finding.remedy
+
+
+@pytest.mark.parametrize("steps", [0, 1, rules.FEWEST_STEPS - 1])
+def test_a_job_with_too_few_steps_is_not_judged(steps: int) -> None:
+    figures = replace(late_job(), steps=steps)
+    assert straggler(figures) is None
+    (finding,) = find(figures, make_figures(make_rank(0)))
+    assert finding.rule == "no steps"
+    assert rule_names(replace(late_job(), steps=rules.FEWEST_STEPS)) == ["straggler"]
+
+
+def slower_job() -> Figures:
+    """Two ranks that do 1.31 x the samples of one."""
+    total = STEP * 2 / 1.31
+    parts = {"waiting": total * 0.12, "communicating": total * 0.095}
+    ranks = [make_rank(rank, **parts, samples=320) for rank in range(2)]
+    rest = total - sum(parts.values()) - 0.04
+    return make_figures(
+        *(replace(rank, between=rest) for rank in ranks), step=total, samples_per_step=64.0
+    )
+
+
+def one_rank() -> Figures:
+    """A baseline that only computes."""
+    return make_figures(make_rank(0, communicating=0.0), samples_per_step=32.0)
+
+
+def test_a_baseline_says_where_the_missing_speed_up_is() -> None:
+    figures = slower_job()
+    finding = find(figures, one_rank())[0]
+    assert finding.rule == "baseline"
+    assert finding.says == (
+        "2 ranks do 1.31 x the samples of 1; of the missing 0.69: waiting 0.24, communicating "
+        "0.19, slower compute 0.26"
+    )
+    assert finding.remedy == ""
+
+
+def test_without_counted_samples_it_says_how_it_counts() -> None:
+    finding = find(replace(slower_job(), samples_per_step=0.0), one_rank())[0]
+    assert "do 1.31 x" in finding.says
+    assert finding.remedy.startswith("Samples are taken as steps x ranks")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_parts_of_what_is_missing_sum_exactly(seed: int) -> None:
+    share = [((seed * step) % 17 + 1) / 200 for step in (3, 5, 7, 11)]
+    job = make_figures(
+        *(
+            replace(
+                make_rank(rank),
+                backward=0.05 + share[0],
+                waiting=share[1],
+                communicating=share[2],
+                between=0.05 + share[3],
+            )
+            for rank in range(2 + seed % 3)
+        ),
+        step=0.1 + sum(share),
+        samples_per_step=37.0 * (2 + seed % 3),
+    )
+    lost = loss(job, one_rank())
+    assert lost is not None
+    missing = lost.ideal - lost.speed_up
+    assert lost.waiting + lost.communicating + lost.computing == pytest.approx(missing)
+    numbers = [float(number) for number in re.findall(r"\d+\.\d\d", lost.sentence())]
+    if "more than" not in lost.sentence():
+        speed_up, missing, waiting, communicating, computing = numbers
+        sign = -1 if "faster" in lost.sentence() else 1
+        assert speed_up + missing == pytest.approx(lost.ideal, abs=1e-9)
+        assert waiting + communicating + sign * computing == pytest.approx(missing, abs=1e-9)
+
+
+def test_more_than_ideal_is_said_so() -> None:
+    faster = replace(slower_job(), samples_per_step=128.0)
+    assert find(faster, one_rank())[0].says == "2 ranks do 2.62 x the samples of 1: more than 2 x"
+
+
+def test_rounded_numbers_sum_to_their_total() -> None:
+    assert round_to_sum([0.4, 0.4, 0.2], 1) == [1, 0, 0]
+    assert round_to_sum([-3.5, 2.2, 4.3], 3) == [-3, 2, 4]
+    assert round_to_sum([1.0, 2.0, 3.0], 6) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [(rules.SLOWER_COMPUTE + 0.001, True), (rules.SLOWER_COMPUTE - 0.001, False)],
+)
+def test_slower_computing_is_found_beside_the_baseline(times: float, found: bool) -> None:
+    """Half the batch for more than half the time: a fixed cost of each step."""
+    ranks = [
+        replace(make_rank(rank), backward=0.02 * times, between=0.03 * times) for rank in range(2)
+    ]
+    step = ranks[0].backward + ranks[0].between + ranks[0].communicating
+    job = make_figures(*ranks, step=step, samples_per_step=32.0)
+    assert ("compute" in rule_names(job, one_rank())) == found
+
+
+def test_a_run_gives_what_the_rules_need() -> None:
+    run = Run()
+    for second in range(1, 31):
+        count = 10 * second
+        rows = (
+            RankSteps(0.4 * second, 0.2 * second, 0.1 * second, 0.3 * second, 0, 0, 0),
+            RankSteps(0.4 * second, 0, 0.1 * second, 0.5 * second, count, 0.2 * second, 0),
+        )
+        for rank in (0, 1):
+            run.add(
+                Sample(
+                    rank=rank,
+                    size=2,
+                    epoch=0,
+                    host=f"node{rank}",
+                    pid=7,
+                    time=100.0 + second,
+                    began=100.0,
+                    counters={},
+                    samples=(32 if rank == 0 else 16) * count,
+                    events=(Event(100.0 + second, "nonfinite", 0, "x", f"{second}"),),
+                    steps=Steps(count, 1.0 * second, rows) if rank == 0 else None,
+                ),
+                50.0 + second,
+            )
+    figures = run.figures(math.inf, 80.0)
+    assert figures is not None
+    assert figures.samples_per_step == pytest.approx(48)
+    assert straggler(figures) == Straggler(1, "data or forward", pytest.approx(0.02), 1.0)
+    assert len(figures.events) == 60
+    short = run.figures(5, 80.0)
+    assert short is not None
+    assert {event.text for event in short.events} == {"25", "26", "27", "28", "29", "30"}
+    assert rule_names(figures) == ["nonfinite", "straggler"]

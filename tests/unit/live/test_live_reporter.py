@@ -1,0 +1,277 @@
+"""A rank's reporter writes whole lines, never waits, and ends quietly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hvdlite.live.reporter import PipeWriter, Reporter
+from hvdlite.live.sample import Sample
+
+FAST = 0.02
+
+
+class FakeEngine:
+    """Answers as an engine does; each answer has one event more."""
+
+    def __init__(self, size: int = 2, events: int = 1) -> None:
+        self.calls = 0
+        self._size = size
+        self._events = events
+
+    def live(self) -> dict[str, Any]:
+        self.calls += 1
+        return {
+            "time": float(self.calls),
+            "began": 0.5,
+            "counters": {"bytes": 10 * self.calls},
+            "events": [[1.0, "stall", 1, "x", "x waits"]] * self._events,
+            "dropped_events": 0,
+            "steps": {"count": self.calls, "seconds": 1.0, "ranks": [[0.1] * 7] * self._size},
+            "stalled": [["x", 2.0, [0], [1]]],
+        }
+
+
+def read_now(pipe: int) -> bytes:
+    os.set_blocking(pipe, False)
+    try:
+        return os.read(pipe, 1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+class Lines:
+    """The read end of a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+        self._rest = b""
+
+    def next(self) -> Sample:
+        deadline = time.monotonic() + 20
+        while b"\n" not in self._rest:
+            assert time.monotonic() < deadline, "no line came"
+            self._rest += read_now(self.pipe)
+            time.sleep(0.002)
+        line, _, self._rest = self._rest.partition(b"\n")
+        return Sample.parse(line)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[Lines, int]]:
+    read, write = os.pipe()
+    yield Lines(read), write
+    for fd in (read, write):
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # The test has closed it.
+
+
+def live_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hvdlite-live"]
+
+
+def wait_for_end(thread: threading.Thread) -> None:
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_line_says_what_the_engine_the_process_and_the_loop_say(pipe: tuple[Lines, int]) -> None:
+    lines, write = pipe
+    observed = {"samples": 32, "values": {"loss": 0.25}}
+    engine = FakeEngine()
+    reporter = Reporter(write, "node7", lambda: observed, FAST)
+    reporter.follow(engine, 0, 2, 3)
+    sample = lines.next()
+    reporter.end()
+    assert (sample.rank, sample.size, sample.epoch, sample.host) == (0, 2, 3, "node7")
+    assert sample.pid == os.getpid()
+    assert sample.counters == {"bytes": 10}
+    assert sample.samples == 32 and sample.values == {"loss": 0.25}
+    assert sample.steps is not None and len(sample.steps.ranks) == 2
+    assert sample.events[0].text == "x waits"
+    assert sample.stalled[0].missing == (1,)
+    assert sample.rss > 1 << 20 and sample.cpu > 0 and sample.threads >= 2
+    assert sample.cores == len(os.sched_getaffinity(0))
+
+
+def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
+    pipe: tuple[Lines, int],
+) -> None:
+    lines, write = pipe
+    first, second = FakeEngine(), FakeEngine(size=1)
+    reporter = Reporter(write, "h", period=60.0)
+    reporter.follow(first, 1, 2, 0)
+    reporter.end()
+    assert lines.next().epoch == 0
+    assert first.calls == 1 and not reporter.busy
+    reporter.follow(second, 0, 1, 1)
+    reporter.end()
+    assert lines.next().epoch == 1
+    assert second.calls == 1
+
+
+def test_an_engine_is_not_kept_alive(pipe: tuple[Lines, int]) -> None:
+    _, write = pipe
+    engine = FakeEngine()
+    reporter = Reporter(write, "h", period=FAST)
+    reporter.follow(engine, 0, 1, 0)
+    assert reporter.busy
+    deadline = time.monotonic() + 20
+    del engine
+    while reporter.busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:
+    lines, write = pipe
+    engine = FakeEngine(size=500)  # A line of more than a page, which a pipe may take in parts.
+    reporter = Reporter(write, "h", period=FAST)
+    reporter.follow(engine, 0, 500, 0)
+    before = -1
+    deadline = time.monotonic() + 20
+    while engine.calls != before:  # No room: the engine is not even asked.
+        assert time.monotonic() < deadline
+        before = engine.calls
+        time.sleep(10 * FAST)
+    started = time.monotonic()
+    taken = [lines.next() for _ in range(before)]
+    assert [sample.time for sample in taken] == [float(n) for n in range(1, before + 1)]
+    later = lines.next()
+    assert later.counters["lines_dropped"] >= 1
+    assert time.monotonic() - started < 20
+    reporter.end()
+
+
+def test_more_events_than_a_line_has_room_for_are_counted(pipe: tuple[Lines, int]) -> None:
+    lines, write = pipe
+    engine = FakeEngine(events=100)
+    reporter = Reporter(write, "h", period=60.0)
+    reporter.follow(engine, 0, 2, 0)
+    reporter.end()
+    sample = lines.next()
+    assert len(sample.events) == 64
+    assert sample.counters["events_dropped"] == 36
+
+
+def test_line_that_was_cut_is_completed_later() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    writer = PipeWriter(write)
+    long = b"x" * 100_000 + b"\n"
+    assert writer.ready()
+    writer.write(long)
+    assert not writer.ready() and writer.dropped == 1
+    got = os.read(read, 1 << 20)
+    assert writer.ready()
+    got += os.read(read, 1 << 20)
+    assert got == long
+    os.close(read)
+    os.close(write)
+
+
+def test_closed_pipe_ends_the_thread_in_silence(
+    pipe: tuple[Lines, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines, write = pipe
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do that end in `| head`
+    engine = FakeEngine(size=1)
+    try:
+        reporter = Reporter(write, "h", period=FAST)
+        reporter.follow(engine, 0, 1, 0)
+        lines.next()
+        thread = live_threads()[-1]
+        os.close(lines.pipe)
+        wait_for_end(thread)
+        reporter.end()  # does not wait
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert capfd.readouterr().err == ""
+
+
+def test_engine_that_fails_is_one_warning(
+    pipe: tuple[Lines, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, write = pipe
+    engine = FakeEngine()
+    engine.live = dict  # type: ignore[method-assign]
+    reporter = Reporter(write, "h", period=FAST)
+    reporter.follow(engine, 3, 4, 0)
+    time.sleep(10 * FAST)
+    reporter.end()
+    assert capfd.readouterr().err == "hvdlite [3] warning: no live view of it: KeyError('events')\n"
+
+
+SCRIPT = """
+import json, os, subprocess, sys, threading
+taken = "HVDLITE_LIVE_FD" in os.environ
+import hvdlite.basics as hvd
+from hvdlite.bootstrap.environment import live_pipe
+hvd.init()
+child = os.fork()
+if child == 0:
+    os._exit(7 if live_pipe() is not None else 0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+pipes = subprocess.run(
+    ["sh", "-c", f"test -e /proc/self/fd/{live_pipe()}; echo $?"], close_fds=False,
+    capture_output=True, text=True).stdout.strip()
+print(json.dumps({
+    "threads": [t.name for t in threading.enumerate()],
+    "modules": sorted(name for name in sys.modules if name.startswith("hvdlite.live")),
+    "environment": "HVDLITE_LIVE_FD" in os.environ,
+    "fork": status, "child": pipes, "pipe": live_pipe(), "taken": taken}))
+hvd.shutdown()
+"""
+
+
+def run_script(fd: str | None, write: int) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if "HVDLITE" not in name}
+    if fd is not None:
+        environment["HVDLITE_LIVE_FD"] = fd
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=environment,
+        pass_fds=[write],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_rank_reports_and_its_children_do_not(pipe: tuple[Lines, int]) -> None:
+    lines, write = pipe
+    found = run_script(f"{write}:{os.fstat(write).st_ino}", write)
+    assert "hvdlite-live" in found["threads"]
+    assert found["pipe"] == write
+    assert not found["environment"]
+    assert found["fork"] == 0, "a child by fork may write"
+    assert found["child"] == "1", "a child by exec has the pipe"
+    sample = lines.next()
+    assert (sample.rank, sample.size) == (0, 1)
+
+
+@pytest.mark.parametrize("given", [None, "", "x", "{fd}", "{fd}:1", "99:{inode}", "0:{inode}"])
+def test_without_a_pipe_of_its_own_a_rank_does_nothing(
+    pipe: tuple[Lines, int], given: str | None
+) -> None:
+    lines, write = pipe
+    inode = os.fstat(write).st_ino
+    found = run_script(given and given.format(fd=write, inode=inode), write)
+    assert found["pipe"] is None
+    assert "hvdlite-live" not in found["threads"]
+    assert found["modules"] == []
+    assert read_now(lines.pipe) == b""
