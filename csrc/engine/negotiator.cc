@@ -452,17 +452,6 @@ bool Negotiator::awaited() const {
   return false;
 }
 
-void Negotiator::look_at_waits(Coordinator::TimePoint now) {
-  deadlocks_->check(now);
-  if (now < next_stall_check_) return;
-  next_stall_check_ = now + stalls_->interval();
-  for (const std::string& text : stalls_->check(now)) {
-    log(LogLevel::kWarning, rank_, text);
-    live_.events.add("stall", -1, "", text);
-  }
-  live_.stalls.find(*coordinator_, now);
-}
-
 Deadline Negotiator::wake_at() const {
   if (!coordinator_ || coordinator_->idle()) return Deadline::never();
   auto at = next_stall_check_;

@@ -12,7 +12,7 @@ import pytest
 from faults.arrays import ones, works
 from harness import run_world
 from hvdlite import _core, basics
-from hvdlite.errors import HvdliteError, MismatchError
+from hvdlite.errors import DeadlockError, HvdliteError
 from launcher import run_launcher
 
 GRACE = {"HVDLITE_DEADLOCK_GRACE": "1"}
@@ -31,7 +31,7 @@ def caught(call: Any, *arguments: Any) -> dict[str, Any]:
     begun = time.monotonic()
     try:
         call(*arguments)
-    except MismatchError as error:
+    except DeadlockError as error:
         return {"message": str(error), "seconds": time.monotonic() - begun}
     return {"message": "", "seconds": time.monotonic() - begun}
 
@@ -78,7 +78,7 @@ def other_order() -> list[str]:
         try:
             calls[name]()
             messages.append("went well")
-        except hvd.MismatchError as error:
+        except hvd.DeadlockError as error:
             messages.append(str(error))
     assert hvd.allgather_object(hvd.rank()) == [0, 1]
     return messages
@@ -365,6 +365,6 @@ def test_an_elastic_job_does_not_begin_again_after_a_deadlock() -> None:
         env=GRACE,
     )
     assert result.returncode == 1, result.stderr
-    assert "MismatchError: deadlock: rank " in result.stderr
+    assert "DeadlockError: deadlock: rank " in result.stderr
     assert "in barrier 'end of epoch'" in result.stderr
     assert result.stdout.count("call") == 2, result.stdout
