@@ -38,7 +38,8 @@ help:
 	@echo 'make clean             remove what was built; .venv stays'
 
 demo: $(DONE)/core $(DONE)/demo
-	$(IN_VENV) hvdlite-run -np 2 python examples/torch_digits.py --compare
+	mkdir -p demo-output
+	$(IN_VENV) hvdlite-run --report demo-output/report.html -np 2 python examples/torch_digits.py --compare
 
 demo-keras: $(DONE)/core $(DONE)/demo-keras
 	$(IN_VENV) hvdlite-run -np 2 python examples/keras_digits.py --compare

@@ -8,7 +8,6 @@ The global batch is the same on any number of ranks, and so is the loss curve. W
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 import torch
@@ -55,6 +54,7 @@ def train(
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
+            hvd.observe(samples=len(mine) if ranks == hvd.size() else 0)  # 0: rank 0 trains alone
         scheduler.step()
         losses[-1].item()  # This waits for the GPU, if there is one.
         watch.end_epoch(len(images))
@@ -70,17 +70,16 @@ def accuracy(model: nn.Sequential) -> float:
 
 def save(folder: Path, curves: dict[str, list[float]]) -> None:
     """Write the loss curves as JSON and as a picture."""
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    pyplot.switch_backend("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "loss.json").write_text(json.dumps(curves))
-    figure, axes = pyplot.subplots(layout="constrained")
+    axes = Figure(layout="constrained").subplots()
     for (label, curve), style in zip(curves.items(), ("-", "--"), strict=False):
         axes.plot(curve, style, label=label)
     axes.set(xlabel="step", ylabel="loss", yscale="log", title="handwritten digits")
     axes.legend()
-    figure.savefig(folder / "loss.png", dpi=120)
+    axes.figure.savefig(folder / "loss.png", dpi=120)
 
 
 if __name__ == "__main__":
@@ -92,12 +91,13 @@ if __name__ == "__main__":
     best = "cuda" if torch.cuda.device_count() >= hvd.local_size() else "cpu"  # a GPU for each rank
     parser.add_argument("--device", default=best)
     arguments = parser.parse_args()
-    curves, alone_rate = {}, math.nan
+    curves, alone_rate = {}, float("nan")
     if arguments.compare and hvd.rank() == 0:
         alone = make_model().to(arguments.device)
         plain = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
         losses, alone_rate = train(alone, plain, 0, 1, arguments.epochs)
         curves["1 rank, alone"] = losses.tolist()
+        hvd.observe(alone=alone_rate)  # The report of hvdlite-run compares with it.
     model = make_model().to(arguments.device)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

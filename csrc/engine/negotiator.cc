@@ -117,7 +117,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
       const auto sent = LiveFigures::time_of(entry->submitted_at);
       (void)coordinator_->submit(rank_, entry->request, Clock::now(),
-                                 {sent, sent, entry->blocking});
+                                 {sent, sent, entry->after_wait});
       continue;
     }
     if (id) {
@@ -450,17 +450,6 @@ bool Negotiator::awaited() const {
     if (rank != rank_ && !left_[rank] && !control_.ended(rank)) return true;
   }
   return false;
-}
-
-void Negotiator::look_at_waits(Coordinator::TimePoint now) {
-  deadlocks_->check(now);
-  if (now < next_stall_check_) return;
-  next_stall_check_ = now + stalls_->interval();
-  for (const std::string& text : stalls_->check(now)) {
-    log(LogLevel::kWarning, rank_, text);
-    live_.events.add("stall", -1, "", text);
-  }
-  live_.stalls.find(*coordinator_, now);
 }
 
 Deadline Negotiator::wake_at() const {

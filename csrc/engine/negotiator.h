@@ -38,7 +38,7 @@ class Negotiator {
 
   void submit(const std::vector<EntryPtr>& entries);
   // All threads of this rank that could submit wait for these entries, and all that they have
-  // submitted before was given to submit() (negotiator_blocked.cc).
+  // submitted before was given to submit() (negotiator_waits.cc).
   void report_blocked(const std::vector<EntryPtr>& waits);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hvdlite.live.loss import loss
+from hvdlite.live.loss import alone, loss
 from hvdlite.live.run import Figures, RankFigures
 from hvdlite.live.words import bytes_text, names, percent, time_text
 
@@ -92,7 +92,8 @@ def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
 
     Args:
         figures: of the job.
-        baseline: of the same training on fewer ranks, mostly on one.
+        baseline: of the same training on fewer ranks, mostly on one. Without it, a rank that has
+            told `hvd.observe(alone=)` how many samples per second it does alone is the baseline.
 
     Returns:
         The findings, the most important one first. There is at least one.
@@ -104,10 +105,10 @@ def find(figures: Figures, baseline: Figures | None = None) -> list[Finding]:
     found = [*_faults(figures)]
     if figures.steps < FEWEST_STEPS:
         return found or [_too_short(figures)]
+    limits = _limits(figures)
+    baseline = baseline or alone(figures)
     if baseline is not None and baseline.steps >= FEWEST_STEPS:
         found += _against(figures, baseline)
-    limits = [finding for rule in _LIMITS for finding in rule(figures)]
-    if baseline is not None and baseline.steps >= FEWEST_STEPS:
         limits += _slower_compute(figures, baseline)
     return found + (limits or ([] if found else [_nothing(figures)]))
 
@@ -169,16 +170,27 @@ def _against(figures: Figures, baseline: Figures) -> Iterator[Finding]:
         yield Finding("baseline", lost.sentence(), lost.note())
 
 
-def _causes(figures: Figures) -> Iterator[Finding]:
-    """Why ranks wait for each other, the cause before its effect."""
+def _limits(figures: Figures) -> list[Finding]:
+    """Why ranks do not compute all the time: causes before effects, the larger share first."""
+    late, communicating = list(_late(figures)), list(_communicating(figures))
+    # With a slow link one rank gets its gradients later than the others, and is late after that.
+    exchanging = _mean(figures, lambda rank: rank.communicating)
+    shares = late + communicating if _waiting(figures) > exchanging else communicating + late
+    preempted = list(_preempted(figures))
+    return preempted + shares if _is_explained(figures) else shares + preempted
+
+
+def _is_explained(figures: Figures) -> bool:
+    """Return whether preemption may be why ranks are late.
+
+    Who sleeps or reads uses little of a core, too. Other programs delay now one rank and now
+    another. Only too many threads of the job's own explain why one rank is mostly the last.
+    """
     late = straggler(figures)
-    crowded = {host for host, hit in _preempted_by_host(figures) if _is_crowded(figures, host)}
     of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
-    # Who sleeps or reads uses little of a core, too. Only too many threads of the job's own explain
-    # why one rank is mostly the last; other programs delay now one and now another.
-    explained = of_late is None or (of_late.host in crowded and _is_preempted(of_late))
-    for rule in (_preempted, _late) if explained else (_late, _preempted):
-        yield from rule(figures)
+    if of_late is None:
+        return True
+    return is_preempted(of_late) and _is_crowded(figures, of_late.host)
 
 
 def _late(figures: Figures) -> Iterator[Finding]:
@@ -249,12 +261,13 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
 
 def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures]]]:
     for host in _hosts(figures):
-        hit = [rank for rank in _of_host(figures, host) if _is_preempted(rank)]
+        hit = [rank for rank in _of_host(figures, host) if is_preempted(rank)]
         if hit:
             yield host, hit
 
 
-def _is_preempted(rank: RankFigures) -> bool:
+def is_preempted(rank: RankFigures) -> bool:
+    """Return whether a rank gets too little of the cores, because other threads want them, too."""
     many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
     return rank.cpu < LOW_CPU and rank.switches > many
 
@@ -309,9 +322,6 @@ def _nothing(figures: Figures) -> Finding:
     return Finding(
         "none", f"nothing limits scaling here; computing is {percent(share)} of the step", ""
     )
-
-
-_LIMITS: tuple[Callable[[Figures], Iterator[Finding]], ...] = (_causes, _communicating)
 
 
 def _compute(rank: RankFigures) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvdlite.live.run import Figures
 
@@ -100,6 +101,19 @@ def loss(figures: Figures, baseline: Figures) -> Loss | None:
         computing=computing,
         compute_ratio=here[2] / there[2] if there[2] else 1.0,
     )
+
+
+def alone(figures: Figures) -> Figures | None:
+    """Return a baseline of one rank, if a rank has said how fast it trained alone.
+
+    That is `hvd.observe(alone=...)`, in samples per second. Such a rank only computes.
+    """
+    rate = max((rank.values.get("alone", 0.0) for rank in figures.ranks), default=0.0)
+    if not (math.isfinite(rate) and rate > 0 and figures.samples_per_step):
+        return None
+    first = figures.ranks[0]
+    one = replace(first, between=1 / rate, waiting=0.0, communicating=0.0, backward=0.0)
+    return replace(figures, size=1, step=1 / rate, samples_per_step=1.0, ranks=(one,))
 
 
 def _per_sample(figures: Figures, counted: bool) -> tuple[float, float, float]:

@@ -27,7 +27,8 @@ class Record:
         about: what was known from its start.
         end: how it ended.
         seconds: how long it ran.
-        figures: of its last epoch; None where no rank has said anything.
+        figures: of its last epoch, without the first second in which there were steps, unless that
+            has most of them; None where no rank has said anything.
         baseline: the figures of another job to compare with, if any.
         findings: what limited it; none without figures.
         events: the last ones, the oldest first.
@@ -59,7 +60,7 @@ class Record:
             seconds: how long the job ran.
             baseline: the figures of another job to compare with, if any.
         """
-        figures = run.figures(math.inf, now)
+        figures = _figures_of(run, now)
         if figures is not None and not end.status:
             # A rank that ended before the others did is not silent.
             ranks = tuple(dataclasses.replace(rank, silent=0.0) for rank in figures.ranks)
@@ -90,6 +91,20 @@ class Record:
             "lost": self.lost,
         }
         return json.dumps(_finite(fields), allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _figures_of(run: Run, now: float) -> Figures | None:
+    """Return the figures of the last epoch, without its warm-up where it is long enough.
+
+    In its first steps a process imports, compiles and fills caches, which says nothing of the rest.
+    """
+    whole = run.figures(math.inf, now)
+    clock = [(one.time, one.steps.count) for one in run.history().get(0, []) if one.steps]
+    warm = next(((time, count) for time, count in clock if count), None)
+    if whole is None or warm is None or clock[-1][1] - warm[1] < warm[1]:
+        return whole
+    steady = run.figures(clock[-1][0] - warm[0], now)
+    return None if steady is None else dataclasses.replace(steady, events=whole.events)
 
 
 _COLUMNS = ("rank", "time", "samples", "bytes", "cpu", "steps", "step_seconds")
@@ -136,7 +151,7 @@ def read_baseline(path: Path) -> Figures:
             f"--baseline {path}: another version of hvdlite wrote this file; make it again"
         )
     try:
-        figures = _figures(fields["figures"]) if fields["figures"] is not None else None
+        figures = _decode(fields["figures"]) if fields["figures"] is not None else None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ArgumentError(f"--baseline {path}: this file is damaged; make it again") from None
     if figures is None or figures.steps < FEWEST_STEPS or not figures.ranks:
@@ -147,7 +162,7 @@ def read_baseline(path: Path) -> Figures:
     return figures
 
 
-def _figures(fields: dict[str, Any]) -> Figures:
+def _decode(fields: dict[str, Any]) -> Figures:
     ranks = tuple(_numbers(RankFigures(**{**rank, "values": {}})) for rank in fields["ranks"])
     stalled = tuple(Stall(**stall) for stall in fields["stalled"])
     events = tuple(Event(**event) for event in fields["events"])

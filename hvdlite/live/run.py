@@ -143,6 +143,7 @@ class Run:
         self._ranks: dict[int, _History] = {}
         self._epoch = 0
         self._past_steps = 0  # of earlier epochs
+        self._began: float | None = None
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._lost = 0
         self._totals = Totals()
@@ -159,6 +160,8 @@ class Run:
                 return  # It comes from a world that has ended.
             if sample.epoch > self._epoch:
                 self._begin(sample.epoch)
+            if self._began is None:
+                self._began = sample.began
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
             self._totals.add(sample)
@@ -178,6 +181,11 @@ class Run:
     def lost(self) -> int:
         """How many lines could not be read."""
         return self._lost
+
+    @property
+    def began(self) -> float:
+        """When the first epoch began, on rank 0's clock; 0 before the first line."""
+        return self._began or 0.0
 
     def events(self) -> list[Event]:
         """Return the last events, the oldest first."""
@@ -265,7 +273,6 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
         for rank, span in spans.items()
     )
     any_span = one or next(iter(spans.values()))
-    moved = any_span.grown(lambda sample: sample.counters.get("bytes", 0))
     return Figures(
         seconds=any_span.seconds,
         epoch=any_span.last.epoch,
@@ -273,7 +280,7 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
         steps=steps,
         step=seconds / steps if steps else 0.0,
         samples=sum(rank.samples for rank in ranks),
-        bytes_per_step=moved / steps if steps else 0.0,
+        bytes_per_step=_bytes_per_step(one),
         ranks=ranks,
         stalled=any_span.last.stalled,
         total_steps=past_steps + _steps([any_span.last]),
@@ -283,6 +290,16 @@ def _figures(spans: dict[int, _Span], silence: dict[int, float], past_steps: int
 
 def _faults(events: Iterable[Event], begin: float) -> Iterable[Event]:
     return (one for one in events if one.kind in ("nonfinite", "diverged") and one.time >= begin)
+
+
+def _bytes_per_step(span: _Span | None) -> float:
+    """Return what a rank gives in a step; what it gives before the first one counts if need be."""
+    if span is None:
+        return 0.0
+    first = span.oldest if 0 < _steps([span.oldest]) < _steps([span.last]) else None
+    own = _Span(first, span.last, span.oldest)
+    steps = own.grown(lambda sample: _steps([sample]))
+    return own.grown(lambda sample: sample.counters.get("bytes", 0)) / steps if steps else 0.0
 
 
 def _samples_per_step(span: _Span | None, ranks: Iterable[RankFigures]) -> float:

@@ -36,7 +36,9 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
     lasting = run.figures(_LONG_SPAN, now)
     late = straggler(lasting) if lasting else None
     latest = run.latest()
-    began = min((sample.began for sample in latest), default=0.0)
+    began = run.began
+    over_time = asdict(curves(run.history()))
+    over_time["time"] = [time - began for time in over_time["time"]]
     told = {
         "program": program,
         "outcome": outcome,
@@ -48,7 +50,7 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
             {**asdict(event), "time": event.time - began}
             for event in run.events()[: -_EVENTS - 1 : -1]
         ],
-        "curves": asdict(curves(run.history())),
+        "curves": over_time,
     }
     return json.dumps(_plain(told), separators=(",", ":"), allow_nan=False).encode()
 

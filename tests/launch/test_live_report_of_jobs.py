@@ -61,7 +61,7 @@ def test_a_planted_straggler_is_the_first_finding(tmp_path: Path, where: str, ph
     first = said["findings"][0]
     assert (first["rule"], first["rank"]) == ("straggler", 1), said["findings"]
     assert f" late in {phase};" in first["says"]
-    assert said["figures"]["steps"] >= 50
+    assert said["figures"]["total_steps"] == 58  # What follows the last ones is not known.
 
 
 def test_too_many_threads_are_the_first_finding(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_killed_rank_leaves_a_report(tmp_path: Path) -> None:
     assert "rank 1 (host " in said["end"]["why"]
     assert "killed by SIGKILL" in said["end"]["why"]
     assert "The job ended with status 137: rank 1 (host " in path.read_text()
-    assert said["figures"]["steps"] >= 5
+    assert said["figures"]["total_steps"] >= 5
     assert any(event["kind"] == "error" for event in said["events"]), said["events"]
 
 

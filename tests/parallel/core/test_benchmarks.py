@@ -103,6 +103,13 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
             assert row[figure] > 0
 
 
+def test_live_prints_what_the_view_costs() -> None:
+    (row,) = rows_of("live.py", "--np", "2")
+    assert row["tensors"] == 200 and row["turns"] == 1
+    for figure in ("off_ms", "on_ms", "off_again_ms", "on_to_off", "noise"):
+        assert row[figure] > 0
+
+
 def test_gpu_step_runs_without_a_gpu() -> None:
     rows = rows_of("gpu_step.py", "--np", "1", "--device", "cpu", "--small")
     assert [row["model"] for row in rows] == ["resnet50", "transformer"]

@@ -227,6 +227,21 @@ def test_other_programs_come_after_the_rank_that_is_always_late() -> None:
     assert rule_names(make_figures(*ranks)) == ["straggler", "preempted", "preempted"]
 
 
+@pytest.mark.parametrize(
+    ("share", "rules_in_order"),
+    [
+        (0.21, ["communicating", "straggler"]),
+        (0.19, ["straggler"]),
+        (0.5, ["communicating", "straggler"]),
+    ],
+)
+def test_the_larger_share_comes_first(share: float, rules_in_order: list[str]) -> None:
+    ranks = [replace(rank, communicating=share * STEP) for rank in late_job().ranks]
+    assert rule_names(make_figures(*ranks)) == rules_in_order
+    longer = [replace(rank, waiting=2.6 * rank.waiting) for rank in ranks]  # 52 % of the step
+    assert rule_names(make_figures(*longer))[0] == "straggler"
+
+
 def test_silence_and_stalls_come_first() -> None:
     ranks = (make_rank(0), make_rank(1, silent=12.3, communicating=0.03))
     stalls = (Stall("grads.0", 14.0, (0,), (1,)), Stall("x", 4.9, (0,), (1,)))
@@ -301,6 +316,23 @@ def test_without_counted_samples_it_says_how_it_counts() -> None:
     finding = find(replace(slower_job(), samples_per_step=0.0), one_rank())[0]
     assert "do 1.31 x" in finding.says
     assert finding.remedy.startswith("Samples are taken as steps x ranks")
+
+
+def test_a_rank_that_trained_alone_in_the_same_job_is_a_baseline() -> None:
+    job = slower_job()
+    first = replace(job.ranks[0], values={"alone": 320.0, "loss": 0.5})
+    job = replace(job, ranks=(first, *job.ranks[1:]))
+    says = "2 ranks do 1.31 x the samples of 1; of the missing 0.69: waiting 0.24, communicating "
+    assert find(job)[0].says == says + "0.19, slower compute 0.26"
+    assert "more than" in find(job, replace(one_rank(), samples_per_step=1.0))[0].says
+    for useless in (
+        replace(job, samples_per_step=0.0),
+        *(
+            replace(job, ranks=(replace(first, values={"alone": rate}), job.ranks[1]))
+            for rate in (math.nan, math.inf, 0.0, -1.0)
+        ),
+    ):
+        assert "baseline" not in rule_names(useless)
 
 
 @pytest.mark.parametrize("seed", range(40))

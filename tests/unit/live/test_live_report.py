@@ -176,6 +176,17 @@ def test_the_charts_failing_leaves_the_words(monkeypatch: pytest.MonkeyPatch) ->
     assert "holds the others up" in text
 
 
+def test_the_warm_up_is_left_out_of_a_long_job() -> None:
+    for seconds, shares in ((1, 0.0), (2, 0.5), (30, 29 / 30)):
+        run = make_run(seconds)
+        run.note(Event(100.5, "nonfinite", 1, "x", "x is not finite"))
+        figures = make_record(run).figures
+        assert figures is not None
+        assert figures.steps == round(10 * seconds * (shares or 1))
+        assert figures.total_steps == 10 * seconds
+        assert len(figures.events) == 1
+
+
 def test_a_rank_that_ended_early_is_silent_in_a_failed_job_only() -> None:
     run = make_run()
     for end, silent in ((GOOD, False), (End(1, "rank 1 failed first"), True)):

@@ -1,4 +1,6 @@
-// The negotiator's part in the proof of deadlocks (negotiation/deadlock.h).
+// The negotiator's part in what waits for long: warnings of stalls (negotiation/stall_monitor.h),
+// and the proof of deadlocks (negotiation/deadlock.h).
+#include "base/log.h"
 #include "engine/negotiator.h"
 
 namespace hvdlite {
@@ -33,6 +35,17 @@ bool Negotiator::note_blocked(const Frame& frame) {
   if (!coordinator_ || !decode_blocked(frame.body, blocked)) return false;
   deadlocks_->note(frame.from, blocked, std::chrono::steady_clock::now());
   return true;
+}
+
+void Negotiator::look_at_waits(Coordinator::TimePoint now) {
+  deadlocks_->check(now);
+  if (now < next_stall_check_) return;
+  next_stall_check_ = now + stalls_->interval();
+  for (const StallMonitor::Warning& warning : stalls_->check(now)) {
+    log(LogLevel::kWarning, rank_, warning.text);
+    live_.events.add("stall", warning.rank, warning.name, warning.text);
+  }
+  live_.stalls.find(*coordinator_, now);
 }
 
 }  // namespace hvdlite
