@@ -190,7 +190,7 @@ def _is_explained(figures: Figures) -> bool:
     of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
     if of_late is None:
         return True
-    return _is_preempted(of_late) and _is_crowded(figures, of_late.host)
+    return is_preempted(of_late) and _is_crowded(figures, of_late.host)
 
 
 def _late(figures: Figures) -> Iterator[Finding]:
@@ -261,12 +261,13 @@ def _preempted(figures: Figures) -> Iterator[Finding]:
 
 def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures]]]:
     for host in _hosts(figures):
-        hit = [rank for rank in _of_host(figures, host) if _is_preempted(rank)]
+        hit = [rank for rank in _of_host(figures, host) if is_preempted(rank)]
         if hit:
             yield host, hit
 
 
-def _is_preempted(rank: RankFigures) -> bool:
+def is_preempted(rank: RankFigures) -> bool:
+    """Return whether a rank works little because it is taken off its core again and again."""
     many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
     return rank.cpu < LOW_CPU and rank.switches > many
 

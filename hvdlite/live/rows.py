@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
-from hvdlite.live.findings import LOW_CPU, MANY_SWITCHES, Straggler, straggler
+from hvdlite.live.findings import Straggler, is_preempted, straggler
 from hvdlite.live.run import Figures, RankFigures, Run
 from hvdlite.live.sample import Stall
 from hvdlite.live.viewer import About
@@ -153,7 +153,7 @@ def note(one: RankFigures, late: Straggler | None) -> str:
     if late is not None and late.rank == one.rank:
         share = f"{percent(late.share)} of steps"
         return f"straggler: {time_text(late.seconds)} late in {late.phase}, {share}"
-    if one.cpu < LOW_CPU and one.switches > MANY_SWITCHES:
+    if is_preempted(one):
         return f"preempted {one.switches:.0f}/s: {one.threads} threads on {one.cores} cores"
     return ""
 
