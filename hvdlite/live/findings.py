@@ -267,7 +267,7 @@ def _preempted_by_host(figures: Figures) -> Iterator[tuple[str, list[RankFigures
 
 
 def is_preempted(rank: RankFigures) -> bool:
-    """Return whether a rank gets too little of the cores, because other threads want them, too."""
+    """Return whether a rank works little because it is taken off its core again and again."""
     many = max(FEWEST_SWITCHES, MANY_SWITCHES * rank.cpu)
     return rank.cpu < LOW_CPU and rank.switches > many
 

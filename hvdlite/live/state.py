@@ -39,6 +39,7 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
     began = run.began
     over_time = asdict(curves(run.history()))
     over_time["time"] = [time - began for time in over_time["time"]]
+    events = sorted(run.events(), key=lambda event: event.time)  # They come a second late or less.
     told = {
         "program": program,
         "outcome": outcome,
@@ -47,8 +48,7 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
         "ranks": [_rank(rank, late) for rank in figures.ranks] if figures else [],
         "stalled": [asdict(stall) for stall in figures.stalled] if figures else [],
         "events": [
-            {**asdict(event), "time": event.time - began}
-            for event in run.events()[: -_EVENTS - 1 : -1]
+            {**asdict(event), "time": event.time - began} for event in events[: -_EVENTS - 1 : -1]
         ],
         "curves": over_time,
     }
