@@ -14,6 +14,10 @@ steps, in the same processes, with one thread per rank:
   (zero_grad(set_to_none=False)).
 - `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2.
 
+With --sentinel there are `hvdlite` and `watched`, the same with HVDLITE_CHECK_REPLICAS=100, alone.
+They take turns of 100 steps, of which one compares. Their figures are means, and `watched_ratio` is
+the median over the turns.
+
 With --modes the row also has `check_ms`: the time of one hvd.check_replicas() of the model, which a
 ReplicaWatch runs in one step of `every`.
 
@@ -25,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -41,6 +46,8 @@ ROUNDS = 12
 STEPS_PER_TURN = 5
 QUICK_ROUNDS = 1
 QUICK_STEPS_PER_TURN = 1
+SENTINEL_STEPS = 100
+SENTINEL_ROUNDS = 7
 VOCABULARY = 1500
 SEQUENCE = 32
 
@@ -117,10 +124,11 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, help="this model only")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
     parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
+    parser.add_argument("--sentinel", action="store_true", help="only: hvdlite with and without it")
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
-        passed_on += ["--modes"] * arguments.modes
+        passed_on += ["--modes"] * arguments.modes + ["--sentinel"] * arguments.sentinel
         if arguments.model:
             passed_on += ["--model", arguments.model]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
@@ -137,10 +145,15 @@ def measure_all(arguments: argparse.Namespace) -> None:
     join_gloo(arguments.store, hvd.rank(), hvd.size())
     for name in [arguments.model] if arguments.model else MODELS:
         make_model, make_batch = MODELS[name]
+        if arguments.sentinel:
+            measure_sentinel(name, arguments.quick)
+            continue
         contestants = make_contestants(make_model)
         contestants |= with_views(make_model) if arguments.views else {}
         contestants |= sharded(make_model) if arguments.modes else {}
-        turns = measure(contestants, make_batch, arguments.quick)
+        rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+        steps = QUICK_STEPS_PER_TURN if arguments.quick else STEPS_PER_TURN
+        turns = measure(contestants, make_batch, rounds, steps)
         row = row_of(name, contestants["compute"].model, turns)
         if arguments.modes:
             row["check_ms"] = round(check_time(contestants["hvdlite"].model), 2)
@@ -202,6 +215,34 @@ def sharded(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
     return contestants
 
 
+def measure_sentinel(name: str, quick: bool) -> None:
+    """Measure steps with and without HVDLITE_CHECK_REPLICAS, by turns; print a row on rank 0."""
+    import hvdlite.torch as hvd
+
+    make_model, make_batch = MODELS[name]
+    contestants = {}
+    for contestant, every in (("hvdlite", "0"), ("watched", str(SENTINEL_STEPS))):
+        torch.manual_seed(0)
+        model = make_model()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        os.environ["HVDLITE_CHECK_REPLICAS"] = every
+        distributed = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+        contestants[contestant] = Contestant(model, distributed, lambda: None)
+    steps = 2 if quick else SENTINEL_STEPS
+    turns = measure(contestants, make_batch, QUICK_ROUNDS if quick else SENTINEL_ROUNDS, steps)
+    model = contestants["hvdlite"].model
+    row: dict[str, object] = {"benchmark": "sentinel", "model": name, "np": gloo.get_world_size()}
+    row["check_ms"] = round(check_time(model), 2)
+    means = {one: slowest([statistics.mean(turn) for turn in turns[one]]) for one in turns}
+    ratios = [b / a for a, b in zip(means["hvdlite"], means["watched"], strict=True)]
+    for contestant, times in means.items():
+        row[f"{contestant}_ms"] = round(statistics.median(times), 3)
+    row["watched_ratio"] = round(statistics.median(ratios), 4)
+    row["watched_ratio_range"] = [round(min(ratios), 4), round(max(ratios), 4)]
+    if hvd.rank() == 0:
+        print_row(row)
+
+
 def check_time(model: nn.Module) -> float:
     """Return how long a comparison of the replicas takes, in ms: the median of five."""
     import hvdlite.torch as hvd
@@ -218,12 +259,12 @@ def check_time(model: nn.Module) -> float:
 def measure(
     contestants: dict[str, Contestant],
     make_batch: Callable[[], tuple[torch.Tensor, ...]],
-    quick: bool,
+    rounds: int,
+    steps: int,
 ) -> dict[str, list[list[float]]]:
     """Let the contestants take turns; return, by contestant and turn, its step times in ms."""
-    steps = QUICK_STEPS_PER_TURN if quick else STEPS_PER_TURN
     times: dict[str, list[list[float]]] = {name: [] for name in contestants}
-    for round_number in range(1 + (QUICK_ROUNDS if quick else ROUNDS)):
+    for round_number in range(1 + rounds):
         for name, contestant in contestants.items():
             gloo.barrier()
             turn = []

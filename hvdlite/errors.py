@@ -40,9 +40,13 @@ class UnsupportedError(ArgumentError, NotImplementedError):
 
 
 class MismatchError(HvdliteError):
-    """Ranks submitted different things under one name; the message names both ranks and values.
+    """Ranks submitted different things under one name; the message names both ranks and values."""
 
-    Ranks that wait for each other in different operations get it, too: a deadlock.
+
+class DeadlockError(MismatchError):
+    """Ranks wait for each other in different operations; the message names ranks and operations.
+
+    All of these operations raise it, after `deadlock_grace` seconds. The world stays usable.
     """
 
 

@@ -1,4 +1,4 @@
-"""How late each rank is: `hvd.lateness()` on rank 0, whose coordinator sees all requests arrive."""
+"""How late each rank is: `hvd.lateness()` on rank 0, whose coordinator gets all requests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RankLateness:
 
     Attributes:
         rank: the rank.
-        seconds: how long after the median rank its gradients arrived, at most in a step.
-        before_backward: how long after the median rank its first gradients of the step arrived.
+        seconds: how long after the median rank it submitted its gradients, at most in a step.
+        before_backward: how long after the median rank it submitted the first ones of the step.
         last: the share of the steps in which this rank was the last, from 0 to 1.
         step_seconds: the time from one step to the next, the same for all ranks.
     """
@@ -31,11 +31,11 @@ def lateness() -> list[RankLateness]:
     """Return how late each rank is, by rank; call it on rank 0. It sends nothing.
 
     A step begins when the name of an all-reduce of all ranks comes again; until there was a step,
-    the list is empty. The arrivals are moments at which rank 0 has read the requests: trust
-    milliseconds, not microseconds.
+    the list is empty. The ranks themselves say when they submitted, on rank 0's clock: between
+    hosts trust tenths of a millisecond, not microseconds.
 
     Raises:
-        ArgumentError: this is not rank 0, which alone sees the requests arrive.
+        ArgumentError: this is not rank 0, which alone gets the requests of all ranks.
         NotInitializedError: `hvd.init()` was not called.
 
     Example:
@@ -45,7 +45,7 @@ def lateness() -> list[RankLateness]:
     if basics.rank() != 0:
         raise ArgumentError(
             f"hvd.lateness() was called on rank {basics.rank()}; call it on rank 0 only, which "
-            "sees the requests of all ranks arrive"
+            "gets the requests of all ranks"
         )
     told = basics.engine().lateness()
     if told["steps"] == 0:

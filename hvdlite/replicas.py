@@ -39,6 +39,7 @@ class Exchange:
         self.name = name
         self.uneven = False  # whether some rank, as `finish` has seen, sent more or fewer numbers
         self._process_set = process_set
+        self._ranks = list(process_set.ranks)
         self._count = len(numbers)
         data = array("q", numbers)
         tensor = _core.Tensor(name, _INT64, [len(data)], data.buffer_info()[0], 0)
@@ -59,13 +60,25 @@ class Exchange:
         received.frombytes(self._handle.take_output())
         numbers, begin = {}, 0
         lengths = self._handle.first_dimensions
-        for rank, length in zip(self._process_set.ranks, lengths, strict=True):
+        for rank, length in zip(self._senders(len(lengths)), lengths, strict=True):
             if length == self._count:  # A rank that has joined sends no numbers.
                 numbers[rank] = received[begin : begin + length].tolist()
             elif length > 0:
                 self.uneven = True
             begin += length
         return numbers
+
+    def _senders(self, count: int) -> Sequence[int]:
+        """Return the ranks of so many senders: in an elastic job some may have died meanwhile.
+
+        Whether the result is from before a death, no rank knows by its own ranks alone: another one
+        may be in the next world already. So only the names of ranks depend on these, and never
+        what ranks conclude from the numbers.
+        """
+        for ranks in (self._ranks, self._process_set.ranks):
+            if len(ranks) == count:
+                return ranks
+        return range(count)
 
 
 def difference(

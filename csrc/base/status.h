@@ -22,7 +22,9 @@ enum class StatusCode : std::uint8_t {
   kShutdown,         // this rank has shut down, or the operation was in flight when it did
   kForked,           // called in a child of fork()
   kInternal,         // a bug of ours, or a failing system call; sticky
+  kDeadlock,         // ranks wait for each other in different operations; the engine stays usable
 };
+inline constexpr StatusCode kLastStatusCode = StatusCode::kDeadlock;
 
 class [[nodiscard]] Status {
  public:

@@ -119,6 +119,7 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
   const bool ends = timeout && *timeout < kLongestSeconds;
   const Deadline deadline = ends ? Deadline::after_seconds(*timeout) : Deadline::never();
   if (!done()) wait_until_done(deadline);
+  Engine::note_wait();
   if (entry_->completion->status().ok() && entry_->completion->on_device != nullptr) {
     wait_for_device(stream, deadline);
   }

@@ -30,6 +30,8 @@ constexpr const char* kQuietModules[] = {
 constexpr const char* kThreading = "threading";
 constexpr const char* kPool = "concurrent.futures.thread";
 constexpr const char* kOurs = "hvdlite.";
+// Waits, in a thread of autograd's own, after all functions of a backward have run.
+constexpr const char* kBackwardEnd = "hvdlite.torch.optimizers.backward";
 // Its thread waits for operations, and then calls the user's functions.
 constexpr const char* kWaiter = "hvdlite.torch.distributed.work";
 
@@ -48,6 +50,11 @@ std::vector<std::string> modules_of(py::object frame) {
   return modules;
 }
 
+// Whether a thread is inside of autograd's engine, or about to enter it.
+bool is_in_backward(const std::vector<std::string>& modules) {
+  return modules.back() == "torch.autograd.graph" || modules.back() == "torch.autograd";
+}
+
 // hvdlite itself, or the standard library.
 bool is_ours_or_standard(const std::string& module) {
   if (module.starts_with(kOurs)) return true;
@@ -56,9 +63,8 @@ bool is_ours_or_standard(const std::string& module) {
   return standard != nullptr && PySet_Contains(standard, top.ptr()) == 1;
 }
 
-// Whether the thread submits nothing, because of the code that it runs.
-bool is_quiet(const py::object& frame) {
-  const std::vector<std::string> modules = modules_of(frame);
+// Whether a thread submits nothing, because of the code that it runs.
+bool is_quiet(const std::vector<std::string>& modules) {
   const auto first = std::find_if(modules.begin(), modules.end(),
                                   [](const auto& module) { return module != kThreading; });
   if (first == modules.begin() || first == modules.end()) return false;
@@ -103,13 +109,26 @@ std::vector<EntryPtr> LongWait::waits_of_all() const {
 
 std::vector<unsigned long> LongWait::threads_that_may_submit() {
   std::vector<unsigned long> threads;
+  std::vector<unsigned long> in_backward;
+  std::size_t backward_ends = 0;
   const py::object current_frames =
       py::reinterpret_borrow<py::object>(PySys_GetObject("_current_frames"));
   for (const auto& [identifier, frame] : py::dict(current_frames())) {
     const auto thread = identifier.cast<unsigned long>();
     const bool waits = std::any_of(long_waits().begin(), long_waits().end(),
                                    [&](const LongWait* wait) { return wait->thread_ == thread; });
-    if (!waits && !is_quiet(py::reinterpret_borrow<py::object>(frame))) threads.push_back(thread);
+    const auto modules = modules_of(py::reinterpret_borrow<py::object>(frame));
+    if (waits) {
+      backward_ends += modules.front() == kBackwardEnd ? 1 : 0;
+    } else if (is_in_backward(modules)) {
+      in_backward.push_back(thread);
+    } else if (!is_quiet(modules)) {
+      threads.push_back(thread);
+    }
+  }
+  // The one thread that called backward() waits for the one that is at the backward's end.
+  if (in_backward.size() > 1 || backward_ends != 1) {
+    threads.insert(threads.end(), in_backward.begin(), in_backward.end());
   }
   return threads;
 }

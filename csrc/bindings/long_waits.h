@@ -11,10 +11,12 @@
 // A thread without Python frames is one that runs native code only, such as those in which autograd
 // evaluates functions of a GPU. Such a thread is taken for one that submits nothing by itself:
 // while autograd works, the thread that called backward() has a frame and does not wait here.
-// The proof is wrong where a native thread calls Python for the first time after the grace, and
-// submits what another rank waits for; where a signal handler submits, or ends a wait by an
-// exception; and nowhere else. HVDLITE_DEADLOCK_GRACE=0 switches the proof off. TensorFlow's own
-// threads submit without Python: a process that uses hvdlite.tensorflow is never taken for blocked.
+// (Where the end of that backward waits here, in autograd's thread, the one that called backward()
+// does not count.) The proof is wrong where a native thread calls Python for the first time after
+// the grace, and submits what another rank waits for; where a signal handler submits, or ends a
+// wait by an exception; and nowhere else. HVDLITE_DEADLOCK_GRACE=0 switches the proof off.
+// TensorFlow's own threads submit without Python: a process that uses hvdlite.tensorflow is never
+// taken for blocked.
 //
 // The GIL guards all of it, and is not released between the look at the threads and the report.
 #pragma once

@@ -12,6 +12,8 @@ const char* class_of(StatusCode code) {
       return "ArgumentError";
     case StatusCode::kMismatch:
       return "MismatchError";
+    case StatusCode::kDeadlock:
+      return "DeadlockError";
     case StatusCode::kDuplicateName:
       return "DuplicateNameError";
     case StatusCode::kOutOfMemory:

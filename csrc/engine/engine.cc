@@ -9,6 +9,9 @@
 namespace hvdlite {
 namespace {
 
+// Of the program's thread: it has waited since it submitted its last all-reduce of a step.
+thread_local bool has_waited = false;
+
 std::unique_ptr<World> make_world(EngineParts& parts, const Lobby* lobby, Park park) {
   const auto settled = lobby == nullptr ? std::nullopt : lobby->settled();
   if (parts.fabric == nullptr) return std::make_unique<LoneWorld>(parts, settled, std::move(park));
@@ -28,6 +31,8 @@ Engine::Engine(std::unique_ptr<Fabric> fabric, std::unique_ptr<Backend> backend,
           parts_, lobby_.get(), lobby_ == nullptr ? Park() : [this](Parked parked) {
             lobby_->park(*this, std::move(parked));
           })) {}
+
+void Engine::note_wait() { has_waited = true; }
 
 Engine::~Engine() {
   world_->shutdown();
@@ -91,6 +96,7 @@ Status Engine::check(Entry& entry) {
   entry.key = entry.request.key();
   if (entry.gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(entry));
   entry.submitted_at = trace_now();
+  if (entry.request.of_a_step()) entry.after_wait = std::exchange(has_waited, false);
   return Status();
 }
 

@@ -64,6 +64,9 @@ class Engine {
   bool wait(const Entry& entry, bool blocking, Deadline deadline) {
     return world_->wait(entry, blocking, deadline);
   }
+  // This thread's program has waited for a result, of any engine: a step has a seam here
+  // (StepClock).
+  static void note_wait();
 
   // All threads of this process that could submit wait for these entries of this engine, or of
   // those that share its lobby; with none of them: not any more. The caller has made sure of it in

@@ -50,7 +50,7 @@ Status LoneWorld::execute(const EntryPtr& entry, std::function<void()>& then) {
   parts_.timeline.agreed(round);
   if (entry->request.of_a_step()) {
     const auto sent = LiveFigures::time_of(entry->submitted_at);
-    const Arrival arrival{sent, sent, /*blocking=*/false};
+    const Arrival arrival{sent, sent, /*after_wait=*/false};
     parts_.live.steps.arrived(entry->request.name, {&arrival, 1}, /*counted=*/false);
   }
   const Status status = executor_.run(round);

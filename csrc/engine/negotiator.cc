@@ -117,7 +117,7 @@ void Negotiator::submit(const std::vector<EntryPtr>& entries) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
       const auto sent = LiveFigures::time_of(entry->submitted_at);
       (void)coordinator_->submit(rank_, entry->request, Clock::now(),
-                                 {sent, sent, entry->blocking});
+                                 {sent, sent, entry->after_wait});
       continue;
     }
     if (id) {

@@ -41,9 +41,9 @@ void Negotiator::look_at_waits(Coordinator::TimePoint now) {
   deadlocks_->check(now);
   if (now < next_stall_check_) return;
   next_stall_check_ = now + stalls_->interval();
-  for (const std::string& text : stalls_->check(now)) {
-    log(LogLevel::kWarning, rank_, text);
-    live_.events.add("stall", -1, "", text);
+  for (const StallMonitor::Warning& warning : stalls_->check(now)) {
+    log(LogLevel::kWarning, rank_, warning.text);
+    live_.events.add("stall", warning.rank, warning.name, warning.text);
   }
   live_.stalls.find(*coordinator_, now);
 }

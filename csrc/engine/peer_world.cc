@@ -42,7 +42,6 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
 }
 
 Status PeerWorld::submit(EntryPtr entry, bool blocking) {
-  entry->blocking = blocking;
   HVDLITE_RETURN_IF_ERROR(parts_.queue.push(std::move(entry)));
   if (!blocking) {
     token_.wake();

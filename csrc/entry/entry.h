@@ -51,7 +51,7 @@ struct Entry {
   double weight = 1.0;               // this rank's, for weighted averages
   bool skips = false;                // of a roll: the weight is 0, now and where it is late
   std::int64_t submitted_at = 0;     // trace_now() at the call
-  bool blocking = false;             // the submitter waits for it at once
+  bool after_wait = false;           // as Arrival::after_wait
   std::uint32_t removes = 0;         // a removal's process set; the engine adds its ranks
   std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts
   std::vector<KeptInput> kept;       // by tensor; empty: none is kept

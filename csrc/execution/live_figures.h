@@ -23,7 +23,7 @@ struct LiveFigures {
   // now, although clocks are compared with an error.
   Arrival arrival(const Stamps& stamps, Clock::time_point now) const {
     const auto first = std::clamp(time_of(stamps.first), began, now);
-    return {first, std::clamp(time_of(stamps.last), first, now), /*blocking=*/false};
+    return {first, std::clamp(time_of(stamps.last), first, now), /*after_wait=*/false};
   }
   // A reading of trace_now() on this rank, as a moment of its clock.
   static Clock::time_point time_of(std::int64_t nanoseconds) {

@@ -339,7 +339,7 @@ void Coordinator::cut_round() {
 void Coordinator::tell_steps(Tally& tally, const std::vector<int>& late, bool all_came,
                              TimePoint now) {
   for (const int rank : late) {
-    if (!tally.arrivals[rank].came()) tally.arrivals[rank] = {now, now, /*blocking=*/false};
+    if (!tally.arrivals[rank].came()) tally.arrivals[rank] = {now, now, /*after_wait=*/false};
   }
   steps_->arrived(tally.request.name, tally.arrivals, all_came);
 }

@@ -43,7 +43,7 @@ Status deadlock_error(const std::vector<Wait>& waits, const std::string& more) {
     }
     text += (i == 0 ? "" : i + 1 == waits.size() ? ", and " : ", ") + describe_wait(waits[i]);
   }
-  return Status(StatusCode::kMismatch, text + more + ": " + advice_for(waits));
+  return Status(StatusCode::kDeadlock, text + more + ": " + advice_for(waits));
 }
 
 DeadlockWatch::DeadlockWatch(double grace, Coordinator& coordinator)

@@ -31,7 +31,8 @@ struct Arrival {
   using TimePoint = std::chrono::steady_clock::time_point;
   TimePoint first{};
   TimePoint last{};
-  bool blocking = false;  // the caller waits for it at once
+  // The program has waited for results between its all-reduce before and this one.
+  bool after_wait = false;
   bool came() const { return last != TimePoint(); }
   void include(const Arrival& other) {
     if (!other.came()) return;

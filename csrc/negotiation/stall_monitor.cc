@@ -51,9 +51,9 @@ void StallMonitor::fail_circular_changes(Coordinator::TimePoint now) {
   for (const auto& [name, error] : failures) coordinator_.fail_change(name, error);
 }
 
-std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
+std::vector<StallMonitor::Warning> StallMonitor::check(Coordinator::TimePoint now) {
   if (warning_ > 0) fail_circular_changes(now);
-  std::vector<std::string> warnings;
+  std::vector<Warning> warnings;
   std::size_t hidden = 0;
   std::string fatal;
   int accused = -1;
@@ -71,13 +71,17 @@ std::vector<std::string> StallMonitor::check(Coordinator::TimePoint now) {
       if (warning_ <= 0 || seconds_between(last, now) < silence) continue;
       tally.warned = now;
       if (warnings.size() < kNamesShown) {
-        warnings.push_back(describe_stall(book, tally, now));
+        const std::vector<int> missing = coordinator_.missing_ranks(book, tally);
+        warnings.push_back({tally.request.name, missing.empty() ? -1 : missing.front(),
+                            describe_stall(book, tally, now)});
       } else {
         ++hidden;
       }
     }
   }
-  if (hidden > 0) warnings.push_back("... and " + std::to_string(hidden) + " more tensors wait");
+  if (hidden > 0) {
+    warnings.push_back({"", -1, "... and " + std::to_string(hidden) + " more tensors wait"});
+  }
   if (!fatal.empty()) {
     coordinator_.fail_stalled(now - patience_of(shutdown_), fatal, accused);
   }

@@ -14,6 +14,12 @@ namespace hvdlite {
 
 class StallMonitor {
  public:
+  struct Warning {
+    std::string name;  // of the tensor
+    int rank = -1;     // one that is waited for
+    std::string text;
+  };
+
   StallMonitor(const Config& config, Coordinator& coordinator)
       : warning_(config.stall_warning),
         shutdown_(config.stall_shutdown),
@@ -22,7 +28,7 @@ class StallMonitor {
   // Warnings that are due at `now`: of each tensor after stall_warning, and again whenever it has
   // waited twice as long. Fails what has waited past stall_shutdown, and changes of the
   // process sets that have waited past stall_warning for ranks that wait for those that make them.
-  std::vector<std::string> check(Coordinator::TimePoint now);
+  std::vector<Warning> check(Coordinator::TimePoint now);
   // How long the runner may sleep before check() has something to do.
   std::chrono::milliseconds interval() const;
 

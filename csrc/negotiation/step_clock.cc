@@ -65,13 +65,11 @@ StepClock::StepClock(int size, double lateness_interval)
 void StepClock::arrived(const std::string& name, std::span<const Arrival> arrivals, bool counted) {
   const std::size_t hash = std::hash<std::string>()(name);
   const bool begins_step = names_.contains(hash);
-  const bool blocks = arrivals[0].blocking;
-  if (begins_step || (!names_.empty() && (blocks || blocked_))) {
+  if (begins_step || (!names_.empty() && arrivals[0].after_wait)) {
     close(begins_step);
   } else if (names_.size() == kMostNames) {
     forget();
   }
-  blocked_ = blocks;
   names_.insert(hash);
   for (std::size_t rank = 0; rank < size_; ++rank) burst_.ranks[rank].include(arrivals[rank]);
   if (counted) lateness_.arrived(arrivals, begins_step);
@@ -83,7 +81,7 @@ void StepClock::close(bool begins_step) {
   const TimePoint since = before_ ? before_->end : earliest(burst_.ranks);
   for (std::size_t i = 0; i < size_; ++i) {
     Arrival& rank = burst_.ranks[i];
-    if (!rank.came()) rank = {since, since, /*blocking=*/false};  // it has joined
+    if (!rank.came()) rank = {since, since, /*after_wait=*/false};  // it has joined
     if (!before_) continue;
     // What was submitted in an earlier burst may be answered in this one.
     rank.first = std::max(rank.first, before_->ranks[i].last);

@@ -14,11 +14,11 @@
 // l less the median l of the other ranks (of an even number, the earlier of the two in the middle):
 // *late in between* as far as its f was late in the same sense, and *late in backward* by the rest.
 //
-// A program that blocks in an all-reduce lets all ranks meet in the middle of a step: that of the
-// loss, for example. So a step is cut into *bursts*: a blocking all-reduce is one alone, and so are
-// the others between two of them. The above then holds for each burst, and is summed; the time from
-// the e of a burst to the f of the next burst of the step counts as backward. Last is the rank that
-// was late by the most in all bursts.
+// A program that waits for results in the middle of a step lets all ranks meet there: for the mean
+// of the loss, for example. Who was late before is then not late any more. So a step is cut into
+// *bursts*, where the thread that submits has waited on rank 0. The above then holds for each
+// burst, and is summed; the time from the e of a burst to the f of the next one of the step counts
+// as backward. Last is the rank that was late by the most in all bursts together.
 //
 // A rank that has joined waits from one e to the next max l. A rank that is late in a roll call has
 // the moment at which the roll was closed as its l, since until then the others waited for it.
@@ -97,7 +97,6 @@ class StepClock {
   // The runner's.
   Lateness lateness_;
   std::unordered_set<std::size_t> names_;  // of the step under way, hashed
-  bool blocked_ = false;                   // the last all-reduce was a burst of its own
   Burst burst_;                            // under way
   std::optional<Burst> before_;            // the one before it; its f' is in burst_
   Report step_;                            // sums over the bursts before that, of the same step

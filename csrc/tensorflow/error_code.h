@@ -17,6 +17,7 @@ inline TF_Code code_of(const HvdliteResult& result) {
     case StatusCode::kDuplicateName:
       return TF_INVALID_ARGUMENT;
     case StatusCode::kMismatch:
+    case StatusCode::kDeadlock:
       return TF_FAILED_PRECONDITION;
     case StatusCode::kOutOfMemory:
       return TF_RESOURCE_EXHAUSTED;

@@ -165,7 +165,7 @@ void put_status(Writer& writer, const Status& status) {
 Status get_status(Reader& reader) {
   const auto code = reader.get<std::uint8_t>();
   const auto rank = reader.get<std::int32_t>();
-  if (code == 0 || code > static_cast<int>(StatusCode::kInternal)) reader.reject();
+  if (code == 0 || code > static_cast<int>(kLastStatusCode)) reader.reject();
   return Status(static_cast<StatusCode>(code), "", rank);
 }
 

@@ -8,7 +8,13 @@ from typing import Any
 import keras
 
 from hvdlite import basics
-from hvdlite.errors import ArgumentError, HvdliteError, MismatchError, ReplicasDifferWarning
+from hvdlite.errors import (
+    ArgumentError,
+    DeadlockError,
+    HvdliteError,
+    MismatchError,
+    ReplicasDifferWarning,
+)
 from hvdlite.keras.adapters import keras_2
 from hvdlite.keras.collectives import checksum, describe_by_rank, exchange
 from hvdlite.keras.distribution import distributed_part, first_wire_name
@@ -120,6 +126,8 @@ def agree_on_end_of_epoch(optimizer: Any, batches: int) -> None:
     name, process_set = first
     try:
         basics.engine().barrier(name, process_set, blocking=True).wait()
+    except DeadlockError:
+        raise
     except MismatchError as error:
         raise ArgumentError(
             f"the epoch of rank {basics.rank()} ended after {batches} batches, and another rank's "

@@ -79,6 +79,7 @@ class View:
         self._console = console
         self._viewers: list[Viewer] = []
         self._splitters: dict[int, LineSplitter] = {}
+        self._claims: dict[int, tuple[int, int]] = {}  # by pipe: its rank in the last epoch
         self._ahead = 0.0  # of this process's clock: that of rank 0
         for make in makers:
             self._guard(self._make, make)
@@ -101,27 +102,41 @@ class View:
         splitter = self._splitters.setdefault(number, LineSplitter())
         dropped = splitter.dropped
         for line in splitter.feed(block):
-            self._add(line)
+            self._add(number, line)
         for _ in range(splitter.dropped - dropped):
             self.run.lose()
 
     def closed(self, number: int) -> None:
         """Forget the pipe of a rank."""
         self._splitters.pop(number, None)
+        self._claims.pop(number, None)
 
     def note(self, kind: str, rank: int, text: str) -> None:
         """Add an event that the launcher has seen, such as the death of a worker."""
         self.run.note(Event(time.monotonic() + self._ahead, kind, rank, "", text))
 
-    def _add(self, line: bytes) -> None:
+    def _add(self, number: int, line: bytes) -> None:
         now = time.monotonic()
         try:
             sample = Sample.parse(line)
+            self._claim(number, sample)
             self.run.add(sample, now)
         except Exception:  # A rank can write anything, and the launcher goes on.
             self.run.lose()
         else:
             self._ahead = sample.time - now
+
+    def _claim(self, number: int, sample: Sample) -> None:
+        """Note the rank of a pipe, which has one in each epoch: so the run stays bounded.
+
+        Raises:
+            ValueError: it says to be another rank now.
+        """
+        epoch, rank = self._claims.setdefault(number, (sample.epoch, sample.rank))
+        if epoch < sample.epoch:
+            self._claims[number] = (sample.epoch, sample.rank)
+        elif rank != sample.rank:
+            raise ValueError("a process has one rank in an epoch")
 
     def _guard(self, call: Callable[..., None], *arguments: object) -> bool:
         """Call a viewer; show what it raises as one line, and return whether it raised nothing."""

@@ -16,7 +16,7 @@ class Curves:
     """What a job did in each of some intervals, one after the other.
 
     Attributes:
-        time: at the end of each interval, in seconds since the engine began.
+        time: at the end of each interval, in seconds on rank 0's clock.
         step: the mean time of a step in it, in seconds; None without steps.
         phases: by name, that part of the step, as a mean of all ranks.
         samples: per second, of all ranks.
@@ -50,14 +50,13 @@ def curves(history: Mapping[int, Sequence[Sample]], most: int = 120) -> Curves:
         if seconds <= 0:
             continue
         step, phases = _steps_between(first, last)
-        found.time.append(last.time - last.began)
+        found.time.append(last.time)
         found.step.append(step)
         for name in PHASES:
             found.phases[name].append(phases.get(name))
         found.samples.append((after - before) / seconds)
-        found.bytes.append(
-            (last.counters.get("bytes", 0) - first.counters.get("bytes", 0)) / seconds
-        )
+        moved = last.counters.get("bytes", 0) - first.counters.get("bytes", 0)
+        found.bytes.append(max(0, moved) / seconds)  # Another engine counts from 0.
     return found
 
 

@@ -64,7 +64,7 @@ class Gate:
             return PlainTextResponse("The Host header does not name this host.\n", 400)
         cookie = f"hvdlite-live-{found[3] or 80}"  # A browser has one set of cookies for all ports.
         given = request.query_params.get("token")
-        if request.url.path == "/" and given is not None:
+        if request.scope["path"] == "/" and given is not None:
             if not self._fits(given):
                 return self._ask()
             answer = RedirectResponse("/", 303)

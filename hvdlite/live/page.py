@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -101,6 +102,8 @@ class Page:
         self._thread.join(2 * _GRACE)
 
     def _serve(self) -> None:
+        # Signals are for the main thread. This also turns SIGPIPE into an error.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._server.serve([self._listener.socket]))

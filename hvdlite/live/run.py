@@ -143,6 +143,7 @@ class Run:
         self._ranks: dict[int, _History] = {}
         self._epoch = 0
         self._past_steps = 0  # of earlier epochs
+        self._began: float | None = None
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._lost = 0
         self._totals = Totals()
@@ -159,6 +160,8 @@ class Run:
                 return  # It comes from a world that has ended.
             if sample.epoch > self._epoch:
                 self._begin(sample.epoch)
+            if self._began is None:
+                self._began = sample.began
             self._ranks.setdefault(sample.rank, _History()).add(sample, now)
             self._events.extend(sample.events)
             self._totals.add(sample)
@@ -178,6 +181,11 @@ class Run:
     def lost(self) -> int:
         """How many lines could not be read."""
         return self._lost
+
+    @property
+    def began(self) -> float:
+        """When the first epoch began, on rank 0's clock; 0 before the first line."""
+        return self._began or 0.0
 
     def events(self) -> list[Event]:
         """Return the last events, the oldest first."""

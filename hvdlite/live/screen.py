@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from hvdlite.live.rows import Painter, headline
@@ -75,9 +76,8 @@ class Screen:
             self._terminal.say(headline(figures, self._about, time.time()))
         self._terminal.drained(_LONGEST_END)
 
-    def _guard(self, show: object) -> None:
+    def _guard(self, show: Callable[[], None]) -> None:
         try:
-            assert callable(show)
             show()
         except Exception as error:  # The job does not need its screen.
             self._terminal.show([], 0)

@@ -7,6 +7,7 @@ not know: the page shows that as unknown, and the metrics leave it out.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -66,6 +67,7 @@ class Service:
         self._page.stop(_end())
 
     def _read(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # They are for the script.
         with open(self._source, "rb") as lines:
             for line in lines:
                 try:

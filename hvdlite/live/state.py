@@ -36,7 +36,10 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
     lasting = run.figures(_LONG_SPAN, now)
     late = straggler(lasting) if lasting else None
     latest = run.latest()
-    began = min((sample.began for sample in latest), default=0.0)
+    began = run.began
+    over_time = asdict(curves(run.history()))
+    over_time["time"] = [time - began for time in over_time["time"]]
+    events = sorted(run.events(), key=lambda event: event.time)  # They come a second late or less.
     told = {
         "program": program,
         "outcome": outcome,
@@ -45,10 +48,9 @@ def state(run: Run, now: float, program: str, outcome: str | None = None) -> byt
         "ranks": [_rank(rank, late) for rank in figures.ranks] if figures else [],
         "stalled": [asdict(stall) for stall in figures.stalled] if figures else [],
         "events": [
-            {**asdict(event), "time": event.time - began}
-            for event in run.events()[: -_EVENTS - 1 : -1]
+            {**asdict(event), "time": event.time - began} for event in events[: -_EVENTS - 1 : -1]
         ],
-        "curves": asdict(curves(run.history())),
+        "curves": over_time,
     }
     return json.dumps(_plain(told), separators=(",", ":"), allow_nan=False).encode()
 

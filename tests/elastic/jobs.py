@@ -35,12 +35,15 @@ def run_job(
     timeout: float = 60.0,
     status: int = 0,
 ) -> Job:
-    """Run workers of this folder's script under hvdlite-run; they may die down to the last one."""
+    """Run workers of this folder's script under hvdlite-run; they may die down to the last one.
+
+    The sentinel compares their replicas, also in steps in which some die.
+    """
     result = run_launcher(
         *("-np", str(ranks), "--min-np", "1", "--max-np", str(ranks), *flags),
         *(sys.executable, str(_FOLDER / script), plan.as_json()),
         timeout=timeout,
-        env={"OMP_NUM_THREADS": "1"},
+        env={"OMP_NUM_THREADS": "1", "HVDLITE_CHECK_REPLICAS": "2"},
     )
     assert result.returncode == status, f"{result.stdout}\n{result.stderr}"
     return Job(result, read_journals(Path(plan.folder)))

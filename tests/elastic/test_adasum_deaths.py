@@ -15,7 +15,7 @@ def test_step_by_adasum_is_of_the_same_ranks_for_all_parameters() -> None:
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
         *(sys.executable, str(WORKER)),
         timeout=100.0,
-        env={"OMP_NUM_THREADS": "1"},
+        env={"OMP_NUM_THREADS": "1", "HVDLITE_CHECK_REPLICAS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     lines = [line for line in result.stdout.splitlines() if "steps" in line]

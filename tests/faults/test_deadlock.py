@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from faults.arrays import ones, works
 from harness import run_world
 from hvdlite import _core, basics
-from hvdlite.errors import HvdliteError, MismatchError
+from hvdlite.errors import DeadlockError, HvdliteError
+from launcher import run_launcher
 
 GRACE = {"HVDLITE_DEADLOCK_GRACE": "1"}
 EXACTLY = "call the same operations in the same order on all ranks"
@@ -29,7 +31,7 @@ def caught(call: Any, *arguments: Any) -> dict[str, Any]:
     begun = time.monotonic()
     try:
         call(*arguments)
-    except MismatchError as error:
+    except DeadlockError as error:
         return {"message": str(error), "seconds": time.monotonic() - begun}
     return {"message": "", "seconds": time.monotonic() - begun}
 
@@ -76,7 +78,7 @@ def other_order() -> list[str]:
         try:
             calls[name]()
             messages.append("went well")
-        except hvd.MismatchError as error:
+        except hvd.DeadlockError as error:
             messages.append(str(error))
     assert hvd.allgather_object(hvd.rank()) == [0, 1]
     return messages
@@ -88,6 +90,32 @@ def test_two_blocking_calls_in_another_order_fail_on_both_ranks() -> None:
             assert "deadlock: rank" in message
             assert "'loss'" in message
             assert EXACTLY in message
+
+
+def backward_against_barrier() -> dict[str, Any]:
+    import torch
+
+    import hvdlite.torch as hvd
+
+    hvd.init()
+    layer = torch.nn.Linear(4, 4)
+    adam = torch.optim.Adam(layer.parameters())
+    optimizer = hvd.DistributedOptimizer(adam, named_parameters=layer.named_parameters())
+    for _ in range(2):
+        layer(torch.ones(4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if hvd.rank() == 0:
+        return caught(hvd.barrier)
+    return caught(layer(torch.ones(4)).sum().backward)
+
+
+def test_a_backward_against_a_barrier_is_an_error_on_both_ranks() -> None:
+    for result in run_world(2, backward_against_barrier, env=GRACE):
+        message = result.value["message"]
+        assert "deadlock: rank" in message
+        assert "rank 0 waits for rank 1 in barrier" in message
+        assert "rank 1 waits for rank 0 in allreduce" in message
 
 
 def receive_first() -> dict[str, Any]:
@@ -203,6 +231,42 @@ def test_threads_that_submit_nothing_do_not_hide_a_deadlock() -> None:
         assert "deadlock: " in result.value["message"]
 
 
+def wait_at_the_end_of_a_backward(called: int) -> dict[str, Any]:
+    """Wait in a thread like that of autograd for a GPU, where `called` threads call backward()."""
+    import _thread
+
+    basics.init()
+    assert works("before")
+    ended = threading.Lock()
+    ended.acquire()
+    said: list[dict[str, Any]] = []
+
+    def at_end() -> None:
+        said.append(caught(barrier, "backward" + str(basics.rank())))
+        ended.release()
+
+    # Functions of modules of these names, whose threads Python's `threading` has not started.
+    end: dict[str, Any] = {"__name__": "hvdlite.torch.optimizers.backward", "call": at_end}
+    exec("def run(): call()", end)
+    inside: dict[str, Any] = {"__name__": "torch.autograd.graph", "wait": time.sleep}
+    exec("def run(): wait(4)", inside)
+    _thread.start_new_thread(end["run"], ())
+    for _ in range(called):
+        _thread.start_new_thread(inside["run"], ())
+    exec("def run(): lock.acquire()", {**inside, "lock": ended}, inside)
+    inside["run"]()
+    assert works("after")
+    return said[0]
+
+
+@pytest.mark.parametrize("called", [0, 1])
+def test_the_thread_that_called_a_backward_does_not_count_at_its_end(called: int) -> None:
+    begun_late = 4.0 if called else 0.0
+    for result in run_world(2, wait_at_the_end_of_a_backward, args=(called,), env=GRACE):
+        assert "deadlock: " in result.value["message"]
+        assert result.value["seconds"] >= begun_late
+
+
 def wait_in_two_threads() -> list[dict[str, Any]]:
     """Wait in two threads each; one more thread of rank 0 is busy at first."""
     basics.init()
@@ -270,3 +334,37 @@ def test_the_knob_switches_the_proof_off() -> None:
     env = {"HVDLITE_DEADLOCK_GRACE": "0", "HVDLITE_STALL_SHUTDOWN": "3.2"}
     for result in run_world(2, without_a_proof, env=env):
         assert result.value == "StalledError"
+
+
+ELASTIC = """
+import sys
+from hvdlite import basics
+from hvdlite.elastic import ObjectState, run
+from hvdlite.objects import allgather_object, broadcast_object
+
+@run
+def train(state):
+    print("call", basics.rank(), flush=True)
+    for state.step in range(state.step, 4):
+        allgather_object(state.step)
+        state.commit()
+    if basics.rank() == 0:
+        basics.engine().barrier("end of epoch").wait()
+    else:
+        allgather_object("rows")
+
+basics.init()
+train(ObjectState(broadcast_object, basics.rank, step=0))
+"""
+
+
+def test_an_elastic_job_does_not_begin_again_after_a_deadlock() -> None:
+    result = run_launcher(
+        *("-np", "2", "--min-np", "2", "--max-np", "2", sys.executable, "-c", ELASTIC),
+        timeout=60.0,
+        env=GRACE,
+    )
+    assert result.returncode == 1, result.stderr
+    assert "DeadlockError: deadlock: rank " in result.stderr
+    assert "in barrier 'end of epoch'" in result.stderr
+    assert result.stdout.count("call") == 2, result.stdout

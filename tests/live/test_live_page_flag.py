@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,11 @@ def fetch(address: str, token: str) -> bytes:
         return answer.read()
 
 
-def wait_for_steps(address: str, token: str) -> dict[str, Any]:
+def wait_for_steps(address: str, token: str, more_than: int = 30) -> dict[str, Any]:
     deadline = time.monotonic() + SECONDS
     while True:
         told = json.loads(fetch(f"{address}state.json", token))
-        if told["job"] and told["job"]["steps"] > 30 and len(told["ranks"]) == 2:
+        if told["job"] and told["job"]["steps"] > more_than and len(told["ranks"]) == 2:
             return told
         assert time.monotonic() < deadline, told
         time.sleep(0.2)
@@ -134,6 +135,8 @@ def test_a_job_of_two_ranks_is_shown_until_its_end(tmp_path: Path) -> None:
         assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
         assert all(rank["rss"] > 1 << 20 for rank in told["ranks"])
         assert told["ranks"][0]["waiting"] > told["ranks"][1]["waiting"]
+        assert told["job"]["samples"] > 0
+        assert 0 < told["job"]["values"]["loss"] < 1
         metrics = fetch(f"{address}metrics", token).decode()
         for rank in (0, 1):
             series = f'hvdlite_rank_up{{host="{socket.gethostname()}",rank="{rank}"}} 1.0'
@@ -141,7 +144,10 @@ def test_a_job_of_two_ranks_is_shown_until_its_end(tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{address}events", headers={"Authorization": f"Bearer {token}"}
         )
-        with urllib.request.urlopen(request, timeout=SECONDS) as stream:
+        with urllib.request.urlopen(request, timeout=SECONDS) as stream, ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(urllib.request.urlopen(request, timeout=SECONDS))  # never read
+            wait_for_steps(address, token, more_than=told["job"]["steps"] + 30)
             stop.touch()
             states = [json.loads(line[6:]) for line in stream if line.startswith(b"data: ")]
         assert process.wait(SECONDS) == 0

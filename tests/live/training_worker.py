@@ -14,6 +14,7 @@ from array import array
 from pathlib import Path
 
 from hvdlite import _core, basics
+from hvdlite.observed import observe
 
 
 class Gradient:
@@ -41,6 +42,7 @@ def main() -> None:
         weight, bias = Gradient("layer.weight", 1.0), Gradient("layer.bias", stop.exists())
         assert weight.wait() == size
         ended = bias.wait() > 0
+        observe(samples=16, loss=1 / (1 + steps))
         steps += 1
     basics.shutdown()
     if rank == 0:

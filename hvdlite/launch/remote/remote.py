@@ -71,6 +71,7 @@ class RemoteWorker:
         self._write: dict[int, int] = {}
         for sink in (STDOUT, STDERR, *more):
             self._read[sink], self._write[sink] = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._write[sink], sink != LIVE)  # Samples make nobody wait.
 
     @property
     def rank(self) -> int:
@@ -119,13 +120,13 @@ class RemoteWorker:
         )
 
     def write(self, sink: int, data: bytes) -> None:
-        """Pass output on; this blocks while the pipe is full."""
+        """Pass output on; this blocks while the pipe is full, or drops what is for a view."""
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._write[sink], view) :]
         except OSError:
-            pass  # The supervisor has closed the read end.
+            pass  # The supervisor has closed the read end, or samples found no room.
 
     def end(self, ending: Ending) -> None:
         """Note how the rank ended, and wake the supervisor; later calls do nothing."""

@@ -116,6 +116,7 @@ function showRanks(ranks) {
 
 function showEvents(events) {
   byId("no-events").hidden = events.length > 0;
+  byId("events-table").hidden = !events.length;
   const make = () => element("tr", "", element("td"), element("td", "text"), element("td"), element("td", "text"));
   fill(byId("events"), events.length, make).forEach((row, i) => {
     const one = events[i];
@@ -241,7 +242,7 @@ function drawBars(ranks) {
   const most = roundUp(Math.max(...ranks.map(sum), 1e-6));
   const { pen, width, height } = chart;
   const left = 58;
-  const each = Math.min(36, (height - 22) / Math.max(1, ranks.length));
+  const each = Math.min(60, (height - 22) / Math.max(1, ranks.length));
   const long = (seconds) => (seconds / most) * (width - left - 4);
   ranks.forEach((rank, i) => {
     let from = left;
@@ -268,6 +269,7 @@ function drawAll() {
   drawBars(shown.ranks);
   drawOver("step", times, PHASES.map((name) => [name, phases[name]]), time);
   drawOver("samples", times, [["accent", samples]], number);
+  if (!samples.some((one) => one)) write(byId("samples").parentNode.querySelector("output"), "not given: hvd.observe(samples=...)");
   drawOver("bytes", times, [["accent", moved]], bytes);
 }
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from hvdlite import _core
+from hvdlite import _core, reporting
 from hvdlite.bootstrap.address import fresh_unix_address, interface_address, resolve
 from hvdlite.bootstrap.connect import connect
 from hvdlite.bootstrap.connection import Connection
@@ -58,7 +58,7 @@ def make_engine(member: Membership) -> _core.Engine:
     """
     deadline = Deadline(member.timeout.total_seconds())
     if member.size == 1:
-        return make_world(Connection(), deadline, bytes(JOB_ID_BYTES), records=False).engine
+        return _start(member, Connection(), deadline, bytes(JOB_ID_BYTES))
     around = surroundings()
     board = _Board(member, deadline)
     with contextlib.ExitStack() as stack:
@@ -78,7 +78,16 @@ def make_engine(member: Membership) -> _core.Engine:
             job_id=bytes.fromhex(invitation["job_id"]),
         )
         connection = connect(worker, _core.create_segment, _core.agreed_knobs(), deadline)
-    return make_world(connection, deadline, worker.job_id, records=False).engine
+    return _start(member, connection, deadline, worker.job_id)
+
+
+def _start(
+    member: Membership, connection: Connection, deadline: Deadline, job_id: bytes
+) -> _core.Engine:
+    """Start the engine; that of the first group, the default one, is reported to a view."""
+    engine = make_world(connection, deadline, job_id, records=False).engine
+    reporting.follow_unless_busy(engine, member.rank, member.size)
+    return engine
 
 
 class _Board:

@@ -23,7 +23,7 @@ from hvdlite.torch.collectives.allreduce import start_reducing
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.collectives.tensors import grouped
 from hvdlite.torch.optimizers.bucket_plan import plan_buckets
-from hvdlite.torch.optimizers.layout import digest, explain, meet_without_parameters
+from hvdlite.torch.optimizers.layout import differs, digest, explain, meet_without_parameters
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
 from hvdlite.torch.optimizers.transaction import StepTransaction
 from hvdlite.torch.optimizers.wrapping import Wrapping, own_step, take_step_back
@@ -155,7 +155,7 @@ class DistributedAdasum(Wrapping):
             try:
                 results.append(handle.wait())
             except MismatchError as error:
-                if number == 0:
+                if number == 0 and differs(error):
                     in_flight = [f"{self._adasum_name}.{i}" for i in range(1, len(started))]
                     in_flight += self._adasum_replicas.operations
                     self._adasum_replicas.begin_anew()

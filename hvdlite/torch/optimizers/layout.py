@@ -13,12 +13,13 @@ import contextlib
 import json
 import zlib
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 
 from hvdlite import _core, basics, ops
 from hvdlite.compression import travels_as
-from hvdlite.errors import HvdliteError, MismatchError
+from hvdlite.errors import DeadlockError, HvdliteError, MismatchError
 from hvdlite.gather_bytes import gather_bytes
 from hvdlite.process_sets import ProcessSet, member_id
 from hvdlite.replicas import ranks_text
@@ -54,6 +55,11 @@ def layout_spec(
         memory.device.index if memory.is_cuda else -1,
         travels_as(wire, str(memory.dtype).removeprefix("torch.")),
     )
+
+
+def differs(error: HvdliteError) -> TypeGuard[MismatchError]:
+    """Return whether all ranks got this error of a first bucket, so that all of them explain it."""
+    return isinstance(error, MismatchError) and not isinstance(error, DeadlockError)
 
 
 def explain(
@@ -111,6 +117,8 @@ def meet_without_parameters(name: str, process_set: ProcessSet) -> None:
     try:
         start_allreduce(f"{name}.0", specs, reduction, empty, blocking=True).wait()
     except MismatchError as error:
+        if not differs(error):
+            raise
         raise explain(name, [], [], process_set, error) from None
 
 

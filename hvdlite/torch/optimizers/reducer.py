@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 from hvdlite import basics, operation_names, ops
-from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError, MismatchError
+from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizers import phases
 from hvdlite.torch.optimizers.backward import BackwardEnd, queue
 from hvdlite.torch.optimizers.bucket_making import make_buckets
 from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
-from hvdlite.torch.optimizers.layout import explain, meet_without_parameters
+from hvdlite.torch.optimizers.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
 from hvdlite.torch.optimizers.ownership import Division, Ownership
@@ -400,7 +400,7 @@ class GradientReducer:
 
     def _explain(self, bucket: GradientBucket, error: HvdliteError) -> HvdliteError:
         """Say why buckets differ; all ranks take part, with another failure, too."""
-        if bucket is not self._buckets[0] or not isinstance(error, MismatchError):
+        if bucket is not self._buckets[0] or not differs(error):
             return error
         buckets = [one.named_parameters for one in self._buckets]
         in_flight = [name for one in self._buckets for name in one.operations]

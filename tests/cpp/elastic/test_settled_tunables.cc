@@ -21,6 +21,13 @@ bool step_once(ElasticJob::Worker& worker) {
   return true;
 }
 
+// The kinds of the events of an engine.
+std::vector<std::string> kinds_of(Engine& engine) {
+  std::vector<std::string> kinds;
+  for (const Event& event : engine.live().events) kinds.push_back(event.kind);
+  return kinds;
+}
+
 // The epochs that this worker has seen begin.
 std::size_t epochs_of(ElasticJob::Worker& worker) {
   const MutexLock lock(worker.mutex);
@@ -63,4 +70,10 @@ TEST(elastic_settings_that_were_found_hold_in_later_epochs_without_a_search) {
   CHECK(last.engines[2]->settled() == found);
   CHECK(job.workers()[1]->engines[1]->tunables() == *found);
   CHECK(last.lobby->settled() == found);
+  // Who was rank 1 saw rank 0 die, and was rank 0 itself then.
+  Engine& before = *job.workers()[1]->engines[0];
+  Engine& after = *job.workers()[1]->engines[1];
+  CHECK_EQ(kinds_of(before), std::vector<std::string>{"error"});
+  const std::vector<std::string> told = kinds_of(after);
+  CHECK(told.size() >= 2 && told[0] == "epoch" && told[1] == "tuned");
 }

@@ -44,7 +44,7 @@ void check_sum(Engine& engine, const std::string& name) {
 }
 
 void check_deadlock(const Status& status, const std::string& side) {
-  CHECK_STATUS(status, StatusCode::kMismatch);
+  CHECK_STATUS(status, StatusCode::kDeadlock);
   CHECK(has(status.message(), "deadlock: "));
   CHECK(has(status.message(), side));
 }

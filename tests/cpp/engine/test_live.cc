@@ -137,7 +137,7 @@ TEST(live_tells_nothing_of_a_clean_end) {
 
 TEST(live_tells_what_stalls_and_forgets_it_when_it_goes_on) {
   Config config = quick_config();
-  config.stall_warning = 0.1;
+  config.stall_warning = 0.5;
   run_world(
       {0, 0},
       [](int rank, Engine& engine) {
@@ -150,7 +150,16 @@ TEST(live_tells_what_stalls_and_forgets_it_when_it_goes_on) {
           return;
         }
         CHECK_OK(engine.enqueue(entry, /*blocking=*/false));
-        CHECK(soon([&] { return !engine.live().stalls.empty(); }));
+        std::vector<Event> all;
+        CHECK(soon([&] {
+          const Live live = engine.live();
+          all.insert(all.end(), live.events.begin(), live.events.end());
+          return !live.stalls.empty();
+        }));
+        for (const Event& event : all) {
+          CHECK_EQ(event.name, std::string("slow"));
+          CHECK_EQ(event.rank, 1);
+        }
         engine.note("late", "slow", "a note of Python's");
         const Live live = engine.live();
         if (!live.stalls.empty()) {
@@ -160,9 +169,24 @@ TEST(live_tells_what_stalls_and_forgets_it_when_it_goes_on) {
           CHECK_EQ(live.stalls[0].missing, std::vector<int>{1});
         }
         CHECK(has_kind(live.events, "late"));
+        CHECK(has_kind(all, "stall"));
         CHECK_OK(finish(engine, entry));
         CHECK_OK(run(engine, change_entry(Kind::kBarrier, "end")));
         CHECK(soon([&] { return engine.live().stalls.empty(); }));
+      },
+      config);
+}
+
+TEST(live_tells_who_is_late_when_the_log_does) {
+  Config config = quick_config();
+  config.lateness_interval = 0.2;
+  run_world(
+      {0, 0},
+      [](int rank, Engine& engine) {
+        train(engine, {1, 0, 20ms}, 30);
+        const std::vector<Event> events = engine.live().events;
+        CHECK_EQ(has_kind(events, "late"), rank == 0);
+        if (!events.empty()) CHECK_EQ(events[0].rank, 1);
       },
       config);
 }

@@ -78,7 +78,7 @@ TEST(deadlock_of_two_ranks_fails_both_operations_after_the_grace) {
   CHECK(waits.watch.due() == kStart + 1100ms);
   const auto failed = waits.failures(kStart + 1100ms);
   CHECK_EQ(failed.size(), std::size_t{2});
-  for (const auto& [name, error] : failed) CHECK_STATUS(error, StatusCode::kMismatch);
+  for (const auto& [name, error] : failed) CHECK_STATUS(error, StatusCode::kDeadlock);
   const std::string side_x = "rank 0 waits for rank 1 in barrier 'x'";
   const std::string side_y = "rank 1 waits for rank 0 in allreduce 'y'";
   const std::string rest =
@@ -235,7 +235,7 @@ TEST(deadlock_of_a_change_of_process_sets_fails_the_change_for_all_ranks) {
             "'x'; nothing else is under way on these ranks: every rank changes process sets at "
             "the same point"));
   waits.submit(1, change);
-  CHECK_STATUS(waits.coordinator.take_responses().at(0).error, StatusCode::kMismatch);
+  CHECK_STATUS(waits.coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
 }
 
 TEST(deadlock_of_many_ranks_is_told_in_a_short_text) {

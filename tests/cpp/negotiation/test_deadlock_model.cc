@@ -267,7 +267,7 @@ class Model {
       answered.emplace_back(operation, only.empty() ? operations_[operation].ranks : only);
       if (!deadlock) continue;
       ++failed_;
-      CHECK_STATUS(response.error, StatusCode::kMismatch);
+      CHECK_STATUS(response.error, StatusCode::kDeadlock);
       CHECK(!can_end_well(operation));
     }
     for (const auto& [operation, recipients] : answered) {

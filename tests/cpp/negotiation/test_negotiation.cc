@@ -174,7 +174,12 @@ TEST(stall_monitor_names_tensors_missing_ranks_and_their_last_activity) {
   CHECK(monitor.check(kStart + 9s).empty());
   const auto warnings = monitor.check(kStart + 11s);
   CHECK_EQ(warnings.size(), std::size_t{2});
-  std::string all = warnings[0] + warnings[1];
+  std::string all = warnings[0].text + warnings[1].text;
+  for (const auto& warning : warnings) {
+    const bool early = warning.name == "early";
+    CHECK(early || warning.name == "late");
+    CHECK_EQ(warning.rank, early ? 0 : 1);
+  }
   CHECK(all.find("'late'") != std::string::npos);
   CHECK(all.find("rank 1 (last submitted 'early' 11.0 s ago)") != std::string::npos);
   CHECK(all.find("rank 2 (has submitted nothing yet)") != std::string::npos);
@@ -203,15 +208,16 @@ TEST(stall_monitor_says_join_where_ranks_wait_for_each_other) {
   CHECK_OK(coordinator.submit(1, allreduce_of("gradient", 4), kStart + 5s));
   const auto first = monitor.check(kStart + 10s);
   CHECK_EQ(first.size(), std::size_t{1});
-  CHECK(first[0].find("; rank 1 waits for rank 0 in allreduce 'gradient': if ranks have different "
-                      "numbers of steps, end the loop on every rank with hvd.join()") !=
-        std::string::npos);
+  CHECK(first[0].text.find(
+            "; rank 1 waits for rank 0 in allreduce 'gradient': if ranks have different "
+            "numbers of steps, end the loop on every rank with hvd.join()") != std::string::npos);
   Request join;
   join.kind = Kind::kJoin;
   join.name = kJoinName;
   CHECK_OK(coordinator.submit(2, join, kStart + 11s));
-  for (const std::string& text : monitor.check(kStart + 40s)) {
-    CHECK(text.find("rank 2") == std::string::npos);  // nobody waits for a rank that has joined
+  for (const auto& warning : monitor.check(kStart + 40s)) {
+    CHECK(warning.text.find("rank 2") ==
+          std::string::npos);  // nobody waits for a rank that has joined
   }
 }
 
@@ -330,7 +336,7 @@ TEST(stall_monitor_lets_ranks_train_while_others_have_joined) {
   coordinator.take_responses();
   const auto warnings = monitor.check(kStart + 71s);
   CHECK_EQ(warnings.size(), std::size_t{1});
-  CHECK(warnings[0].find("join() has waited") == 0);
+  CHECK(warnings[0].text.find("join() has waited") == 0);
   (void)monitor.check(kStart + 90s);
   CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kStalled);
 }

@@ -309,11 +309,11 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   (void)monitor.check(kStart + 12s);
   const auto responses = coordinator.take_responses();
   CHECK_EQ(responses.size(), std::size_t{1});
-  CHECK_STATUS(responses.at(0).error, StatusCode::kMismatch);
+  CHECK_STATUS(responses.at(0).error, StatusCode::kDeadlock);
   CHECK(
       says(responses[0].error, "rank 0 waits for rank 2 in add_process_set, and rank 2 waits for"));
   CHECK_OK(coordinator.submit(1, adding({0, 1}), kStart + 13s));
-  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kMismatch);
+  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
 }
 
 // In an elastic job a commit comes between the two, by the members as they were.

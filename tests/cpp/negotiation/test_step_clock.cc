@@ -151,7 +151,7 @@ TEST(step_clock_sees_who_was_late_although_all_ranks_meet_later_in_the_step) {
     clock.arrived("b", Arrivals{alone(at + 10ms), alone(at + 40ms)}, kCounted);
     clock.ended(kBegin + at + 45ms);
     Arrivals loss = {alone(at + 61ms), alone(at + 60ms)};
-    loss[0].blocking = true;
+    loss[0].after_wait = true;
     clock.arrived("loss", loss, kCounted);
     clock.ended(kBegin + at + 63ms);
   }
@@ -169,13 +169,13 @@ TEST(step_clock_sees_who_was_late_although_all_ranks_meet_later_in_the_step) {
   CHECK(sum(report.ranks[1]) == 300ms);
 }
 
-TEST(step_clock_sums_what_a_rank_is_late_in_all_blocking_all_reduces) {
+TEST(step_clock_sums_what_a_rank_is_late_in_all_bursts) {
   StepClock clock(2, 0);
   for (int i = 0; i < 5; ++i) {
     for (int layer = 0; layer < 4; ++layer) {
       const Duration at = i * 100ms + layer * 20ms;
       Arrivals both = {alone(at), alone(at + 6ms)};
-      both[0].blocking = true;
+      both[0].after_wait = true;
       clock.arrived("layer" + std::to_string(layer), both, kCounted);
       clock.ended(kBegin + at + 7ms);
     }

@@ -67,6 +67,11 @@ def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
             assert row[figure] > 0
 
 
+def test_sentinel_is_measured_beside_the_same_steps_without_it() -> None:
+    [row] = rows_of("step.py", "--np", "2", "--model", "transformer", "--sentinel")
+    assert row["check_ms"] > 0 and row["watched_ratio"] > 0
+
+
 def test_modes_print_a_row_for_each_mode_and_delay() -> None:
     rows = rows_of("modes.py", "--np", "2")
     delays = ("hiccup", "tail", "slow")
@@ -96,6 +101,13 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
     for row in rows:
         for figure in ("off_us", "on_us", "off_again_us", "on_to_off", "noise"):
             assert row[figure] > 0
+
+
+def test_live_prints_what_the_view_costs() -> None:
+    (row,) = rows_of("live.py", "--np", "2")
+    assert row["tensors"] == 200 and row["turns"] == 1
+    for figure in ("off_ms", "on_ms", "off_again_ms", "on_to_off", "noise"):
+        assert row[figure] > 0
 
 
 def test_gpu_step_runs_without_a_gpu() -> None:

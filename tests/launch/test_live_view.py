@@ -1,0 +1,156 @@
+"""The launcher's side of a view: lines of the ranks, and viewers that may fail."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from harness import base_environment
+from hvdlite.launch.description import Description
+from hvdlite.launch.job import run_job
+from hvdlite.launch.output.console import Console
+from hvdlite.launch.view import LineSplitter, View
+from hvdlite.live.run import Run
+from hvdlite.live.sample import RankSteps, Sample, Steps
+from hvdlite.live.viewer import About, End
+from launch.live_ranks import SAMPLES
+from launch.marked import python
+
+ABOUT = About(("train.py",), 2, ("here",), 0.0)
+
+
+class Said(Console):
+    """A console that keeps what the launcher says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class Kept:
+    """A viewer that keeps what it is given, and may fail."""
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.run: Run | None = None
+        self.about: About | None = None
+        self.end: End | None = None
+        self._fails_in = fails_in
+
+    def start(self, run: Run, about: About) -> None:
+        if self._fails_in == "start":
+            raise RuntimeError("no start")
+        self.run, self.about = run, about
+
+    def stop(self, end: End) -> None:
+        self.end = end
+        if self._fails_in == "stop":
+            raise RuntimeError("no stop")
+
+
+def sample(rank: int = 0, **more: object) -> Sample:
+    steps = Steps(3, 0.3, (RankSteps(0, 0, 0, 0, 0, 0, 0),) * 2)
+    return Sample(rank, 2, 0, "h", 1, 5.0, 1.0, {}, steps=steps, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_lines_come_whole_however_they_are_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    lines = [b"x" * draw.choice((0, 1, 7, 50, 51, 400)) for _ in range(30)]
+    text = b"".join(line + b"\n" for line in lines) + b"rest"
+    splitter, found = LineSplitter(longest=50), []
+    while text:
+        cut = draw.randrange(1, 80)
+        found += splitter.feed(text[:cut])
+        text = text[cut:]
+    assert found == [line for line in lines if len(line) <= 50]
+    assert splitter.dropped == sum(len(line) > 50 for line in lines)
+
+
+def test_what_is_not_a_sample_is_counted() -> None:
+    with Said() as console:
+        view = View([], console)
+        view.took(0, sample().line()[:30])
+        view.took(1, b"nonsense\n" + sample(1).line())
+        view.took(0, sample().line()[30:])
+        for _ in range(100):
+            view.took(7, b"x" * 100_000)
+        view.closed(7)
+        assert [one.rank for one in view.run.latest()] == [0, 1]
+        assert view.run.lost == 2  # the nonsense, and one endless line
+        assert console.lines == []
+
+
+def test_a_pipe_speaks_for_one_rank_in_an_epoch() -> None:
+    with Said() as console:
+        view = View([], console)
+        for rank in (0, 1, 1, 0):
+            view.took(5, sample(rank).line())
+        assert [one.rank for one in view.run.latest()] == [0]
+        assert view.run.lost == 2
+        view.took(5, replace(sample(1), epoch=1).line())
+        view.closed(5)
+        view.took(5, replace(sample(0), epoch=1).line())
+        assert [one.rank for one in view.run.latest()] == [0, 1]
+
+
+def test_event_of_the_launcher_has_the_time_of_the_samples() -> None:
+    with Said() as console:
+        view = View([], console)
+        view.took(0, sample().line())
+        view.note("worker", -1, "worker 3 died")
+        (event,) = view.run.events()
+    assert event.text == "worker 3 died"
+    assert event.time == pytest.approx(5.0, abs=1.0)
+
+
+def test_viewer_that_fails_is_one_line_and_the_others_go_on() -> None:
+    well, starts, stops = Kept(), Kept("start"), Kept("stop")
+
+    def cannot_be_made(console: Console) -> Kept:
+        raise OSError("no port")
+
+    with Said() as console:
+        makers = [cannot_be_made, *(lambda _, one=one: one for one in (starts, stops, well))]
+        view = View(makers, console)
+        view.start(ABOUT)
+        view.stop(End(3, "rank 1 failed first"))
+        view.stop(End(0, ""))
+        assert console.lines == [
+            "no live view: OSError: no port",
+            "no live view: RuntimeError: no start",
+            "no live view: RuntimeError: no stop",
+        ]
+    assert well.run is view.run and well.about is ABOUT
+    assert well.end == stops.end == End(3, "rank 1 failed first")
+    assert starts.end is None
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "why"),
+    [("report(5)", 0, ""), ("report(5); sys.exit(3)", 3, "failed first: exit status 3")],
+)
+def test_viewers_see_a_job_from_its_start_to_its_end(code: str, status: int, why: str) -> None:
+    kept = Kept()
+    command = python(SAMPLES + code)
+    before = time.time()
+    what = Description(command, 2, base_environment(), viewers=[lambda console: kept])
+    assert run_job(what).status == status
+    assert kept.about is not None and kept.end is not None and kept.run is not None
+    assert kept.about.command == tuple(command) and kept.about.ranks == 2
+    assert len(kept.about.hosts) == 1 and before <= kept.about.began <= time.time()
+    assert kept.end.status == status
+    assert why in kept.end.why and bool(why) == bool(kept.end.why)
+    assert {one.rank for one in kept.run.latest()} >= {0}
+
+
+def test_job_that_cannot_begin_ends_its_viewers() -> None:
+    kept = Kept()
+    what = Description(["/does/not/exist"], 1, {}, viewers=[lambda console: kept])
+    run_job(what)
+    assert kept.end is not None and kept.end.status != 0

@@ -1,0 +1,115 @@
+"""`Engine.live()`: where the time of steps goes, and who is late, in which phase."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from faults.arrays import ones, reduce_array, submit
+from harness import run_world
+from hvdlite import basics, lateness
+from hvdlite.live.sample import RankSteps
+
+_GRADIENTS = 6
+_DELAY = 0.03
+
+
+def _train(late: int, phase: str, steps: int, loss: bool = False) -> dict[str, Any]:
+    """Make steps in which one rank sleeps; return what rank 0's engine says of them."""
+    basics.init()
+    gradients = [ones(2000) for _ in range(_GRADIENTS)]
+    for _ in range(steps):
+        if phase == "between" and basics.rank() == late:
+            time.sleep(_DELAY)
+        handles = []
+        for number, gradient in enumerate(gradients):
+            if phase == "backward" and number == 3 and basics.rank() == late:
+                time.sleep(_DELAY)
+            time.sleep(0.0005)
+            handles.append(submit(gradient, f"gradient{number}"))
+        for handle in handles:
+            handle.wait()
+        if loss:
+            array = ones(1)
+            reduce_array(array, "loss")
+    told = basics.engine().live()
+    told["lateness"] = lateness.lateness() if basics.rank() == 0 else []
+    return told
+
+
+def _rows(told: dict[str, Any]) -> list[RankSteps]:
+    return [RankSteps(*row) for row in told["steps"]["ranks"]]
+
+
+@pytest.mark.parametrize("loss", [False, True], ids=["gradients", "and a loss"])
+@pytest.mark.parametrize("phase", ["between", "backward"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_planted_delay_is_that_of_the_right_rank_and_phase(
+    size: int, phase: str, loss: bool
+) -> None:
+    results = run_world(size, _train, size - 1, phase, 27, loss, timeout=60)
+    told = results[0].value
+    steps = told["steps"]
+    assert 25 <= steps["count"] <= 26
+    rows = _rows(told)
+    late = rows[-1]
+    assert late.last >= 0.8 * steps["count"], rows
+    delay = {"between": late.late_between, "backward": late.late_backward}
+    blamed = delay.pop(phase)
+    assert blamed >= 0.8 * late.last * _DELAY, rows
+    assert blamed > 3 * sum(delay.values()), rows
+    for row in rows[:-1]:
+        assert row.waiting > 0.6 * steps["count"] * _DELAY, rows
+    for row in rows:
+        phases = row.backward + row.waiting + row.communicating + row.between
+        assert phases == pytest.approx(steps["seconds"], rel=0.05), rows
+    assert told["lateness"][-1].seconds > 0.6 * _DELAY
+    assert all(result.value["steps"] is None for result in results[1:])
+
+
+def test_a_rank_alone_has_steps_too() -> None:
+    told = run_world(1, _train, 0, "between", 12, timeout=60)[0].value
+    (row,) = _rows(told)
+    assert told["steps"]["count"] == 10
+    assert row.between > 10 * _DELAY
+    assert (row.waiting, row.last) == (0, 0)
+
+
+def _note_and_stall() -> list[dict[str, Any]]:
+    basics.init()
+    engine = basics.engine()
+    engine.note("diverged", "layer.weight", "a \N{SNOWMAN} note")
+    said = [engine.live()]
+    handle = None
+    if basics.rank() == 0:
+        handle = submit(ones(), "slow")
+        deadline = time.monotonic() + 20
+        while not said[-1]["stalled"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+            said.append(engine.live())
+    reduce_array(ones(), "together")
+    (handle or submit(ones(), "slow")).wait()
+    said.append(engine.live())
+    return said
+
+
+def test_live_has_events_once_and_what_stalls() -> None:
+    results = run_world(2, _note_and_stall, timeout=60)
+    for rank, result in enumerate(results):
+        first, *others = result.value
+        times = [told["time"] for told in result.value]
+        assert times == sorted(times)
+        assert first["began"] < times[0]
+        assert [event[1:] for event in first["events"]] == [
+            ["diverged", rank, "layer.weight", "a \N{SNOWMAN} note"]
+        ]
+        assert first["began"] < first["events"][0][0] <= first["time"]
+        assert first["dropped_events"] == 0
+        assert not any(told["events"] for told in others)
+        assert first["counters"].keys() == others[-1]["counters"].keys()
+    stalled = results[0].value[-2]["stalled"]
+    slow = next(row for row in stalled if row[0] == "slow")
+    assert slow[1] >= 1
+    assert slow[2:] == [[0], [1]]
