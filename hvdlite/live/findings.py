@@ -16,6 +16,8 @@ STRAGGLER_COST = 0.05
 # By chance one of two ranks is the last in half of the steps. Over the 50 steps and more of a
 # window, 60 % does not come by chance in most windows.
 STRAGGLER_SHARE = 0.6
+# Ranks that take the cores from each other are the last in turn; above this share it is one rank.
+SAME_RANK = 0.8
 # Some waiting is in every job; below this share, nothing is gained by looking for its cause.
 NOISE_WAITING = 0.1
 # Halving the bytes saves at most half of this share: 10 % of a step.
@@ -188,9 +190,10 @@ def _is_explained(figures: Figures) -> bool:
     """
     late = straggler(figures)
     of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
-    if of_late is None:
+    if late is None or of_late is None:
         return True
-    return is_preempted(of_late) and _is_crowded(figures, of_late.host)
+    crowded = is_preempted(of_late) and _is_crowded(figures, of_late.host)
+    return crowded and late.share < SAME_RANK
 
 
 def _late(figures: Figures) -> Iterator[Finding]:

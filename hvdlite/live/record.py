@@ -66,8 +66,9 @@ class Record:
             ranks = tuple(dataclasses.replace(rank, silent=0.0) for rank in figures.ranks)
             figures = dataclasses.replace(figures, ranks=ranks)
         findings = [] if figures is None else find(figures, baseline)
+        events = sorted(run.events(), key=lambda event: event.time)
         return cls(
-            about, end, seconds, figures, baseline, findings, run.events(), run.history(), run.lost
+            about, end, seconds, figures, baseline, findings, events, run.history(), run.lost
         )
 
     @property

@@ -207,19 +207,25 @@ def test_a_rank_whose_cores_others_use_is_told_so() -> None:
     assert finding.remedy.startswith("Other programs")
 
 
-def test_too_many_threads_come_before_the_delay_that_they_cause() -> None:
-    alone_on_host = {"cpu": 0.75, "switches": 300.0, "cores": 1}
-    figures = late_job()
-    crowded = replace(figures.ranks[2], **alone_on_host)
-    figures = replace(figures, ranks=(*figures.ranks[:2], crowded))
-    assert rule_names(figures) == ["straggler", "preempted"]
-    assert "Other programs" in find(figures)[1].remedy
-    twin = replace(crowded, rank=3, last=0.0)
-    figures = replace(figures, ranks=(*figures.ranks, twin), size=4)
-    assert rule_names(figures) == ["preempted", "straggler"]
-    assert (
-        find(figures)[0].remedy == "Set OMP_NUM_THREADS=1, and start at most 1 rank on that host."
-    )
+@pytest.mark.parametrize(
+    ("last", "ranks", "rules_in_order"),
+    [
+        (rules.SAME_RANK - 0.01, 2, ["preempted", "straggler"]),
+        (rules.SAME_RANK, 2, ["straggler", "preempted"]),
+        (rules.SAME_RANK - 0.01, 1, ["straggler", "preempted"]),
+    ],
+)
+def test_too_many_threads_come_before_the_delay_that_they_cause(
+    last: float, ranks: int, rules_in_order: list[str]
+) -> None:
+    """On the host of the late rank there is one core."""
+    figures = late_job(last=last)
+    crowded = replace(figures.ranks[2], cpu=0.75, switches=300.0, cores=1)
+    twins = [replace(crowded, rank=rank, last=0.0) for rank in range(3, 2 + ranks)]
+    found = find(make_figures(*figures.ranks[:2], crowded, *twins))
+    assert [finding.rule for finding in found] == rules_in_order
+    (preempted,) = (finding for finding in found if finding.rule == "preempted")
+    assert preempted.remedy.startswith("Other programs" if ranks == 1 else "Set OMP_NUM_THREADS=1,")
 
 
 def test_other_programs_come_after_the_rank_that_is_always_late() -> None:

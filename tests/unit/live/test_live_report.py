@@ -155,6 +155,23 @@ def test_a_job_that_said_nothing_has_a_report() -> None:
     assert "No rank has said anything" in reader.text
 
 
+def test_a_report_of_an_elastic_job_has_the_last_epoch_and_all_events() -> None:
+    run = make_run(10)
+    run.note(Event(105.0, "worker", 1, "", "worker 1 died of SIGKILL"))
+    run.note(Event(104.0, "epoch", -1, "", "epoch 0 begins"))
+    for second in range(1, 11):
+        row = RankSteps(0.5 * second, 0, 0, 0.5 * second, 0, 0, 0)
+        steps = Steps(10 * second, float(second), (row,))
+        time = 110.0 + second
+        run.add(Sample(0, 1, 1, "h", 7, time, 110.0, {}, steps=steps), 60.0 + second)
+    record = make_record(run)
+    assert [event.time for event in record.events] == [104.0, 105.0]
+    text = Reader(page(record)).text
+    assert "1 rank on 1 host, 0:00:30, 200 steps" in text
+    assert "All figures are those of epoch 1, the last one." in text
+    assert text.index("epoch 0 begins") < text.index("worker 1 died")
+
+
 def test_a_job_without_samples_has_steps_per_second() -> None:
     run = Run()
     for second in (1, 2, 3):
