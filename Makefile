@@ -104,6 +104,8 @@ bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 	$(IN_VENV) python benchmarks/autotune.py
 	$(IN_VENV) python benchmarks/tensorflow_ops.py
 	$(IN_VENV) python benchmarks/transfers.py
+	$(IN_VENV) python benchmarks/live.py
+	$(IN_VENV) python benchmarks/blame.py
 
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py

@@ -103,6 +103,12 @@ def test_timeline_prints_a_row_per_kind_of_work() -> None:
             assert row[figure] > 0
 
 
+def test_blame_prints_how_often_the_view_is_right() -> None:
+    (row,) = rows_of("blame.py", "--np", "2")
+    assert row["looks"] > 0
+    assert 0 <= row["right"] <= 1
+
+
 def test_live_prints_what_the_view_costs() -> None:
     (row,) = rows_of("live.py", "--np", "2")
     assert row["tensors"] == 200 and row["turns"] == 1
