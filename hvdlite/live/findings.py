@@ -186,21 +186,23 @@ def _is_explained(figures: Figures) -> bool:
     """Return whether preemption may be why ranks are late.
 
     Who sleeps or reads uses little of a core, too. Other programs delay now one rank and now
-    another. Only too many threads of the job's own explain why one rank is mostly the last.
+    another. Only too many threads of the job's own explain why one rank or host is mostly the last.
     """
-    late = straggler(figures)
-    of_late = next((rank for rank in figures.ranks if late and rank.rank == late.rank), None)
-    if late is None or of_late is None:
+    late, slow = straggler(figures), _slow_host(figures)
+    if late is not None:
+        suspects = [_rank(figures, late.rank)] if late.share < SAME_RANK else []
+    elif slow is not None:
+        suspects = _of_host(figures, slow[0])
+    else:
         return True
-    crowded = is_preempted(of_late) and _is_crowded(figures, of_late.host)
-    return crowded and late.share < SAME_RANK
+    return any(is_preempted(rank) and _is_crowded(figures, rank.host) for rank in suspects)
 
 
 def _late(figures: Figures) -> Iterator[Finding]:
-    late = straggler(figures)
+    late, slow = straggler(figures), _slow_host(figures)
     waiting = _waiting(figures)
-    if late is not None:
-        of_rank = next(rank for rank in figures.ranks if rank.rank == late.rank)
+    if late is not None and not _is_one_of_many(late, slow):
+        of_rank = _rank(figures, late.rank)
         yield Finding(
             "straggler",
             f"rank {late.rank} on {of_rank.host} holds the others up: it is the last in "
@@ -209,9 +211,7 @@ def _late(figures: Figures) -> Iterator[Finding]:
             _REMEDY_OF_PHASE[late.phase],
             late.rank,
         )
-        return
-    slow = _slow_host(figures)
-    if slow is not None:
+    elif slow is not None:
         host, share = slow
         yield Finding(
             "slow host",
@@ -286,6 +286,10 @@ def _hosts(figures: Figures) -> list[str]:
     return list(dict.fromkeys(rank.host for rank in figures.ranks))
 
 
+def _rank(figures: Figures, number: int) -> RankFigures:
+    return next(rank for rank in figures.ranks if rank.rank == number)
+
+
 def _of_host(figures: Figures, host: str) -> list[RankFigures]:
     return [rank for rank in figures.ranks if rank.host == host]
 
@@ -357,6 +361,13 @@ def _slow_host(figures: Figures) -> tuple[str, float] | None:
         if share >= STRAGGLER_SHARE and gain >= STRAGGLER_COST * figures.step:
             return host, share
     return None
+
+
+def _is_one_of_many(late: Straggler, slow: tuple[str, float] | None) -> bool:
+    """Return whether other ranks of its slow host are the last in most of the other steps."""
+    if slow is None or late.share >= SAME_RANK:
+        return False
+    return slow[1] - late.share >= STRAGGLER_SHARE * (1 - late.share)
 
 
 def _count(number: int, what: str) -> str:

@@ -52,7 +52,12 @@ def pause(world: World, rank: int) -> None:
 @pytest.mark.parametrize("lost", [0, 1])
 def test_host_that_vanishes_while_all_wait_is_noticed(lost: int, tmp_path: Path) -> None:
     with linked_hosts(3), served_store(3) as variables:
-        environment = {**variables, "HVDLITE_PEER_TIMEOUT": str(PATIENCE)}
+        # Ranks that wait for each other would be a deadlock.
+        environment = {
+            **variables,
+            "HVDLITE_PEER_TIMEOUT": str(PATIENCE),
+            "HVDLITE_DEADLOCK_GRACE": "0",
+        }
         body = wait_for_each_other
         with World(3, body, lost, str(tmp_path), env=environment, command=ENTER) as world:
             if lost == 1:

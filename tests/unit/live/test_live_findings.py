@@ -145,6 +145,22 @@ def test_two_slow_ranks_of_one_host_are_a_slow_host(share: float, found: str) ->
     assert ("node2" in finding.says) == (found == "slow host")
 
 
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [((0.6, 0.24), "slow host"), ((0.6, 0.23), "straggler"), ((0.8, 0.2), "straggler")],
+)
+def test_a_straggler_whose_host_is_last_in_the_other_steps_too(
+    last: tuple[float, float], found: str
+) -> None:
+    rest = (1 - sum(last)) / 2
+    ranks = [make_rank(rank, waiting=0.02, last=rest) for rank in range(2)]
+    ranks += [
+        make_rank(2, waiting=0.004, last=last[0], late_between=0.02, host="node2"),
+        make_rank(3, waiting=0.006, last=last[1], host="node2"),
+    ]
+    assert find(make_figures(*ranks))[0].rule == found
+
+
 def test_the_many_ranks_of_one_host_are_not_a_slow_host_by_chance() -> None:
     ranks = [make_rank(rank, waiting=0.02, last=0.25) for rank in range(3)]
     assert rule_names(make_figures(*ranks, make_rank(3, waiting=0.03, host="node2"))) == ["noise"]
