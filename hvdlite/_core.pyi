@@ -41,6 +41,8 @@ def gpu_report(nccl_folders: Sequence[str]) -> list[tuple[str, bool, str]]:
     Loads the CUDA driver and NCCL as a GPU tensor would: `nccl_folders` is where wheels have it.
     """
 
+door: Any  # a module of functions in C, see hvdlite/torch/collectives/door.py
+
 @final
 class Tensor:
     """One tensor of a collective: where it lies and what it is. It holds no memory alive."""
@@ -202,6 +204,7 @@ class Engine:
         links: Sequence[tuple[int, int, int, int, int]] = (),
         segment_fd: int = -1,
         bell_fd: int = -1,
+        lifeline_fd: int = -1,
         nccl_folders: Sequence[str] = (),
         trace_file: int = -1,
         trace_rounds: bool = False,
@@ -209,22 +212,24 @@ class Engine:
         epoch: int = 0,
         process_sets: Sequence[tuple[int, Sequence[int]]] = (),
         clock_offset: int = 0,
+        control_tree: bool = False,
     ) -> None:
         """Build the engine and start its thread (none for a world of one).
 
         Args:
             host_of: by rank, the index of its host, numbered from 0 in order of first appearance.
             links: per peer (rank, control_fd, data_fd, segment_fd, bell_fd); -1 where there is
-                none: data_fd only between hosts, segment_fd and bell_fd only within one.
-            segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one.
-            bell_fd: this rank's own eventfd; -1 for a world of one.
+                none: data_fd only between hosts, segment_fd and bell_fd only within one, where
+                control_fd is the end of the peer's lifeline.
+            segment_fd: this rank's own memfd from `create_segment`; -1 for a world of one, as are
+                bell_fd, its own eventfd, and lifeline_fd, its own end of its lifeline.
             nccl_folders: where wheels have installed NCCL; it is loaded for the first GPU tensor.
-            trace_file: as `start_trace` takes it, to have the first events too; -1 for none.
-            trace_rounds: likewise.
+            trace_file, trace_rounds: of `start_trace`, to have the first events too; -1: none.
             lobby: of an elastic job, where collectives wait between two worlds.
             epoch: of an elastic job, the number of this world.
             process_sets: of an elastic job, the sets that this world begins with: ids and ranks.
             clock_offset: nanoseconds from this host's monotonic clock to that of rank 0's host.
+            control_tree: between hosts, only neighbours in a tree of hosts have a control_fd.
 
         The engine owns the descriptors from here on, also when it raises.
         """
@@ -440,9 +445,9 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """Count batches, tensors, bytes, cache_hits, full_requests and messages_sent.
 
-        "bytes" are those of the reduced tensors, as they travel within a host;
-        "bytes_to_other_hosts" is what this rank's data plane on the CPU has sent to ranks of other
-        hosts; "nonfinite" counts what HVDLITE_CHECK_FINITE has found.
+        "bytes" are of reduced tensors, as they travel within a host; "messages_sent" of the control
+        plane; "frozen_rounds" ran without negotiation (HVDLITE_FREEZE), until "thaws";
+        "bytes_to_other_hosts" are of the CPU's data plane; "nonfinite": see HVDLITE_CHECK_FINITE.
         """
 
     def live(self) -> dict[str, Any]:

@@ -122,6 +122,11 @@ class Backend {
   // an input before that part is overwritten, and of the other parts none.
   virtual bool copies_inputs(ReduceOp /*op*/) const { return false; }
   virtual Status allgather(const Allgather& call, Patience patience) = 0;
+  // Several allgathers of one group, at least one, which may travel together.
+  virtual Status allgathers(std::span<const Allgather> calls, Patience patience) {
+    for (const Allgather& call : calls) HVDLITE_RETURN_IF_ERROR(allgather(call, patience));
+    return Status();
+  }
   virtual Status broadcast(const Broadcast& call, Patience patience) = 0;
   virtual Status alltoall(const Alltoall& call, Patience patience) = 0;
   virtual Status reducescatter(const Reducescatter& call, Patience patience) = 0;

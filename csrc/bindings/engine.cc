@@ -24,7 +24,6 @@ namespace hvdlite {
 namespace {
 
 using HolderPtr = std::shared_ptr<EngineHolder>;
-using HandlePtr = std::unique_ptr<HandleObject>;
 
 // A tensor of a call, as Python describes it.
 struct TensorArgument {
@@ -60,14 +59,6 @@ EntryBuilder call_of(Kind kind, std::string name, std::uint32_t process_set, con
         .capacity(tensor->capacity);
   }
   return call;
-}
-
-HandlePtr submit(const HolderPtr& self, EntryBuilder& call, py::object keep, bool blocking) {
-  Result<EntryPtr> entry = call.build();
-  raise_if_error(entry.status());
-  self->release_orphans();
-  raise_if_error(self->engine().enqueue(entry.value(), blocking));
-  return std::make_unique<HandleObject>(self, std::move(entry.value()), std::move(keep), blocking);
 }
 
 // The parameters of the functions below are those of Python, see _core.pyi.
@@ -169,12 +160,11 @@ using ProcessSetList = std::vector<std::pair<int, std::vector<int>>>;  // ids an
 
 HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
                       const std::vector<LinkTuple>& links, int segment_fd, int bell_fd,
-                      std::vector<std::string> nccl_folders, int trace_file, bool trace_rounds,
-                      std::shared_ptr<Lobby> lobby, int epoch, ProcessSetList process_sets,
-                      std::int64_t clock_offset) {
+                      int lifeline_fd, std::vector<std::string> nccl_folders, int trace_file,
+                      bool trace_rounds, std::shared_ptr<Lobby> lobby, int epoch,
+                      ProcessSetList process_sets, std::int64_t clock_offset, bool control_tree) {
   Fd trace_fd(trace_file);
-  Fd segment(segment_fd);
-  Fd bell(bell_fd);
+  OwnLink own{Fd(segment_fd), Fd(bell_fd), Fd(lifeline_fd)};
   std::vector<PeerLink> peers;
   for (const auto& [peer, control, data, peer_segment, peer_bell] : links) {
     peers.push_back({peer, Fd(control), Fd(data), Fd(peer_segment), Fd(peer_bell)});
@@ -188,7 +178,7 @@ HolderPtr make_engine(int rank, int size, std::vector<int> host_of,
   std::unique_ptr<Backend> backend = std::make_unique<SelfBackend>();
   if (size > 1) {
     Result<std::unique_ptr<Fabric>> connected =
-        connect_fabric({rank, size, std::move(host_of)}, std::move(segment), std::move(bell),
+        connect_fabric({rank, size, std::move(host_of), control_tree}, std::move(own),
                        std::move(peers), config.value());
     raise_if_error(connected.status());
     fabric = std::move(connected.value());
@@ -210,6 +200,8 @@ py::dict row_of_counters(const Counters& counters) {
   row["cache_hits"] = counters.cache_hits.get();
   row["full_requests"] = counters.full_requests.get();
   row["messages_sent"] = counters.messages_sent.get();
+  row["frozen_rounds"] = counters.frozen_rounds.get();
+  row["thaws"] = counters.thaws.get();
   row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
   row["nonfinite"] = counters.nonfinite.get();
   return row;
@@ -380,10 +372,11 @@ void register_engine(py::module_& module) {
   py::class_<EngineHolder, HolderPtr>(module, "Engine", py::is_final())
       .def(py::init(&make_engine), py::arg("rank"), py::arg("size"), py::arg("host_of"),
            py::arg("links") = std::vector<LinkTuple>(), py::arg("segment_fd") = -1,
-           py::arg("bell_fd") = -1, py::arg("nccl_folders") = std::vector<std::string>(),
-           py::arg("trace_file") = -1, py::arg("trace_rounds") = false,
-           py::arg("lobby") = py::none(), py::arg("epoch") = 0,
-           py::arg("process_sets") = ProcessSetList(), py::arg("clock_offset") = 0)
+           py::arg("bell_fd") = -1, py::arg("lifeline_fd") = -1,
+           py::arg("nccl_folders") = std::vector<std::string>(), py::arg("trace_file") = -1,
+           py::arg("trace_rounds") = false, py::arg("lobby") = py::none(), py::arg("epoch") = 0,
+           py::arg("process_sets") = ProcessSetList(), py::arg("clock_offset") = 0,
+           py::arg("control_tree") = false)
       .def("allreduce", &allreduce, py::arg("name"), py::arg("tensors"), py::arg("op"),
            py::arg("prescale") = 1.0, py::arg("postscale") = 1.0, py::arg("weight") = py::none(),
            process_set, keep, blocking, stream, transaction, py::arg("roll") = py::none())

@@ -202,6 +202,16 @@ std::uintptr_t HandleObject::stream() const {
       entry_->gpu->ready->device().stream());
 }
 
+HandlePtr submit(const std::shared_ptr<EngineHolder>& holder, EntryBuilder& call, py::object keep,
+                 bool blocking) {
+  Result<EntryPtr> entry = call.build();
+  raise_if_error(entry.status());
+  holder->release_orphans();
+  raise_if_error(holder->engine().enqueue(entry.value(), blocking));
+  return std::make_unique<HandleObject>(holder, std::move(entry.value()), std::move(keep),
+                                        blocking);
+}
+
 void register_handle(py::module_& module) {
   py::class_<OutputBuffer>(module, "_Output", py::buffer_protocol())
       .def_buffer([](OutputBuffer& buffer) {

@@ -19,6 +19,7 @@
 #include "bindings/unlocked.h"
 #include "capi/c_api.h"
 #include "engine/engine.h"
+#include "entry/entry_builder.h"
 
 namespace hvdlite {
 
@@ -102,6 +103,13 @@ class EngineHolder : public std::enable_shared_from_this<EngineHolder> {
   Orphans orphans_;
   std::shared_ptr<ReleaseCall> release_call_;  // made with the first orphan
 };
+
+using HandlePtr = std::unique_ptr<HandleObject>;
+
+// Submits what the builder has made. `keep` holds the memory of the tensors, and `blocking` says
+// that the caller waits at once. Raises the error of an entry that the engine does not take.
+HandlePtr submit(const std::shared_ptr<EngineHolder>& holder, EntryBuilder& call,
+                 pybind11::object keep, bool blocking);
 
 void register_handle(pybind11::module_& module);
 

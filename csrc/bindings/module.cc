@@ -55,4 +55,5 @@ PYBIND11_MODULE(_core, module) {
   hvdlite::register_tables(module);
   hvdlite::register_gpu(module);
   hvdlite::register_engine(module);
+  hvdlite::register_door(module);
 }

@@ -5,6 +5,9 @@
 // member of a process set gets the same rounds for that set, so what is planned from one round
 // alone is planned alike everywhere. Rank 0 holds the coordinator and takes part as the others do.
 //
+// While a schedule is frozen (negotiation/frozen_schedule.h) rounds come from votes instead, and
+// what this rank submits goes to the schedule (negotiator_frozen.cc).
+//
 // PeerWorld owns it; only the runner calls it, so it needs no lock.
 #pragma once
 
@@ -19,9 +22,12 @@
 #include "execution/live_figures.h"
 #include "execution/tensor_queue.h"
 #include "execution/timeline.h"
+#include "negotiation/ballot.h"
 #include "negotiation/control_plane.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/cycle_watch.h"
 #include "negotiation/deadlock.h"
+#include "negotiation/frozen_schedule.h"
 #include "negotiation/process_set.h"
 #include "negotiation/stall_monitor.h"
 
@@ -42,24 +48,31 @@ class Negotiator {
   void report_blocked(const std::vector<EntryPtr>& waits);
   // True when bytes wait to be looked at. This is cheap enough for a spinning ready().
   bool poll() {
-    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok();
+    return control_.poll() || !served_.empty() || !unhandled_.empty() || !failure_.ok() ||
+           (schedule_.on() && (schedule_.can_vote() || (schedule_.voted() && ballot_.count())));
   }
   // Handles what has arrived and appends the rounds that are ready to execute, in order. A failed
   // status ends the world: it is the root cause, as far as any peer told it; `rounds` then holds
   // entries that this negotiator no longer keeps.
   Status receive(std::vector<Round>& rounds);
-  // Rank 0, while it is in a collective: goes on answering the others, so that process sets and
-  // sends without it do not wait for it. What concerns this rank waits for receive().
+  // While this rank is in a collective: rank 0 goes on answering the others, and leaders passing on
+  // what they say, so that process sets and sends without this rank do not wait for it. What
+  // concerns this rank waits for receive().
   void serve();
   // Whether serve() has anything to do in this world.
-  bool serves() const {
-    return coordinator_ && (!coordinator_->for_all_ranks() || coordinator_->rolls());
-  }
-  // Rank 0, done with its own work: whether others may still go on without it, in process sets or
-  // sends.
+  bool serves() const;
+  // Done with the own work: whether others still need this rank. Rank 0 decides for process sets
+  // and sends without it, and the leaders of a control tree pass on what others say.
   bool awaited() const;
   // Rank 0: all ranks change to these settings, between the same two rounds; `settled`: for good.
   void tune(const Tunables& tunables, bool settled) { coordinator_->tune(tunables, settled); }
+  // A round said so, and all rounds before it have run. kInternal: that schedule cannot be.
+  Status begin_frozen(const Freeze& freeze);
+  // Whether a schedule is frozen; and this rank, which leaves, takes part in none any more.
+  bool frozen() const { return schedule_.on(); }
+  void leave_frozen();
+  // Rank 0: nothing shall freeze now, or it may again.
+  void allow_freeze(bool allowed) { may_freeze_ = allowed; }
   // Returns why a rank is gone that the data plane misses, from what it or others said before;
   // `fallback` when none of them said anything.
   Status root_cause(Status fallback);
@@ -71,9 +84,12 @@ class Negotiator {
   void announce_goodbye(std::uint64_t collectives);
   // Returns the entries that receive() has not handed out, and forgets them.
   std::vector<EntryPtr> take_pending();
-  std::size_t pending() const { return pending_.size() + served_.size(); }
+  std::size_t pending() const { return pending_.size() + held_count_ + served_.size(); }
+  const ControlTraffic& traffic() const { return control_.traffic(); }
 
  private:
+  // Hands entries to the coordinator.
+  void send(const std::vector<EntryPtr>& entries);
   Status handle(const Frame& frame, std::vector<Round>& rounds);
   Status handle_submit(const Frame& frame);
   Status handle_goodbye(const Frame& frame);
@@ -85,10 +101,14 @@ class Negotiator {
   Status handle_ended(int rank, Status why);
   // The error where rank 0 has left and this rank wants something, which will not be answered.
   Status unanswered() const;
+  // The error where this rank wants something, and a rank that matters for it is cut off.
+  Status unreachable(const ControlPlane::CutOff& cut) const;
   void listen_for_causes();
   void listen_for_cause(const Frame& frame);
   void hear_cause(Status cause);
+  // Rank 0's answers (negotiator_answers.cc).
   Status coordinate(std::vector<Round>& rounds);
+  void say_who_is_late();
   Status flush_answers();  // kTimeout names the ranks that do not read them
   // Sends the responses to the other members; gives those for this rank.
   std::vector<Response> distribute(const std::vector<Response>& responses);
@@ -97,7 +117,39 @@ class Negotiator {
   void accept_error(const EntryPtr& entry, const Status& error);
   // Fails what is deadlocked or has stalled, and warns of what stalls.
   void look_at_waits(Coordinator::TimePoint now);
+  void void_report() {
+    reported_ = {};
+    waits_.clear();
+  }
   void send_all(const Bytes& frame, Deadline deadline);
+
+  // Frozen schedules (negotiator_frozen.cc).
+  // Rank 0: adds a schedule to the answers where these have repeated themselves often enough.
+  void freeze_what_repeats(std::vector<Response>& responses);
+  void admit(const std::vector<EntryPtr>& entries);
+  void cast_vote();
+  // Votes, counts votes, and appends the round that is decided.
+  Status run_frozen(std::vector<Round>& rounds);
+  Round take_round(const std::vector<std::uint32_t>& slots);
+  void tell_steps(const Round& round);
+  // This rank wants to go back to negotiation, and tells the others; or another rank does.
+  void want_thaw();
+  void tell_thaw(std::uint32_t epoch);
+  bool hear_thaw(const Frame& frame);  // false: it cannot be read
+  // What has run of a schedule.
+  struct Ran {
+    std::uint64_t positions = 0;
+    std::size_t cycle = 1;   // the length of the schedule
+    std::uint32_t last = 0;  // the id that ran last
+  };
+  void thaw(const Ran& ran);  // the lowest vote says so
+  bool waits_for_votes() const { return held_count_ > 0 || !pending_.empty(); }
+  // Thaws where nothing comes that fits; and looks at a thaw that does not come.
+  Status look_at_votes(Coordinator::TimePoint now);
+  Patience vote_patience() const;
+  // Of ranks that do not vote, although asked to thaw: a message.
+  std::string describe_silence(const std::vector<int>& ranks) const;
+  Deadline frozen_wake_at() const;
 
   const int rank_;
   const int size_;
@@ -111,14 +163,37 @@ class Negotiator {
   ControlPlane control_;
   ResponseCache cache_;
   LateResults late_;
+  const Timeline& timeline_;
+  const double stall_warning_;   // seconds
+  const double stall_shutdown_;  // likewise
+
+  // Frozen schedules.
+  FrozenSchedule schedule_;
+  Ballot ballot_;
+  CycleWatch cycles_;                // rank 0
+  bool may_freeze_ = true;           // rank 0
+  std::uint32_t epoch_ = 0;          // of the last schedule
+  std::uint32_t thawed_epoch_ = 0;   // the last one that some rank wants to thaw
+  std::uint32_t generation_ = 0;     // of the group that runs the schedule
+  std::uint64_t check_ = 0;          // of the schedule
+  bool leaving_ = false;             // this rank takes part in no schedule any more
+  std::vector<EntryPtr> held_;       // by slot: submitted and not run; otherwise null
+  std::size_t held_count_ = 0;       // of them that are not null
+  Coordinator::TimePoint progress_;  // the last round, or the first entry after it
+  Coordinator::TimePoint last_round_;
+  bool warned_ = false;            // since progress_
+  std::vector<Arrival> arrivals_;  // by rank; kept for its capacity
+
   std::unique_ptr<Coordinator> coordinator_;  // rank 0 only
   std::unique_ptr<StallMonitor> stalls_;      // rank 0 only
   std::unique_ptr<DeadlockWatch> deadlocks_;  // rank 0 only
   Coordinator::TimePoint next_stall_check_;
   Blocked reported_;  // what report_blocked() told last and still holds; otherwise without keys
-  std::unordered_map<std::string, EntryPtr> pending_;  // submitted, no response yet; by key
-  std::vector<std::optional<std::uint64_t>> left_;     // by rank: a clean exit after so many
-  Status told_;                                        // the first abort that a peer sent
+  std::vector<EntryPtr> waits_;  // what it was called with, likewise
+  std::unordered_map<std::string, EntryPtr>
+      pending_;  // submitted, no response yet, not in held_; by key
+  std::vector<std::optional<std::uint64_t>> left_;  // by rank: a clean exit after so many
+  Status told_;                                     // the first abort that a peer sent
   // What serve() leaves for receive().
   std::vector<Frame> unhandled_;
   std::vector<Round> served_;

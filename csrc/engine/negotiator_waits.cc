@@ -6,6 +6,12 @@
 namespace hvdlite {
 
 void Negotiator::report_blocked(const std::vector<EntryPtr>& waits) {
+  waits_ = waits;
+  if (schedule_.on()) {
+    // Nobody could prove anything of what the coordinator does not know.
+    if (!waits.empty()) want_thaw();
+    return;
+  }
   Blocked report;
   // What was agreed while this rank was in a collective is still to run.
   bool blocked = served_.empty() && unhandled_.empty();

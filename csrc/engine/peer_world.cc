@@ -1,5 +1,6 @@
 #include "engine/peer_world.h"
 
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -10,6 +11,8 @@ namespace {
 constexpr auto kFirstSlice = std::chrono::microseconds(50);
 // Between two looks at work that a GPU has under way: for errors only, nobody waits for them.
 constexpr auto kGpuInterval = std::chrono::milliseconds(20);
+// A caller's patience with a background that is about to give the token back, before it sleeps.
+constexpr auto kAskTime = std::chrono::microseconds(20);
 constexpr auto kLongestSlice = std::chrono::milliseconds(2);
 
 std::string describe(const Tunables& tunables) {
@@ -37,6 +40,7 @@ PeerWorld::PeerWorld(EngineParts& parts, const std::optional<Tunables>& settled,
   } else if (parts.config.autotune != 0 && parts.rank == 0) {
     autotune_ = std::make_unique<Autotune>(parts.config, parts.fabric->topology.host_count() > 1,
                                            parts.fabric->own_segment->layout().buffer_bytes);
+    negotiator_.allow_freeze(false);
   }
   thread_ = std::make_unique<Thread>("hvdlite-engine", [this] { background(); });
 }
@@ -54,15 +58,14 @@ bool PeerWorld::wait(const Entry& entry, bool blocking, Deadline deadline) {
   Completion& completion = *entry.completion;
   std::chrono::nanoseconds slice = kFirstSlice;
   while (!completion.done() && !deadline.passed()) {
-    if (token_.try_take()) {
+    const bool asks = blocking && !ending();
+    // Only once: the holder may be another caller, who waits for long.
+    const auto patience = slice == kFirstSlice ? kAskTime : std::chrono::microseconds(0);
+    if (take_turn(completion, asks, patience)) {
       drive(completion, deadline);
-      const bool work_left = negotiator_.pending() > 0 || !parts_.queue.empty();
-      token_.release(work_left);
+      give_back();
       slice = kLongestSlice;
-    } else if (blocking && !ending()) {
-      // The engine thread probably holds the token while asleep: ask for it.
-      token_.request();
-      waiter_.bell().ring();
+    } else if (asks) {
       (void)completion.wait_until(deadline.earlier(Deadline::after(slice)));
       slice = std::min<std::chrono::nanoseconds>(2 * slice, kLongestSlice);
     } else {
@@ -70,6 +73,34 @@ bool PeerWorld::wait(const Entry& entry, bool blocking, Deadline deadline) {
     }
   }
   return completion.done();
+}
+
+bool PeerWorld::take_turn(const Completion& completion, bool asks,
+                          std::chrono::microseconds patience) {
+  auto now = RunnerToken::Clock::now();
+  const auto end = now + patience;
+  while (!token_.try_take(now)) {
+    if (!asks || completion.done()) return false;
+    // The background runs the engine: it gives the token back between two rounds.
+    token_.request();
+    waiter_.bell().ring();
+    if (now >= end) return false;
+    std::this_thread::yield();
+    now = RunnerToken::Clock::now();
+  }
+  waiter_.withdraw();
+  return true;
+}
+
+void PeerWorld::give_back() {
+  bool armed = false;
+  if (token_.may_stand_by()) {
+    waiter_.announce_sleep();
+    armed = !has_work() && next_look().is_never();
+    if (!armed) waiter_.withdraw();
+  }
+  const bool work_left = !armed && (negotiator_.pending() > 0 || !parts_.queue.empty());
+  if (token_.release(work_left, armed)) waiter_.knock();
 }
 
 void PeerWorld::note_blocked(std::vector<EntryPtr> waits) {
@@ -86,11 +117,12 @@ void PeerWorld::drive(const Completion& completion, Deadline deadline) {
 
 void PeerWorld::background() {
   while (token_.take_background()) {
-    while (!ending() && !token_.requested()) {
-      if (!run_once()) sleep(Deadline::never(), Sleeper::kBackground);
-    }
-    token_.release(/*work_left=*/ending());
+    waiter_.withdraw();
+    bool runs = true;
+    while (runs && !ending() && !token_.requested()) runs = run_once() || stand_by();
+    if (runs) (void)token_.release(/*work_left=*/ending());
   }
+  waiter_.withdraw();
   drain();
   end_world();
   MutexLock lock(mutex_);
@@ -98,11 +130,25 @@ void PeerWorld::background() {
   stopped_changed_.notify_all();
 }
 
+bool PeerWorld::stand_by() {
+  const auto ready = [&] { return has_work() || token_.requested(); };
+  const bool awaits = negotiator_.pending() > 0;
+  if (!waiter_.stand_by(ready, [&] { token_.stand_by(); }, awaits, next_look())) return true;
+  if (token_.resume()) {
+    waiter_.withdraw();
+    return true;
+  }
+  waiter_.bell().ring();
+  return false;
+}
+
 void PeerWorld::drain() {
   // Half of the time, so that the other half is left for telling the peers.
   const Deadline deadline = Deadline::after_knob(parts_.config.shutdown_timeout / 2);
+  negotiator_.leave_frozen();
   const auto work_left = [&] {
-    return negotiator_.pending() > 0 || !parts_.queue.empty() || negotiator_.awaited();
+    return negotiator_.pending() > 0 || !parts_.queue.empty() || negotiator_.awaited() ||
+           negotiator_.frozen();
   };
   while (!ending_.load() && !deadline.passed() && work_left()) {
     if (!run_once()) sleep(deadline, Sleeper::kLeaving);
@@ -110,6 +156,7 @@ void PeerWorld::drain() {
 }
 
 bool PeerWorld::run_once() {
+  const bool was_frozen = negotiator_.frozen();
   TensorQueue::Waits blocked;
   const std::vector<EntryPtr> entries = parts_.queue.take(&blocked);
   if (!entries.empty()) negotiator_.submit(entries);
@@ -118,7 +165,8 @@ bool PeerWorld::run_once() {
   if (Status status = negotiator_.receive(rounds); !status.ok()) request_end(std::move(status));
   run_rounds(rounds);
   look_at_gpus();
-  return !entries.empty() || !rounds.empty() || ending_.load();
+  return !entries.empty() || !rounds.empty() || was_frozen != negotiator_.frozen() ||
+         ending_.load();
 }
 
 void PeerWorld::run_rounds(std::vector<Round>& rounds) {
@@ -129,6 +177,12 @@ void PeerWorld::run_rounds(std::vector<Round>& rounds) {
   for (Round& round : rounds) {
     tune(round);
     Status status = this->status();
+    if (round.freeze && status.ok()) {
+      if (status = negotiator_.begin_frozen(*round.freeze); !status.ok()) {
+        request_end(std::move(status));
+      }
+      continue;
+    }
     if (status.ok()) {
       status = executor_.run(round.entries);
       if (!status.ok()) request_end(negotiator_.root_cause(std::move(status)));
@@ -156,11 +210,14 @@ void PeerWorld::tune(const Round& round) {
       parts_.live.events.add("tuned", -1, "", "all ranks use " + describe(tunables_));
     }
   }
-  if (autotune_ == nullptr) return;
+  if (autotune_ == nullptr || round.freeze) return;
   const auto wanted = autotune_->observe(round, std::chrono::steady_clock::now());
   const bool done = autotune_->done();
   if (wanted || done) negotiator_.tune(wanted.value_or(tunables()), /*settled=*/done);
-  if (done) autotune_.reset();
+  if (done) {
+    autotune_.reset();
+    negotiator_.allow_freeze(true);
+  }
 }
 
 void PeerWorld::look_at_gpus() {
@@ -173,18 +230,24 @@ void PeerWorld::look_at_gpus() {
   }
 }
 
+bool PeerWorld::has_work() {
+  // ending() is asked here and not before: shutdown() may come between the runner's last look and
+  // its sleep.
+  return ending() || !parts_.queue.empty() || negotiator_.poll();
+}
+
+Deadline PeerWorld::next_look() const {
+  const bool looks = parts_.gpus.busy() || parts_.timeline.waits_for_devices();
+  return negotiator_.wake_at().earlier(looks ? next_gpu_look_ : Deadline::never());
+}
+
 void PeerWorld::sleep(Deadline deadline, Sleeper sleeper) {
   const auto ready = [&] {
-    // This is checked here and not before: shutdown() may come between the runner's last look and
-    // its sleep.
-    const bool ends = sleeper == Sleeper::kLeaving ? ending_.load() : ending();
-    return ends || !parts_.queue.empty() || negotiator_.poll() ||
-           (sleeper == Sleeper::kBackground && token_.requested());
+    if (sleeper == Sleeper::kForeground) return has_work();
+    return ending_.load() || !parts_.queue.empty() || negotiator_.poll();
   };
   const auto never_fails = [] { return Status(); };
-  const bool looks = parts_.gpus.busy() || parts_.timeline.waits_for_devices();
-  const Deadline look = looks ? next_gpu_look_ : Deadline::never();
-  (void)waiter_.wait(ready, never_fails, deadline.earlier(negotiator_.wake_at()).earlier(look));
+  (void)waiter_.wait(ready, never_fails, deadline.earlier(next_look()));
 }
 
 void PeerWorld::end_world() {

@@ -1,8 +1,8 @@
 // A world of several ranks: agrees with the others on the order of collectives, and runs them.
 //
 // Threads: one thread at a time is the runner, which holds the token (runner_token.h): the engine's
-// own, or a caller blocked in wait(). The destructor expects that shutdown() or abort() has
-// returned.
+// own, or a caller blocked in wait(). Without work the engine's own sleeps without it. The
+// destructor expects that shutdown() or abort() has returned.
 #pragma once
 
 #include <atomic>
@@ -39,9 +39,9 @@ class PeerWorld : public World {
   std::optional<Tunables> settled() const override;
 
  private:
-  // Which thread sleeps: a caller that drives the engine, the engine's own, or that while this rank
-  // leaves.
-  enum class Sleeper { kForeground, kBackground, kLeaving };
+  // Which thread sleeps as the runner: a caller that drives the engine, or the engine's own while
+  // this rank leaves.
+  enum class Sleeper { kForeground, kLeaving };
 
   // The functions of the runner.
   void background();
@@ -49,13 +49,20 @@ class PeerWorld : public World {
   void run_rounds(std::vector<Round>& rounds);
   void tune(const Round& round);  // before it runs
   void sleep(Deadline deadline, Sleeper sleeper);
+  bool stand_by();  // false: the background, which sleeps here, is not the runner any more
+  bool has_work();  // that is to do now
+  // Until when the runner may sleep, if nothing wakes it.
+  Deadline next_look() const;
   void drain();  // lets what is in flight end before leaving
   void drive(const Completion& completion, Deadline deadline);
+  void give_back();  // the token, by a caller
   void end_world();  // tells the peers, fails or parks everything in flight
   void fail(const EntryPtr& entry, const Status& cause);
   void look_at_gpus();  // an error there ends the world
 
   // The functions of any thread.
+  // A caller: takes the token if it is free, or, where it `asks`, comes to be within `patience`.
+  bool take_turn(const Completion& completion, bool asks, std::chrono::microseconds patience);
   bool ending() const { return ending_.load() || leaving_.load(); }
   // Makes the runner end the world. The first cause stays.
   void request_end(Status cause);

@@ -8,6 +8,7 @@
 
 #include "entry/entry_check.h"
 #include "execution/batch_run.h"
+#include "os/huge_pages.h"
 
 namespace hvdlite {
 namespace {
@@ -105,6 +106,7 @@ Result<std::byte*> BatchRun::add_output(const Entry& entry, std::size_t bytes,
     }
     output.data.reset(new (std::nothrow) std::byte[bytes]);
     if (output.data == nullptr) return no_memory(entry, bytes, parts_.rank);
+    prefer_huge_pages(output.data.get(), bytes);
     return output.data.get();
   }
   Result<DeviceMemory> memory = parts_.gpus.allocate(entry.gpu->ordinal, bytes);
@@ -134,19 +136,35 @@ Status BatchRun::allgather() {
   const Entry& entry = *first().entry;
   const std::span<const std::int64_t> rows(first().first_dimensions);
   const std::size_t size = members_.present.size();
+  const std::size_t tensors = entry.request.tensors.size();
   const auto self = static_cast<std::size_t>(members_.group.index_of(parts_.rank));
   entry.completion->first_dimensions = first().first_dimensions;
-  for (std::size_t i = 0; i < entry.request.tensors.size(); ++i) {
+  std::vector<std::vector<std::size_t>> bytes;  // by tensor
+  bytes.reserve(tensors);
+  std::vector<Allgather> calls;
+  for (std::size_t i = 0; i < tensors; ++i) {
     const TensorShape& tensor = entry.request.tensors[i];
-    const auto bytes = bytes_of_rows(tensor, rows.subspan(i * size, size), members_.present);
-    const std::size_t total = sum(bytes);
-    const std::size_t own_part = sum({bytes.begin(), self});
+    bytes.push_back(bytes_of_rows(tensor, rows.subspan(i * size, size), members_.present));
+    const std::size_t total = sum(bytes[i]);
+    const std::size_t own_part = sum({bytes[i].begin(), self});
     const Result<std::byte*> output =
         add_output(entry, total, static_cast<std::ptrdiff_t>(own_part));
     HVDLITE_RETURN_IF_ERROR(output.status());
-    const Allgather call{
-        members_.group, bytes_of(entry.inputs[i], tensor.bytes()), bytes, {output.value(), total}};
-    HVDLITE_RETURN_IF_ERROR(plane_of(tensor.device).allgather(call, patience_));
+    calls.push_back({members_.group,
+                     bytes_of(entry.inputs[i], tensor.bytes()),
+                     bytes[i],
+                     {output.value(), total}});
+  }
+  // Tensors that follow each other on the same data plane travel together.
+  for (std::size_t i = 0; i < tensors;) {
+    const DeviceType device = entry.request.tensors[i].device;
+    std::size_t end = i + 1;
+    while (end < tensors && entry.request.tensors[end].device == device) ++end;
+    Backend& plane = plane_of(device);
+    HVDLITE_RETURN_IF_ERROR(
+        end == i + 1 ? plane.allgather(calls[i], patience_)
+                     : plane.allgathers(std::span(calls).subspan(i, end - i), patience_));
+    i = end;
   }
   settle_outputs(entry);
   return Status();

@@ -24,6 +24,7 @@ class Timeline : public NegotiationObserver {
  public:
   explicit Timeline(Trace& trace) : trace_(trace), devices_(trace) {}  // borrowed
 
+  bool on() const { return trace_.on(); }
   void taken(const std::vector<EntryPtr>& entries) const {
     if (trace_.on()) write_taken(entries);
   }

@@ -1,11 +1,17 @@
 #include "host/allreduce.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "kernels/stream_copy.h"
 
 namespace hvdlite {
+namespace {
+
+// Pieces that are scattered before the first of them is reduced. The network carries them
+// meanwhile, so they make up for the delay of a link.
+constexpr std::uint64_t kAhead = 4;
+// A piece's part for one host is not cut below this: system calls would cost more than they hide.
+constexpr std::uint64_t kLeastPart = 128 << 10;  // bytes
+
+}  // namespace
 
 Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patience patience) {
   pieces_.assign(call.pieces, call.types.memory);
@@ -19,8 +25,12 @@ Status HostAllreduce::run(const HostLayout& layout, const Allreduce& call, Patie
   };
   const bool saves = any([](const Piece& piece) { return piece.copy != nullptr; });
   const bool packs = layout.spans_hosts() && any([](const Piece& piece) { return piece.packed; });
-  const Batch batch{layout,   pieces_, types, reduction, patience, size_of(types.wire),
-                    in_place, saves,   packs};
+  const Batch batch{plane_,   layout, pieces_, types, reduction, patience, size_of(types.wire),
+                    in_place, saves,  packs};
+  if (layout.spans_hosts() && !packs) {
+    const bool alone = layout.hosts.size() == call.group.ranks.size();
+    return alone ? reduce_crossing_pieces(batch) : reduce_crossing_chunks(batch);
+  }
   const std::uint64_t bytes = pieces_.elements() * batch.element_bytes;
   const auto small = std::max<std::int64_t>(plane_.tunables().shm_small, 0);
   const bool one_step = bytes <= static_cast<std::uint64_t>(small) &&
@@ -33,11 +43,13 @@ Status HostAllreduce::reduce_small(const Batch& batch) {
   const Range all{0, batch.pieces.elements()};
   const Staging::Step step = staging.begin(batch.layout.locals, batch.patience, kAllreduce);
   HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
-  save_inputs(batch, all);
-  copy_in(batch, all, staging.own_buffer(step));
+  batch.save_inputs(all);
+  batch.copy_in(all, staging.own_buffer(step));
   staging.publish(step);
   HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
-  finish(batch, all, staging.buffers(step, 0), nullptr);
+  const std::size_t bytes = batch.types.cast() ? all.count() * batch.element_bytes : 0;
+  if (narrow_.size() < bytes) narrow_.resize(bytes);
+  batch.finish(all, staging.buffers(step, 0), bytes > 0 ? narrow_.data() : nullptr);
   staging.done(step);
   return Status();
 }
@@ -58,11 +70,69 @@ Status HostAllreduce::reduce_chunks(const Batch& batch) {
       });
 }
 
-// A chunk of a batch that packs begins before its even begin, by less than a block. Two blocks fit
-// into any staging buffer (transport/segment.h).
-std::uint64_t HostAllreduce::Batch::elements_per_chunk(std::uint64_t chunk_bytes) const {
-  const std::uint64_t even = chunk_bytes / element_bytes;
-  return packs ? std::max<std::uint64_t>(even, 2 * kPackedBlock) - kPackedBlock : even;
+std::uint64_t HostAllreduce::piece_bytes(std::uint64_t bytes, std::size_t hosts) const {
+  const auto window =
+      static_cast<std::uint64_t>(std::max<std::int64_t>(plane_.tunables().tcp_chunk, kCutBytes));
+  const std::uint64_t least = std::min(window, hosts * kLeastPart);
+  return std::clamp(bytes / kAhead, least, std::max(least, window / kAhead));
+}
+
+Status HostAllreduce::reduce_crossing_pieces(const Batch& batch) {
+  const std::uint64_t elements = batch.pieces.elements();
+  const std::uint64_t per_piece = std::max<std::uint64_t>(
+      1,
+      piece_bytes(elements * batch.element_bytes, batch.layout.hosts.size()) / batch.element_bytes);
+  const std::uint64_t count = chunk_count(elements, per_piece);
+  Crossing crossing(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
+  std::vector<Crossing::Slot>& slots = slots_[0];
+  slots.resize(std::max<std::size_t>(slots.size(), 2 * kAhead));
+  const auto slot = [&](std::uint64_t k) -> Crossing::Slot& { return slots[k % (2 * kAhead)]; };
+  for (std::uint64_t k = 0; k < count + 2 * kAhead; ++k) {
+    if (k >= 2 * kAhead && k - 2 * kAhead < count) {
+      HVDLITE_RETURN_IF_ERROR(crossing.take(slot(k)));
+    }
+    if (k < count) {
+      Crossing::Slot& next = slot(k);
+      next.range = chunk_at(elements, per_piece, k);
+      batch.save_inputs(next.range);
+      next.lies_at = nullptr;
+      if (!Crossing::travels_from_tensors(batch, next.range)) {
+        const std::size_t bytes = next.range.count() * batch.element_bytes;
+        if (next.buffer.size() < bytes) next.buffer.resize(bytes);
+        next.lies_at = next.buffer.data();
+        batch.copy_in(next.range, next.lies_at);
+      }
+      crossing.scatter(next, count == 1);
+    }
+    if (k >= kAhead && k - kAhead < count) {
+      HVDLITE_RETURN_IF_ERROR(crossing.reduce(slot(k - kAhead)));
+    }
+  }
+  return Status();
+}
+
+Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
+  const HostLayout& layout = batch.layout;
+  const std::uint64_t elements = batch.pieces.elements();
+  const std::uint64_t per_chunk = batch.elements_per_chunk(plane_.chunk_bytes(layout));
+  const std::uint64_t count = chunk_count(elements, per_chunk);
+  Crossing crossing(plane_, plane_.begin_exchange(batch.patience, kAllreduce), batch);
+  Staging::Step steps[2];  // of this chunk and the next one
+  const auto chunk = [&](std::uint64_t k) {
+    return Chunk{batch, steps[k % 2], chunk_at(elements, per_chunk, k)};
+  };
+  const auto begin = [&](std::uint64_t k) -> Status {
+    steps[k % 2] = plane_.staging().begin(layout.locals, batch.patience, kAllreduce);
+    HVDLITE_RETURN_IF_ERROR(publish(chunk(k)));
+    return scatter_slice(chunk(k), count == 1, crossing, slots_[k % 2]);
+  };
+  HVDLITE_RETURN_IF_ERROR(begin(0));
+  for (std::uint64_t k = 0; k < count; ++k) {
+    if (k + 1 < count) HVDLITE_RETURN_IF_ERROR(begin(k + 1));
+    HVDLITE_RETURN_IF_ERROR(gather_slice(chunk(k), crossing, slots_[k % 2]));
+    HVDLITE_RETURN_IF_ERROR(take_results(chunk(k)));
+  }
+  return Status();
 }
 
 Status HostAllreduce::publish(const Chunk& chunk) {
@@ -70,14 +140,14 @@ Status HostAllreduce::publish(const Chunk& chunk) {
   Staging& staging = plane_.staging();
   HVDLITE_RETURN_IF_ERROR(staging.reuse(chunk.step));
   std::byte* buffer = staging.own_buffer(chunk.step);
-  save_inputs(batch, chunk.elements);
+  batch.save_inputs(chunk.elements);
   if (!batch.own_slice_in_place) {
-    copy_in(batch, chunk.elements, buffer);
+    batch.copy_in(chunk.elements, buffer);
   } else {
     const Range own = chunk.slice(batch.layout.locals.index);
     const Range after{own.end, chunk.elements.end};
-    copy_in(batch, {chunk.elements.begin, own.begin}, buffer);
-    copy_in(batch, after, buffer + chunk.offset(after));
+    batch.copy_in({chunk.elements.begin, own.begin}, buffer);
+    batch.copy_in(after, buffer + chunk.offset(after));
   }
   staging.publish(chunk.step);
   return Status();
@@ -93,85 +163,55 @@ Status HostAllreduce::reduce_slice(const Chunk& chunk) {
   std::vector<const void*> sources = staging.buffers(chunk.step, chunk.offset(slice));
   // Nobody else reads this part of this rank's buffer before the result lies in it.
   std::byte* own = staging.own_buffer(chunk.step) + chunk.offset(slice);
-  if (batch.own_slice_in_place) sources[layout.locals.index] = nullptr;
-  if (layout.spans_hosts()) {
-    batch.reduction.within_host(sources, own, slice.count());
-    HVDLITE_RETURN_IF_ERROR(reduce_across_hosts(chunk, slice));
+  if (!layout.spans_hosts()) {
+    if (batch.own_slice_in_place) sources[layout.locals.index] = nullptr;
+    batch.finish(slice, sources, own);
   } else {
-    finish(batch, slice, sources, own);
+    batch.reduction.within_host(sources, own, slice.count());
+    std::vector<Range> parts;
+    for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
+      parts.push_back(batch.part(slice, layout.hosts.size(), h));
+    }
+    HVDLITE_RETURN_IF_ERROR(packed_.run(layout, batch.pieces, batch.types.memory, batch.reduction,
+                                        {parts, own}, batch.patience));
+    batch.copy_out(slice, own);
   }
   staging.reduced(chunk.step);
   return Status();
 }
 
-Status HostAllreduce::reduce_across_hosts(const Chunk& chunk, Range slice) {
+Status HostAllreduce::scatter_slice(const Chunk& chunk, bool alone, Crossing& crossing,
+                                    std::vector<Crossing::Slot>& slots) {
   const Batch& batch = chunk.batch;
-  std::byte* lies_at = plane_.staging().own_buffer(chunk.step) + chunk.offset(slice);
-  std::vector<Range> parts;
-  for (std::size_t h = 0; h < batch.layout.hosts.size(); ++h) {
-    parts.push_back(batch.part(slice, batch.layout.hosts.size(), h));
+  const HostLayout& layout = batch.layout;
+  if (!layout.driver()) return Status();
+  Staging& staging = plane_.staging();
+  HVDLITE_RETURN_IF_ERROR(staging.await_published(chunk.step));
+  const Range slice = chunk.slice(layout.locals.index);
+  const std::uint64_t per_piece = std::max<std::uint64_t>(
+      1,
+      piece_bytes(slice.count() * batch.element_bytes, layout.hosts.size()) / batch.element_bytes);
+  slots.resize(chunk_count(slice.count(), per_piece));
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Range piece = chunk_at(slice.count(), per_piece, i);
+    slots[i].range = {slice.begin + piece.begin, slice.begin + piece.end};
+    const std::uint64_t offset = chunk.offset(slots[i].range);
+    // Nobody else reads this part of this rank's buffer before the result lies in it.
+    slots[i].lies_at = staging.own_buffer(chunk.step) + offset;
+    batch.reduction.within_host(staging.buffers(chunk.step, offset), slots[i].lies_at,
+                                slots[i].range.count());
+    crossing.scatter(slots[i], alone && slots.size() == 1);
   }
-  if (batch.packs) {
-    HVDLITE_RETURN_IF_ERROR(packed_.run(batch.layout, batch.pieces, batch.types.memory,
-                                        batch.reduction, {parts, lies_at}, batch.patience));
-  } else {
-    HVDLITE_RETURN_IF_ERROR(exchange_parts(chunk, parts));
-  }
-  copy_out(batch, slice, lies_at);
   return Status();
 }
 
-Status HostAllreduce::exchange_parts(const Chunk& chunk, const std::vector<Range>& parts) {
-  const Batch& batch = chunk.batch;
-  const HostLayout& layout = batch.layout;
-  const std::size_t hosts = layout.hosts.size();
-  std::byte* buffer = plane_.staging().own_buffer(chunk.step);
-  const auto part = [&](std::size_t h) -> std::span<std::byte> {
-    return {buffer + chunk.offset(parts[h]), parts[h].count() * batch.element_bytes};
-  };
-  const std::span<std::byte> own_part = part(layout.host);
-  if (received_.size() < hosts * own_part.size()) received_.resize(hosts * own_part.size());
-
-  std::vector<Transfer> scatter;  // part h to host h
-  std::vector<Transfer> gather;   // the finished parts to all
-  std::vector<const void*> sources;
-  for (std::size_t h = 0; h < hosts; ++h) {
-    std::byte* incoming = received_.data() + h * own_part.size();
-    sources.push_back(h == layout.host ? own_part.data() : incoming);
-    if (h == layout.host) continue;
-    scatter.push_back({layout.peers[h], part(h), {incoming, own_part.size()}});
-    gather.push_back({layout.peers[h], own_part, part(h)});
-  }
-  HVDLITE_RETURN_IF_ERROR(plane_.exchange_with_ranks(scatter, batch.patience, kAllreduce));
-  finish(batch, parts[layout.host], sources, own_part.data());
-  return plane_.exchange_with_ranks(gather, batch.patience, kAllreduce);
-}
-
-void HostAllreduce::finish(const Batch& batch, Range range, Sources sources, std::byte* to) {
-  if (batch.types.cast()) return finish_cast(batch, range, sources, to);
-  const TraceSpan traced = plane_.part("reduce");
-  std::vector<const void*> at_piece(sources.size());
-  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
-                                   std::uint64_t at, std::uint64_t count) {
-    const std::uint64_t offset = at * batch.element_bytes;
-    std::transform(sources.begin(), sources.end(), at_piece.begin(), [&](const void* source) {
-      return source == nullptr ? input : static_cast<const std::byte*>(source) + offset;
-    });
-    batch.reduction.finish(at_piece, output, count, piece.postscale);
-    if (to != nullptr) std::memcpy(to + offset, output, count * batch.element_bytes);
-  });
-}
-
-void HostAllreduce::finish_cast(const Batch& batch, Range range, Sources sources, std::byte* to) {
-  const std::size_t bytes = range.count() * batch.element_bytes;
-  if (to == nullptr && narrow_.size() < bytes) narrow_.resize(bytes);
-  std::byte* result = to == nullptr ? narrow_.data() : to;
-  {
-    const TraceSpan traced = plane_.part("reduce");
-    batch.reduction.finish(sources, result, range.count(), 1.0);
-  }
-  // Between hosts the slice is taken as a whole, once all of its parts are there.
-  if (!batch.layout.spans_hosts()) copy_out(batch, range, result);
+Status HostAllreduce::gather_slice(const Chunk& chunk, Crossing& crossing,
+                                   std::vector<Crossing::Slot>& slots) {
+  if (!chunk.batch.layout.driver()) return Status();
+  for (Crossing::Slot& slot : slots) HVDLITE_RETURN_IF_ERROR(crossing.reduce(slot));
+  for (Crossing::Slot& slot : slots) HVDLITE_RETURN_IF_ERROR(crossing.take(slot));
+  plane_.staging().reduced(chunk.step);
+  return Status();
 }
 
 Status HostAllreduce::take_results(const Chunk& chunk) {
@@ -181,42 +221,10 @@ Status HostAllreduce::take_results(const Chunk& chunk) {
   for (int driver = 0; driver < layout.drivers; ++driver) {
     if (driver == layout.locals.index) continue;  // taken when it was reduced
     const Range slice = chunk.slice(driver);
-    copy_out(chunk.batch, slice, staging.buffer_of(chunk.step, driver) + chunk.offset(slice));
+    chunk.batch.copy_out(slice, staging.buffer_of(chunk.step, driver) + chunk.offset(slice));
   }
   staging.done(chunk.step);
   return Status();
-}
-
-void HostAllreduce::save_inputs(const Batch& batch, Range range) const {
-  if (!batch.saves) return;
-  const TraceSpan traced = plane_.part("keep");
-  const std::uint64_t element_bytes = size_of(batch.types.memory);
-  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
-                                   std::uint64_t, std::uint64_t count) {
-    if (piece.copy == nullptr) return;
-    const std::uint64_t bytes = count * element_bytes;
-    stream_copy(input, piece.copy->to + piece.copy->bytes, bytes);
-    piece.copy->bytes += bytes;
-  });
-}
-
-void HostAllreduce::copy_in(const Batch& batch, Range range, std::byte* to) const {
-  if (range.count() == 0) return;
-  const TraceSpan traced = plane_.part("pack");
-  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
-                                   std::uint64_t at, std::uint64_t count) {
-    scale_copy(batch.types, input, to + at * batch.element_bytes, count, piece.prescale);
-  });
-}
-
-void HostAllreduce::copy_out(const Batch& batch, Range range, const std::byte* from) const {
-  const TraceSpan traced = plane_.part("unpack");
-  const ElementTypes back{batch.types.wire, batch.types.memory};
-  batch.pieces.for_each(range, [&](const Piece& piece, const std::byte*, std::byte* output,
-                                   std::uint64_t at, std::uint64_t count) {
-    const double factor = back.cast() ? piece.postscale : 1.0;  // otherwise finish() has scaled
-    scale_copy(back, from + at * batch.element_bytes, output, count, factor);
-  });
 }
 
 }  // namespace hvdlite

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "host/span_list.h"
 #include "kernels/chunks.h"
 
 namespace hvdlite {
@@ -11,14 +12,10 @@ namespace {
 
 using Step = Staging::Step;
 
-constexpr const char* kAllgather = "an allgather";
 constexpr const char* kBroadcast = "a broadcast";
 constexpr const char* kAlltoall = "an alltoall";
 constexpr const char* kBarrier = "a barrier";
-
-void copy(std::span<const std::byte> from, std::byte* to) {
-  if (!from.empty() && from.data() != to) std::memmove(to, from.data(), from.size());
-}
+constexpr std::size_t kStepsAtOnce = 4;  // of an alltoall between hosts
 
 // The part of `bytes` that starts at `at`, at most `longest` long; empty behind its end.
 template <typename Byte>
@@ -61,7 +58,7 @@ Status publish_chunk(HostPlane& plane, const HostLayout& layout, const Step& ste
   const std::span<std::byte> buffer(staging.own_buffer(step), chunk.output.size());
   std::vector<Transfer> transfers;
   if (is_root) {
-    copy(chunk.input, buffer.data());
+    copy_bytes(chunk.input, buffer.data());
     for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
       if (h != layout.host) transfers.push_back({layout.hosts[h][0], buffer, {}});
     }
@@ -85,35 +82,8 @@ Status broadcast_chunk(HostPlane& plane, const HostLayout& layout, const Broadca
     staging.publish(step);
     HVDLITE_RETURN_IF_ERROR(staging.await_published(step, publisher));
   }
-  copy({staging.buffer_of(step, publisher), chunk.output.size()}, chunk.output.data());
+  copy_bytes({staging.buffer_of(step, publisher), chunk.output.size()}, chunk.output.data());
   staging.done(step);
-  return Status();
-}
-
-Status gather_within_host(HostPlane& plane, const HostLayout& layout, const Allgather& call,
-                          Patience patience) {
-  Staging& staging = plane.staging();
-  const std::size_t longest = *std::max_element(call.bytes.begin(), call.bytes.end());
-  const std::size_t stride = plane.chunk_bytes(layout);
-  for (std::size_t begin = 0; begin < longest; begin += stride) {
-    const Step step = staging.begin(layout.locals, patience, kAllgather);
-    HVDLITE_RETURN_IF_ERROR(staging.reuse(step));
-    copy(window(call.input, begin, stride), staging.own_buffer(step));
-    staging.publish(step);
-    HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < call.bytes.size(); ++i) {
-      const int local = static_cast<int>(i);
-      const std::span<std::byte> block =
-          window(call.output.subspan(at, call.bytes[i]), begin, stride);
-      copy(local == layout.locals.index
-               ? window(call.input, begin, stride)
-               : std::span<const std::byte>(staging.buffer_of(step, local), block.size()),
-           block.data());
-      at += call.bytes[i];
-    }
-    staging.done(step);
-  }
   return Status();
 }
 
@@ -141,7 +111,7 @@ Status swap_within_host(HostPlane& plane, const HostLayout& layout, const Outgoi
     if (k == 0) std::memcpy(buffer, &steps, sizeof(steps));
     for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
       if (i == layout.locals.index) continue;
-      copy(window(outgoing.of(ranks[i]), k * stride, stride), buffer + offset(i));
+      copy_bytes(window(outgoing.of(ranks[i]), k * stride, stride), buffer + offset(i));
     }
     staging.publish(step);
     HVDLITE_RETURN_IF_ERROR(staging.await_published(step));
@@ -152,39 +122,40 @@ Status swap_within_host(HostPlane& plane, const HostLayout& layout, const Outgoi
       if (k == 0) std::memcpy(&wanted, theirs, sizeof(wanted));
       steps = std::max(steps, wanted);
       const std::span<std::byte> part = window(incoming.of(ranks[i]), k * stride, stride);
-      copy({theirs + offset(layout.locals.index), part.size()}, part.data());
+      copy_bytes({theirs + offset(layout.locals.index), part.size()}, part.data());
     }
     staging.done(step);
   }
   return Status();
 }
 
+// In step s a rank sends to the s-th member after it and receives from the s-th before it: so that
+// not all ranks send to the same one. A few steps overlap.
 Status swap_between_hosts(HostPlane& plane, const HostLayout& layout, const Outgoing& outgoing,
                           const Incoming& incoming, Patience patience) {
-  std::vector<Transfer> transfers;
-  for (std::size_t h = 0; h < layout.hosts.size(); ++h) {
-    if (h == layout.host) continue;
-    for (const int rank : layout.hosts[h]) {
-      transfers.push_back({rank, outgoing.of(rank), incoming.of(rank)});
+  const std::vector<int>& ranks = outgoing.group.ranks;
+  const std::size_t size = ranks.size();
+  const auto self = static_cast<std::size_t>(outgoing.group.index_of(plane.rank()));
+  const std::vector<int>& locals = layout.locals.group.ranks;
+  const auto is_local = [&](int rank) {
+    return std::binary_search(locals.begin(), locals.end(), rank);
+  };
+  Exchange& exchange = plane.begin_exchange(patience, kAlltoall);
+  std::vector<std::uint64_t> marks;
+  for (std::size_t step = 1; step < size; ++step) {
+    if (step > kStepsAtOnce) {
+      HVDLITE_RETURN_IF_ERROR(plane.await_moved(marks[step - 1 - kStepsAtOnce]));
     }
+    const int to = ranks[(self + step) % size];
+    const int from = ranks[(self + size - step) % size];
+    if (!is_local(to)) plane.send(to, outgoing.of(to));
+    if (!is_local(from)) exchange.receive(from, incoming.of(from));
+    marks.push_back(exchange.mark());
   }
-  return plane.exchange_with_ranks(transfers, patience, kAlltoall);
+  return plane.await_moved(exchange.mark());
 }
 
 }  // namespace
-
-Status host_allgather(HostPlane& plane, const HostLayout& layout, const Allgather& call,
-                      Patience patience) {
-  if (!layout.spans_hosts()) return gather_within_host(plane, layout, call, patience);
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < call.group.ranks.size(); ++i) {
-    const Broadcast block{call.group, call.group.ranks[i], call.input,
-                          call.output.subspan(at, call.bytes[i])};
-    HVDLITE_RETURN_IF_ERROR(host_broadcast(plane, layout, block, patience));
-    at += call.bytes[i];
-  }
-  return Status();
-}
 
 Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
                       Patience patience) {
@@ -204,7 +175,7 @@ Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall&
                      Patience patience) {
   const Outgoing outgoing(call.group, call.input, call.send_bytes);
   const Incoming incoming(call.group, call.output, call.receive_bytes);
-  copy(outgoing.of(plane.rank()), incoming.of(plane.rank()).data());
+  copy_bytes(outgoing.of(plane.rank()), incoming.of(plane.rank()).data());
   if (layout.locals.group.ranks.size() > 1) {
     HVDLITE_RETURN_IF_ERROR(swap_within_host(plane, layout, outgoing, incoming, patience));
   }

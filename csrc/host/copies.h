@@ -1,5 +1,5 @@
-// The collectives of the host data plane that only copy. Of each, `layout` is that of the call's
-// group. Thread: the engine's runner.
+// The collectives of the host data plane that only copy, but for allgather.h. Of each, `layout` is
+// that of the call's group. Thread: the engine's runner.
 #pragma once
 
 #include "backend/backend.h"
@@ -8,14 +8,11 @@
 
 namespace hvdlite {
 
-// Through the staging buffers within a host; between hosts a sequence of broadcasts, one per
-// member.
-Status host_allgather(HostPlane& plane, const HostLayout& layout, const Allgather& call,
-                      Patience patience);
 // The root sends each chunk to one member of every other host; these members publish it there.
 Status host_broadcast(HostPlane& plane, const HostLayout& layout, const Broadcast& call,
                       Patience patience);
-// Through the staging buffers within a host; between hosts one exchange of all members with all.
+// Through the staging buffers within a host; between hosts in steps, in each of which every rank
+// sends to one other and receives from one.
 Status host_alltoall(HostPlane& plane, const HostLayout& layout, const Alltoall& call,
                      Patience patience);
 // The locals meet, then the first ones of the hosts, then the locals again.

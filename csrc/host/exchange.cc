@@ -1,76 +1,9 @@
 #include "host/exchange.h"
 
-#include <map>
-
 #include "host/peer_errors.h"
 
 namespace hvdlite {
 namespace {
-
-// Moves what can be moved now, towards the end of each span.
-Status write_some(Channel& channel, std::span<const std::byte>& outgoing) {
-  while (!outgoing.empty()) {
-    const Result<std::size_t> written = channel.try_write(outgoing);
-    if (!written.ok()) return written.status();
-    if (written.value() == 0) break;
-    outgoing = outgoing.subspan(written.value());
-  }
-  return Status();
-}
-
-Status read_some(Channel& channel, std::span<std::byte>& incoming) {
-  while (!incoming.empty()) {
-    const Result<std::size_t> got = channel.try_read(incoming);
-    if (!got.ok()) return got.status();
-    if (got.value() == 0) break;
-    incoming = incoming.subspan(got.value());
-  }
-  return Status();
-}
-
-// The transfers with one rank, in order. What comes first in a direction holds up what follows.
-class Stream {
- public:
-  explicit Stream(Channel& channel) : channel_(channel) {}
-
-  void add(Transfer& transfer) { transfers_.push_back(&transfer); }
-  Status move() {
-    for (; sent_ < transfers_.size(); ++sent_) {
-      HVDLITE_RETURN_IF_ERROR(write_some(channel_, transfers_[sent_]->outgoing));
-      if (!transfers_[sent_]->outgoing.empty()) break;
-    }
-    for (; received_ < transfers_.size(); ++received_) {
-      HVDLITE_RETURN_IF_ERROR(read_some(channel_, transfers_[received_]->incoming));
-      if (!transfers_[received_]->incoming.empty()) break;
-    }
-    return Status();
-  }
-  bool complete() const { return sent_ == transfers_.size() && received_ == transfers_.size(); }
-
- private:
-  Channel& channel_;
-  std::vector<Transfer*> transfers_;
-  std::size_t sent_ = 0;  // of the transfers: all that they send has left
-  std::size_t received_ = 0;
-};
-
-std::map<int, Stream> streams_of(std::span<const std::unique_ptr<Channel>> channels,
-                                 std::vector<Transfer>& transfers) {
-  std::map<int, Stream> streams;  // by rank
-  for (Transfer& transfer : transfers) {
-    const auto at = streams.try_emplace(transfer.rank, *channels[transfer.rank]).first;
-    at->second.add(transfer);
-  }
-  return streams;
-}
-
-std::uint64_t bytes_left(const std::vector<Transfer>& transfers) {
-  std::uint64_t bytes = 0;
-  for (const Transfer& transfer : transfers) {
-    bytes += transfer.outgoing.size() + transfer.incoming.size();
-  }
-  return bytes;
-}
 
 // A connection that the kernel gave up says how long the peer was silent.
 Status lost(int rank, const Status& why, const char* operation) {
@@ -79,36 +12,107 @@ Status lost(int rank, const Status& why, const char* operation) {
 
 }  // namespace
 
-Status exchange(std::span<const std::unique_ptr<Channel>> channels, Waiter& waiter,
-                std::vector<Transfer>& transfers, Patience patience, const char* operation) {
-  std::map<int, Stream> streams = streams_of(channels, transfers);
-  Status broken;
-  int waiting_for = -1;
-  const auto ready = [&] {
-    bool complete = true;
-    for (auto& [rank, stream] : streams) {
-      if (Status moved = stream.move(); !moved.ok()) {
-        broken = lost(rank, moved, operation);
-        return true;
-      }
-      if (stream.complete()) continue;
-      waiting_for = rank;
-      complete = false;
+void Exchange::begin(Patience patience, const char* operation) {
+  for (const int rank : active_) {
+    Stream& stream = streams_[static_cast<std::size_t>(rank)];
+    stream.outgoing.clear();
+    stream.incoming.clear();
+    stream.active = false;
+  }
+  active_.clear();
+  patience_ = patience;
+  operation_ = operation;
+  mark_ = 0;
+  broken_ = Status();
+}
+
+Exchange::Stream& Exchange::stream_of(int rank) {
+  Stream& stream = streams_[static_cast<std::size_t>(rank)];
+  if (!stream.active) active_.push_back(rank);
+  stream.active = true;
+  return stream;
+}
+
+void Exchange::send(int rank, std::span<const std::byte> bytes) {
+  if (!bytes.empty()) stream_of(rank).outgoing.items.push_back({bytes, mark_ + 1});
+}
+
+void Exchange::receive(int rank, std::span<std::byte> bytes) {
+  if (!bytes.empty()) stream_of(rank).incoming.items.push_back({bytes, mark_ + 1});
+}
+
+Status Exchange::write_some(Channel& channel, Queue<const std::byte>& queue) {
+  for (; !queue.empty(); ++queue.first) {
+    std::span<const std::byte>& bytes = queue.items[queue.first].bytes;
+    while (!bytes.empty()) {
+      const Result<std::size_t> written = channel.try_write(bytes);
+      if (!written.ok()) return written.status();
+      if (written.value() == 0) return Status();
+      moved_ += written.value();
+      bytes = bytes.subspan(written.value());
     }
-    return complete;
-  };
+  }
+  queue.clear();
+  return Status();
+}
+
+Status Exchange::read_some(Channel& channel, Queue<std::byte>& queue, std::uint64_t mark) {
+  for (; !queue.moved(mark); ++queue.first) {
+    std::span<std::byte>& bytes = queue.items[queue.first].bytes;
+    while (!bytes.empty()) {
+      const Result<std::size_t> got = channel.try_read(bytes);
+      if (!got.ok()) return got.status();
+      if (got.value() == 0) return Status();
+      moved_ += got.value();
+      bytes = bytes.subspan(got.value());
+    }
+  }
+  if (queue.empty()) queue.clear();
+  return Status();
+}
+
+bool Exchange::come_to(std::uint64_t mark, bool sent) {
+  bool all = true;
+  for (const int rank : active_) {
+    Stream& stream = streams_[static_cast<std::size_t>(rank)];
+    Channel& channel = *channels_[static_cast<std::size_t>(rank)];
+    Status status = write_some(channel, stream.outgoing);
+    if (status.ok()) status = read_some(channel, stream.incoming, mark);
+    if (!status.ok()) {
+      broken_ = lost(rank, status, operation_);
+      return true;
+    }
+    if (stream.incoming.moved(mark) && (!sent || stream.outgoing.moved(mark))) continue;
+    waiting_for_ = rank;
+    all = false;
+  }
+  return all;
+}
+
+void Exchange::send_some() {
+  for (const int rank : active_) {
+    if (!broken_.ok()) return;
+    Stream& stream = streams_[static_cast<std::size_t>(rank)];
+    const Status status = write_some(*channels_[static_cast<std::size_t>(rank)], stream.outgoing);
+    if (!status.ok()) broken_ = lost(rank, status, operation_);
+  }
+}
+
+Status Exchange::await(std::uint64_t mark, bool sent) {
+  if (!broken_.ok()) return broken_;
+  const auto ready = [&] { return come_to(mark, sent); };
   // The channel itself says when a peer is gone: its control channel may end while data is still on
   // its way.
   const auto failed = [] { return Status(); };
   Status status;
-  std::uint64_t left = 0;
+  std::uint64_t before = 0;
   do {
-    left = bytes_left(transfers);
-    status = waiter.wait(ready, failed, Deadline::after(patience));
+    before = moved_;
+    status = waiter_.wait(ready, failed, Deadline::after(patience_));
     // A slow link is not a dead peer: only a wait without any progress ends it.
-  } while (status.code() == StatusCode::kTimeout && bytes_left(transfers) < left);
-  if (status.code() == StatusCode::kTimeout) return silent_peer(waiting_for, operation);
-  return status.ok() ? broken : status;
+  } while (status.code() == StatusCode::kTimeout && moved_ > before);
+  if (status.code() == StatusCode::kTimeout) return silent_peer(waiting_for_, operation_);
+  return status.ok() ? broken_ : status;
 }
 
 }  // namespace hvdlite

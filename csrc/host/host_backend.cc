@@ -1,5 +1,6 @@
 #include "host/host_backend.h"
 
+#include "host/allgather.h"
 #include "host/copies.h"
 
 namespace hvdlite {
@@ -16,7 +17,11 @@ Status HostBackend::allreduce(const Allreduce& call, Patience patience) {
 }
 
 Status HostBackend::allgather(const Allgather& call, Patience patience) {
-  return host_allgather(plane_, layouts_.of(call.group), call, patience);
+  return HostAllgather(plane_, layouts_.of(call.group), patience).run({&call, 1});
+}
+
+Status HostBackend::allgathers(std::span<const Allgather> calls, Patience patience) {
+  return HostAllgather(plane_, layouts_.of(calls[0].group), patience).run(calls);
 }
 
 Status HostBackend::broadcast(const Broadcast& call, Patience patience) {
@@ -32,8 +37,7 @@ Status HostBackend::reducescatter(const Reducescatter& call, Patience patience) 
 }
 
 Status HostBackend::transfer(std::span<const Transfer> transfers, Patience patience) {
-  std::vector<Transfer> left(transfers.begin(), transfers.end());
-  return plane_.exchange_with_ranks(left, patience, "a send");
+  return plane_.exchange_with_ranks(transfers, patience, "a send");
 }
 
 Status HostBackend::barrier(const Group& group, Patience patience) {

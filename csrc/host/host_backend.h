@@ -1,7 +1,8 @@
 // The data plane on CPUs: shared memory between the ranks of a host, channels between hosts.
 //
-// allreduce.h, reducescatter.h and copies.h say how each collective runs, layout.h what the words
-// mean, staging.h how the ranks of a host wait for each other. Thread: the engine's runner.
+// allreduce.h, allgather.h, reducescatter.h and copies.h say how each collective runs, layout.h
+// what the words mean, staging.h how the ranks of a host wait for each other. Thread: the engine's
+// runner.
 #pragma once
 
 #include "backend/adasum_reduction.h"
@@ -27,6 +28,7 @@ class HostBackend : public Backend {
   Status allreduce(const Allreduce& call, Patience patience) override;
   bool copies_inputs(ReduceOp op) const override { return op != ReduceOp::kAdasum; }
   Status allgather(const Allgather& call, Patience patience) override;
+  Status allgathers(std::span<const Allgather> calls, Patience patience) override;
   Status broadcast(const Broadcast& call, Patience patience) override;
   Status alltoall(const Alltoall& call, Patience patience) override;
   Status reducescatter(const Reducescatter& call, Patience patience) override;

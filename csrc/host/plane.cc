@@ -8,7 +8,10 @@
 namespace hvdlite {
 
 HostPlane::HostPlane(Fabric& fabric, const Config& config)
-    : fabric_(fabric), tunables_(tunables_of(config)), staging_(fabric) {}
+    : fabric_(fabric),
+      tunables_(tunables_of(config)),
+      staging_(fabric),
+      exchange_(fabric.data, *fabric.waiter) {}
 
 void HostPlane::trace_to(Trace& trace, const char* row) {
   trace_ = &trace;
@@ -33,15 +36,30 @@ Result<std::uint64_t> HostPlane::share_bytes(const HostLayout& layout, std::size
   return room / parts / kCutBytes * kCutBytes;
 }
 
-Status HostPlane::exchange_with_ranks(std::vector<Transfer>& transfers, Patience patience,
+void HostPlane::send(int rank, std::span<const std::byte> bytes) {
+  if (to_other_hosts_ != nullptr && !topology().same_host(rank)) *to_other_hosts_ += bytes.size();
+  exchange_.send(rank, bytes);
+}
+
+Status HostPlane::await_received(std::uint64_t mark) {
+  const TraceSpan traced = part("exchange");
+  return exchange_.await_received(mark);
+}
+
+Status HostPlane::await_moved(std::uint64_t mark) {
+  const TraceSpan traced = part("exchange");
+  return exchange_.await_moved(mark);
+}
+
+Status HostPlane::exchange_with_ranks(std::span<const Transfer> transfers, Patience patience,
                                       const char* operation) {
   if (transfers.empty()) return Status();
-  const TraceSpan traced = part("exchange");
+  exchange_.begin(patience, operation);
   for (const Transfer& transfer : transfers) {
-    if (to_other_hosts_ == nullptr || topology().same_host(transfer.rank)) continue;
-    *to_other_hosts_ += transfer.outgoing.size();
+    send(transfer.rank, transfer.outgoing);
+    exchange_.receive(transfer.rank, transfer.incoming);
   }
-  return exchange(fabric_.data, *fabric_.waiter, transfers, patience, operation);
+  return await_moved(exchange_.mark());
 }
 
 }  // namespace hvdlite

@@ -4,8 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
+#include "backend/backend.h"
 #include "base/config.h"
 #include "base/counter.h"
 #include "base/deadline.h"
@@ -47,14 +48,25 @@ class HostPlane {
   template <typename Publish, typename Take>
   Status pipeline(const HostLayout& layout, Patience patience, const char* operation,
                   std::uint64_t steps, Publish publish, Take take);
-  // Completes the transfers, as exchange() does; they are used up.
-  Status exchange_with_ranks(std::vector<Transfer>& transfers, Patience patience,
+  // Begins an exchange with other ranks, and ends the one before it; the plane owns it.
+  Exchange& begin_exchange(Patience patience, const char* operation) {
+    exchange_.begin(patience, operation);
+    return exchange_;
+  }
+  // Queues bytes for another rank, and counts them.
+  void send(int rank, std::span<const std::byte> bytes);
+  // Waits for what was queued before the mark, as the functions of Exchange do.
+  Status await_received(std::uint64_t mark);
+  Status await_moved(std::uint64_t mark);
+  // Begins an exchange, and completes these transfers.
+  Status exchange_with_ranks(std::span<const Transfer> transfers, Patience patience,
                              const char* operation);
 
  private:
   Fabric& fabric_;
   Tunables tunables_;
   Staging staging_;
+  Exchange exchange_;
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
   Counter* to_other_hosts_ = nullptr;

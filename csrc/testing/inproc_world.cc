@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "testing/inproc_channel.h"
+#include "transport/control_tree.h"
 
 namespace hvdlite {
 namespace {
@@ -52,7 +53,9 @@ void connect(Fabric& a, Fabric& b) {
     of_a[rank_b] = std::make_unique<InprocChannel>(rank_b, 0, shared, a.bells[rank_b]);
     of_b[rank_a] = std::make_unique<InprocChannel>(rank_a, 1, shared, b.bells[rank_a]);
   };
-  link(a.control, b.control);
+  if (!a.topology.control_tree || ControlTree(a.topology).linked(rank_b)) {
+    link(a.control, b.control);
+  }
   if (!a.topology.same_host(rank_b)) return link(a.data, b.data);
   a.data[rank_b] = make_ring_channel(a, rank_b);
   b.data[rank_a] = make_ring_channel(b, rank_a);
@@ -61,12 +64,13 @@ void connect(Fabric& a, Fabric& b) {
 }  // namespace
 
 Result<std::vector<std::unique_ptr<Fabric>>> make_inproc_world(const std::vector<int>& host_of,
-                                                               const Config& config) {
+                                                               const Config& config,
+                                                               bool control_tree) {
   const int size = static_cast<int>(host_of.size());
   std::vector<std::unique_ptr<Fabric>> world;
   const auto memory = std::make_shared<WorldMemory>();
   for (int rank = 0; rank < size; ++rank) {
-    world.push_back(std::make_unique<Fabric>(Topology{rank, size, host_of}));
+    world.push_back(std::make_unique<Fabric>(Topology{rank, size, host_of, control_tree}));
     HVDLITE_RETURN_IF_ERROR(add_rank(*memory, world[rank]->topology, config));
   }
   for (auto& fabric : world) HVDLITE_RETURN_IF_ERROR(fill(*fabric, memory, config));

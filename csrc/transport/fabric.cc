@@ -1,10 +1,12 @@
 #include "transport/fabric.h"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <utility>
 
 #include "os/cpu.h"
+#include "transport/control_tree.h"
 #include "transport/ring_channel.h"
 #include "transport/shm_channel.h"
 #include "transport/tcp_channel.h"
@@ -15,12 +17,13 @@ namespace {
 using std::chrono::microseconds;
 
 // A spin makes a wait two orders of magnitude faster where a core is free, and helps nothing
-// otherwise.
-microseconds spin_time(const Config& config, int local_size) {
-  if (config.spin_us >= 0) return microseconds(config.spin_us);
+// otherwise: then a wait yields.
+AwakeTimes awake_times(const Config& config, int local_size) {
+  if (config.spin_us >= 0) return {.spin = microseconds(config.spin_us)};
   const int cores = available_cores();
-  if (local_size > cores) return microseconds(0);
-  return microseconds(2 * local_size > cores ? 20 : 100);
+  if (local_size > cores) return {.yield = microseconds(200)};
+  if (2 * local_size > cores) return {.spin = microseconds(20), .yield = microseconds(100)};
+  return {.spin = microseconds(100)};
 }
 
 Status misfit(const std::string& what) {
@@ -35,6 +38,7 @@ Status check(const Topology& topology, const std::vector<PeerLink>& links) {
   if (links.size() + 1 != static_cast<std::size_t>(topology.size)) {
     return misfit("one link per peer is needed");
   }
+  const ControlTree tree(topology);
   std::vector<bool> seen(topology.size);
   for (const PeerLink& link : links) {
     if (link.rank < 0 || link.rank >= topology.size || link.rank == topology.rank ||
@@ -43,8 +47,9 @@ Status check(const Topology& topology, const std::vector<PeerLink>& links) {
     }
     seen[link.rank] = true;
     const bool local = topology.same_host(link.rank);
-    if (!link.control.valid() || local != link.segment.valid() || local != link.bell.valid() ||
-        local == link.data.valid()) {
+    const bool controls = !topology.control_tree || tree.linked(link.rank);
+    if (controls != link.control.valid() || local != link.segment.valid() ||
+        local != link.bell.valid() || local == link.data.valid()) {
       return misfit("the link to rank " + std::to_string(link.rank) +
                     " lacks a descriptor or has one too many");
     }
@@ -81,8 +86,8 @@ Fabric::Fabric(Topology its_topology)
 
 Status Fabric::open(Fd own_bell, const Config& config) {
   const int local_size = topology.local_size(topology.rank);
-  Result<std::unique_ptr<Waiter>> made = Waiter::make(own_segment->sleeping(), std::move(own_bell),
-                                                      spin_time(config, local_size), topology.size);
+  Result<std::unique_ptr<Waiter>> made = Waiter::make(
+      own_segment->sleeping(), std::move(own_bell), awake_times(config, local_size), topology.size);
   HVDLITE_RETURN_IF_ERROR(made.status());
   waiter = std::move(made.value());
   if (config.spin_us >= 0) waiter->always_spin();
@@ -108,6 +113,9 @@ void Fabric::close() {
     if (control[peer]) control[peer]->close();
     if (data[peer]) data[peer]->close();
   }
+  if (!lifeline.valid()) return;
+  ::shutdown(lifeline.get(), SHUT_RDWR);
+  lifeline.reset();
 }
 
 std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer) {
@@ -120,20 +128,25 @@ std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer) {
       ring(*fabric.segments[peer], topology.local_index(topology.rank)), fabric.bells[peer]);
 }
 
-Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, Fd own_segment, Fd own_bell,
+Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,
                                                std::vector<PeerLink> links, const Config& config) {
   HVDLITE_RETURN_IF_ERROR(check(topology, links));
+  if (!own.lifeline.valid()) return misfit("this rank's lifeline is missing");
   auto fabric = std::make_unique<Fabric>(std::move(topology));
-  Result<std::shared_ptr<Segment>> segment = Segment::map(own_segment);
+  close_in_forked_child(own.lifeline.get());
+  fabric->lifeline = std::move(own.lifeline);
+  Result<std::shared_ptr<Segment>> segment = Segment::map(own.segment);
   HVDLITE_RETURN_IF_ERROR(segment.status());
   fabric->own_segment = fabric->segments[fabric->topology.rank] = segment.value();
-  HVDLITE_RETURN_IF_ERROR(fabric->open(std::move(own_bell), config));
+  HVDLITE_RETURN_IF_ERROR(fabric->open(std::move(own.bell), config));
   for (PeerLink& link : links) {
     if (fabric->topology.same_host(link.rank)) {
       HVDLITE_RETURN_IF_ERROR(add_local_peer(*fabric, link));
     } else {
-      fabric->control[link.rank] =
-          std::make_unique<TcpChannel>(link.rank, std::move(link.control), config.peer_timeout);
+      if (link.control.valid()) {
+        fabric->control[link.rank] =
+            std::make_unique<TcpChannel>(link.rank, std::move(link.control), config.peer_timeout);
+      }
       fabric->data[link.rank] =
           std::make_unique<TcpChannel>(link.rank, std::move(link.data), config.peer_timeout);
     }

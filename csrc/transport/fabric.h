@@ -24,7 +24,9 @@ namespace hvdlite {
 // The descriptors that Python hands over for one peer. Those that do not apply are invalid (-1).
 struct PeerLink {
   int rank = -1;
-  Fd control;  // connected socket: Unix for a peer of this host, else TCP
+  // Connected TCP socket, invalid where a control tree has no link; for a peer of this host the end
+  // of its lifeline.
+  Fd control;
   Fd data;     // connected TCP socket; other hosts only
   Fd segment;  // the peer's memfd; same host only
   Fd bell;     // the peer's eventfd; same host only
@@ -40,9 +42,14 @@ struct Fabric {
   std::vector<std::shared_ptr<Segment>> segments;  // by rank; null on other hosts
   std::vector<Bell> bells;                         // by rank; rings do nothing for other hosts
   std::vector<Fd> bell_fds;                        // owners behind `bells`
-  std::vector<std::unique_ptr<Channel>> control;   // by rank; null for self
-  std::vector<std::unique_ptr<Channel>> data;      // by rank; null for self
-  std::unique_ptr<Waiter> waiter;                  // last, so destroyed first
+  // By rank; null for self, and in a control tree for ranks that are not linked.
+  std::vector<std::unique_ptr<Channel>> control;
+  std::vector<std::unique_ptr<Channel>> data;  // by rank; null for self
+  // How long leaders of a large world hold what they pass up (negotiation/relay.h).
+  std::chrono::microseconds relay_patience{200};
+  // The own end of this rank's lifeline: a socket whose other end all ranks of this host have.
+  Fd lifeline;
+  std::unique_ptr<Waiter> waiter;  // last, so destroyed first
 
   // Makes the waiter, which sleeps on this eventfd and shows that in `own_segment`.
   Status open(Fd own_bell, const Config& config);
@@ -57,10 +64,16 @@ struct Fabric {
 // Makes the data channel to a peer of this host, whose segment and bell the fabric has.
 std::unique_ptr<Channel> make_ring_channel(const Fabric& fabric, int peer);
 
-// Makes the fabric of a rank in a process of its own. `own_segment` is the memfd that
-// Segment::create() made for this rank's local size. kInternal when a system call fails,
+// What a rank shows to the ranks of its host.
+struct OwnLink {
+  Fd segment;  // the memfd that Segment::create() made for this rank's local size
+  Fd bell;
+  Fd lifeline;
+};
+
+// Makes the fabric of a rank in a process of its own. kInternal when a system call fails,
 // kInvalidArgument when the links do not fit the topology.
-Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, Fd own_segment, Fd own_bell,
+Result<std::unique_ptr<Fabric>> connect_fabric(Topology topology, OwnLink own,
                                                std::vector<PeerLink> links, const Config& config);
 
 }  // namespace hvdlite

@@ -8,7 +8,7 @@
 namespace hvdlite {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x68766c6974653032;  // "hvlite02"
+constexpr std::uint64_t kMagic = 0x68766c6974653033;  // "hvlite03"
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kRingBytes = 64 << 10;
 constexpr std::uint64_t kDataRingBytes = 256 << 10;
@@ -23,8 +23,10 @@ struct Header {
   alignas(64) std::atomic<std::uint32_t> sleeping;
 };
 
-constexpr std::uint64_t kRingsAt = 256;
-static_assert(sizeof(Header) <= kRingsAt);
+constexpr std::uint64_t kBallotAt = 256;
+constexpr std::uint64_t kRingsAt = 512;
+static_assert(sizeof(Header) <= kBallotAt);
+static_assert(kBallotAt + sizeof(BallotPaper) <= kRingsAt);
 
 std::uint64_t round_up(std::uint64_t value) { return (value + kPage - 1) / kPage * kPage; }
 
@@ -104,6 +106,10 @@ Result<std::shared_ptr<Segment>> Segment::in_process(const SegmentLayout& layout
 
 std::atomic<std::uint32_t>* Segment::sleeping() const {
   return &reinterpret_cast<Header*>(mapping_.data())->sleeping;
+}
+
+BallotPaper& Segment::ballot() const {
+  return *reinterpret_cast<BallotPaper*>(mapping_.data() + kBallotAt);
 }
 
 std::byte* Segment::inbound_ring(int local_index) const {

@@ -1,6 +1,8 @@
-// A channel between ranks of one host: two rings in shared memory, and the Unix socket that
-// bootstrap made between the two ranks. The socket only shows whether the peer is still there: the
-// kernel closes it when the peer dies without a goodbye. Threads and errors are those of channel.h.
+// A channel between ranks of one host: two rings in shared memory, and an end of the peer's
+// lifeline. That is a pair of connected sockets, of which the peer keeps the other end; all ranks
+// of the host share this one. It only shows whether the peer is still there: the kernel closes the
+// peer's end when the peer dies without a goodbye. So close() ends the channel for this side alone,
+// and the fabric closes this rank's own lifeline. Threads and errors are those of channel.h.
 #pragma once
 
 #include "os/fd.h"
@@ -11,7 +13,7 @@ namespace hvdlite {
 class ShmChannel : public Channel {
  public:
   // The rings' memory and the bell's flag are borrowed from segments that outlive the channel.
-  ShmChannel(int peer, ByteRing inbound, ByteRing outbound, Bell peer_bell, Fd liveness);
+  ShmChannel(int peer, ByteRing inbound, ByteRing outbound, Bell peer_bell, Fd lifeline);
   ~ShmChannel() override { close(); }
 
   int peer() const override { return rings_.peer; }
@@ -22,12 +24,12 @@ class ShmChannel : public Channel {
     return rings_.read(bytes, gone());
   }
   Status attach(Waiter& waiter) override;
-  void close() override;
+  void close() override { lifeline_.reset(); }
 
  private:
   bool gone() const;
   RingPair rings_;
-  Fd liveness_;
+  Fd lifeline_;
   const Waiter* waiter_ = nullptr;
 };
 

@@ -11,6 +11,9 @@ struct Topology {
   int rank = 0;
   int size = 1;
   std::vector<int> host_of;  // by rank: index of its host, 0.. in order of first appearance
+  // Whether control messages between hosts go through a tree of hosts (control_tree.h), and not
+  // from each rank to each other one.
+  bool control_tree = false;
 
   bool same_host(int peer) const { return host_of[peer] == host_of[rank]; }
   // The ranks of a host, ascending.

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <thread>
 #include <utility>
 
 #include "os/cpu.h"
@@ -27,11 +28,11 @@ void Bell::write_event() const {
 }
 
 Result<std::unique_ptr<Waiter>> Waiter::make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
-                                             std::chrono::microseconds spin, int size) {
+                                             AwakeTimes awake, int size) {
   std::unique_ptr<Waiter> waiter(new Waiter(size));
   waiter->sleeping_ = sleeping;
   waiter->event_fd_ = std::move(event_fd);
-  waiter->spin_ = spin;
+  waiter->awake_ = awake;
   waiter->epoll_fd_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   if (!waiter->epoll_fd_.valid()) return system_error("epoll_create1", errno);
   epoll_event event{};
@@ -63,12 +64,22 @@ Bell Waiter::bell() const { return Bell(sleeping_, event_fd_.get()); }
 
 void Waiter::pause() { cpu_pause(); }
 
+void Waiter::yield() { std::this_thread::yield(); }
+
 void Waiter::announce_sleep() { sleeping_->store(1, std::memory_order_seq_cst); }
 
+void Waiter::withdraw() {
+  if (sleeping_->load(std::memory_order_relaxed) != 0) {
+    sleeping_->store(0, std::memory_order_seq_cst);
+  }
+}
+
 Status Waiter::wake_up(Status status) {
-  sleeping_->store(0, std::memory_order_seq_cst);
+  withdraw();
   return status;
 }
+
+void Waiter::knock() const { bell().write_event(); }
 
 Status Waiter::sleep(Deadline deadline) {
   std::array<epoll_event, kEventsAtOnce> events;

@@ -3,14 +3,19 @@
 // A rank waits for very different things: flags in shared memory that a peer stores, bytes on a
 // socket, work that a thread of its own enqueues, the death of a peer. All of them end the same
 // sleep. The sleeper first spins on its condition (worth two orders of magnitude where a core is
-// free, and see SpinRecord), then publishes `sleeping`, looks once more, and sleeps in epoll on its
-// own eventfd (the bell) and on the watched sockets. A thread that changes something that a rank
-// may wait for rings that rank's Bell afterwards: one load while the rank is awake, one write(2)
-// when it sleeps. Local peers hold a duplicate of the eventfd (passed over a Unix socket at
-// bootstrap). There is no I/O thread and no polling: an idle process uses no processor time.
+// free, and see SpinRecord), then lets others have the core between two looks (see YieldRecord),
+// then publishes `sleeping`, looks once more, and sleeps in epoll on its own eventfd (the bell) and
+// on the watched sockets. A thread that changes something that a rank may wait for rings that
+// rank's Bell afterwards: one load while the rank is awake, one write(2) when it sleeps. Local
+// peers hold a duplicate of the eventfd (passed over a Unix socket at bootstrap). There is no I/O
+// thread and no polling: an idle process uses no processor time.
 //
 // Order: the waker stores its change, then loads `sleeping`; the sleeper stores `sleeping`, then
 // loads the change. All four are seq_cst, so at least one of them sees the other.
+//
+// A thread that has nothing to do may sleep without being the runner any more (stand_by): then two
+// threads can be in epoll, and one event wakes one of them. The one that is not the runner rings
+// the bell for the other, and does not sleep here again before it is the runner.
 #pragma once
 
 #include <algorithm>
@@ -43,6 +48,7 @@ class Bell {
   }
 
  private:
+  friend class Waiter;
   void write_event() const;
   std::atomic<std::uint32_t>* sleeping_ = nullptr;
   int event_fd_ = -1;
@@ -67,14 +73,52 @@ class SpinRecord {
   std::uint32_t skipped_ = 0;
 };
 
+// Whether it pays to give the core away between two looks instead of sleeping. Where ranks take
+// turns on a core, a look costs one switch, and a sleep two and a system call on each side. But
+// where something computes on that core, it keeps the core for its whole slice of time, and only a
+// sleep would make the kernel give this thread the core as soon as it is woken.
+class YieldRecord {
+ public:
+  // Whether the next wait shall yield.
+  bool pays() {
+    if (skips_ == 0) return true;
+    --skips_;
+    return false;
+  }
+  // Forgets slowly: in a training step, what computes comes and goes.
+  void paid() { penalty_ -= (penalty_ + 7) / 8; }
+  // The condition came soon after the end of the yields.
+  void wasted() { skip(kMostWasted); }
+  // The core came back long after it was given away.
+  void dear() { skip(kMostDear); }
+
+ private:
+  static constexpr int kMostWasted = 64;  // in waits
+  static constexpr int kMostDear = 4096;
+
+  void skip(int most) {
+    penalty_ = std::max(penalty_, std::min(2 * penalty_ + 4, most));
+    skips_ = penalty_;
+  }
+
+  int penalty_ = 0;
+  int skips_ = 0;
+};
+
+// How long a wait spins, and then yields, before it sleeps.
+struct AwakeTimes {
+  std::chrono::microseconds spin{0};
+  std::chrono::microseconds yield{0};
+};
+
 // One rank's sleep. Its Fabric owns it, and the engine's runner uses it, except where a function
 // says any thread.
 class Waiter {
  public:
   // `sleeping` (borrowed) lies in memory that all ringers can see. `event_fd` is this rank's bell,
-  // `spin` the time of a wait before it sleeps, `size` the world's. kInternal names a system call.
+  // `size` the world's. kInternal names a system call.
   static Result<std::unique_ptr<Waiter>> make(std::atomic<std::uint32_t>* sleeping, Fd event_fd,
-                                              std::chrono::microseconds spin, int size);
+                                              AwakeTimes awake, int size);
 
   // Watches a socket, edge-triggered: any event on the socket ends a sleep, and its end of file or
   // hang-up makes `rank` lost. Data stays for the socket's reader (a liveness socket has none).
@@ -106,11 +150,10 @@ class Waiter {
   Status wait(Ready&& ready, Failed&& failed, Deadline deadline) {
     if (meanwhile_) meanwhile_();
     if (ready()) return Status();
-    const bool spins = spin_.count() > 0 && (always_spins_ || spin_record_.pays());
-    if (spins && spin_until(ready)) {
-      spin_record_.paid();
-      return Status();
-    }
+    const bool spins = shall_spin();
+    if (spins && spin_until(ready)) return Status();
+    const bool yields = awake_.yield.count() > 0 && yield_record_.pays();
+    if (yields && yield_until(ready)) return Status();
     const auto soon = std::chrono::steady_clock::now() + kSoon;
     while (true) {
       announce_sleep();
@@ -127,30 +170,79 @@ class Waiter {
       if (Status status = sleep(deadline); !status.ok()) return wake_up(status);
       (void)wake_up(Status());
       if (!ready()) continue;
-      if (spins && std::chrono::steady_clock::now() < soon) spin_record_.wasted();
+      if ((spins || yields) && std::chrono::steady_clock::now() < soon) {
+        if (spins) spin_record_.wasted();
+        if (yields) yield_record_.wasted();
+      }
       return Status();
     }
   }
+
+  // The runner's sleep without work, in which others may become the runner. If ready() does not
+  // hold, and does not come to hold in a spin (where `awaits`: something is expected), this arms
+  // the waiter, looks once more, calls give_away() and sleeps until an event or the deadline.
+  // False: it has neither slept nor called give_away(). After true the caller may not be the
+  // runner.
+  template <typename Ready, typename GiveAway>
+  bool stand_by(Ready&& ready, GiveAway&& give_away, bool awaits, Deadline deadline) {
+    if (ready() || (awaits && shall_spin() && spin_until(ready))) return false;
+    announce_sleep();
+    if (ready() || interrupted_.load() || deadline.passed()) {
+      withdraw();
+      return false;
+    }
+    give_away();
+    (void)sleep(deadline);
+    return true;
+  }
+  // For a thread that stands by: makes ringers ring. The runner then looks once more at all that
+  // may have changed, and is the runner no more, or withdraws.
+  void announce_sleep();
+  void withdraw();
+  // Ends the sleep of a thread that stands by, armed or not. Any thread.
+  void knock() const;
 
   // Wakes this waiter from any thread of this process.
   Bell bell() const;
 
  private:
   explicit Waiter(int size) : lost_(size), flags_(size) {}
+  bool shall_spin() { return awake_.spin.count() > 0 && (always_spins_ || spin_record_.pays()); }
   template <typename Ready>
   bool spin_until(Ready&& ready) {
-    const auto end = std::chrono::steady_clock::now() + spin_;
+    const auto end = std::chrono::steady_clock::now() + awake_.spin;
     while (std::chrono::steady_clock::now() < end) {
       if (meanwhile_) meanwhile_();
       for (int i = 0; i < kPollsPerClockRead; ++i) {
-        if (ready()) return true;
+        if (ready()) {
+          spin_record_.paid();
+          return true;
+        }
         pause();
       }
     }
     return false;
   }
+  template <typename Ready>
+  bool yield_until(Ready&& ready) {
+    auto now = std::chrono::steady_clock::now();
+    const auto end = now + awake_.yield;
+    bool came = false;
+    while (!came && now < end) {
+      yield();
+      if (meanwhile_) meanwhile_();
+      came = ready();
+      now = std::chrono::steady_clock::now();
+    }
+    if (now > end + kLongestTurn) {
+      yield_record_.dear();
+    } else if (came) {
+      yield_record_.paid();
+    }
+    return came;
+  }
   static void pause();  // one spin-loop hint of the processor
-  void announce_sleep();
+  static void yield();
   Status wake_up(Status status);  // withdraws the announcement and returns `status`
   Status sleep(Deadline deadline);
 
@@ -158,12 +250,15 @@ class Waiter {
 
   static constexpr int kPollsPerClockRead = 16;
   static constexpr auto kSoon = std::chrono::milliseconds(1);
+  // What the ranks of a host take for their turns on a core; others compute for longer.
+  static constexpr auto kLongestTurn = std::chrono::microseconds(200);
   std::atomic<std::uint32_t>* sleeping_ = nullptr;
   Fd event_fd_;
   Fd epoll_fd_;
-  std::chrono::microseconds spin_{0};
+  AwakeTimes awake_;
   bool always_spins_ = false;
   SpinRecord spin_record_;
+  YieldRecord yield_record_;
   std::atomic<bool> interrupted_{false};
   std::function<void()> meanwhile_;
   std::vector<std::atomic<bool>> lost_;                          // by rank

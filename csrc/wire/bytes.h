@@ -70,6 +70,11 @@ class Reader {
     if (count * static_cast<std::uint64_t>(item_bytes) > bytes_.size() - at_) bad_ = true;
     return bad_ ? 0 : count;
   }
+  // The next bytes, which the Reader's owner keeps; empty when there are not so many.
+  std::span<const std::byte> get_bytes(std::size_t length) {
+    const std::byte* from = advance(length);
+    return {from, from == nullptr ? 0 : length};
+  }
   void reject() { bad_ = true; }
   bool bad() const { return bad_; }
   bool at_end() const { return at_ == bytes_.size(); }

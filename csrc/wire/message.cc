@@ -13,20 +13,6 @@ constexpr std::uint8_t kWeighted = 1;         // flags of a request
 constexpr std::uint8_t kRolled = 2;
 constexpr std::uint32_t kMaxCacheWords = kMaxCacheIds / 64;
 
-Writer begin(FrameType type) {
-  Writer writer;
-  writer.put(std::uint32_t{0});
-  writer.put(type);
-  return writer;
-}
-
-Bytes finish(Writer& writer) {
-  Bytes frame = writer.take();
-  const auto length = static_cast<std::uint32_t>(frame.size() - sizeof(std::uint32_t));
-  std::memcpy(frame.data(), &length, sizeof(length));
-  return frame;
-}
-
 void put_bits(Writer& writer, const std::vector<std::uint32_t>& ids) {
   const auto [low, high] = std::minmax_element(ids.begin(), ids.end());
   const std::uint32_t first = ids.empty() ? 0 : *low / 64;
@@ -181,6 +167,20 @@ void get_tunables(Reader& reader, Response& response) {
   response.settled = reader.get<std::uint8_t>() != 0;
 }
 
+void put_freeze(Writer& writer, const Freeze& freeze) {
+  writer.put(freeze.epoch);
+  writer.put(freeze.generation);
+  writer.put(static_cast<std::uint32_t>(freeze.ids.size()));
+  for (const std::uint32_t id : freeze.ids) writer.put(id);
+}
+
+void get_freeze(Reader& reader, Freeze& freeze) {
+  freeze.epoch = reader.get<std::uint32_t>();
+  freeze.generation = reader.get<std::uint32_t>();
+  freeze.ids.resize(reader.get_count(sizeof(std::uint32_t)));
+  for (std::uint32_t& id : freeze.ids) id = reader.get<std::uint32_t>();
+}
+
 using Ranks = std::vector<std::int64_t>;
 
 std::vector<std::int64_t> numbers_of(const Response& response) {
@@ -207,6 +207,7 @@ void put_response(Writer& writer, const Response& response) {
   writer.put(response.form);
   if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kTune) return put_tunables(writer, response);
+  if (response.form == Response::Form::kFreeze) return put_freeze(writer, response.freeze);
   if (response.form == Response::Form::kError) {
     put_status(writer, response.error);
     writer.put(response.request.process_set);
@@ -249,11 +250,12 @@ void put_late(Writer& writer, const Response& response) {
 
 void get_response(Reader& reader, Response& response) {
   const auto form = reader.get<std::uint8_t>();
-  if (form > static_cast<int>(Response::Form::kLate)) return reader.reject();
+  if (form > static_cast<int>(Response::Form::kFreeze)) return reader.reject();
   response.form = static_cast<Response::Form>(form);
   if (response.form == Response::Form::kLate) return get_ranks(reader, response.late);
   if (response.form == Response::Form::kAbsent) return get_absent(reader, response);
   if (response.form == Response::Form::kTune) return get_tunables(reader, response);
+  if (response.form == Response::Form::kFreeze) return get_freeze(reader, response.freeze);
   if (response.form == Response::Form::kCut) return;
   if (response.form == Response::Form::kError) {
     const Status status = get_status(reader);
@@ -295,18 +297,33 @@ std::uint64_t TensorShape::count() const {
   return elements;
 }
 
+Writer begin_frame(FrameType type) {
+  Writer writer;
+  writer.put(std::uint32_t{0});
+  writer.put(type);
+  return writer;
+}
+
+Bytes finish_frame(Writer& writer) {
+  Bytes frame = writer.take();
+  const auto length = static_cast<std::uint32_t>(frame.size() - sizeof(std::uint32_t));
+  std::memcpy(frame.data(), &length, sizeof(length));
+  return frame;
+}
+
 Bytes encode_submit(const Submit& submit) {
-  Writer writer = begin(FrameType::kSubmit);
+  Writer writer = begin_frame(FrameType::kSubmit);
   writer.put(submit.stamps.first);
   writer.put(submit.stamps.last);
+  writer.put(submit.epoch);
   put_bits(writer, submit.cached);
   writer.put(static_cast<std::uint32_t>(submit.requests.size()));
   for (const Request& request : submit.requests) put_request(writer, request);
-  return finish(writer);
+  return finish_frame(writer);
 }
 
 Bytes encode_respond(const std::vector<Response>& responses) {
-  Writer writer = begin(FrameType::kRespond);
+  Writer writer = begin_frame(FrameType::kRespond);
   Writer list;
   std::uint32_t count = 0;
   std::uint32_t generation = 0;
@@ -329,34 +346,41 @@ Bytes encode_respond(const std::vector<Response>& responses) {
   }
   writer.put(count);
   writer.put_all(list.take());
-  return finish(writer);
+  return finish_frame(writer);
 }
 
 Bytes encode_abort(const Status& cause) {
-  Writer writer = begin(FrameType::kAbort);
+  Writer writer = begin_frame(FrameType::kAbort);
   put_status(writer, cause);
   writer.put_text(cause.message());
-  return finish(writer);
+  return finish_frame(writer);
 }
 
 Bytes encode_goodbye(std::uint64_t collectives) {
-  Writer writer = begin(FrameType::kGoodbye);
+  Writer writer = begin_frame(FrameType::kGoodbye);
   writer.put(collectives);
-  return finish(writer);
+  return finish_frame(writer);
 }
 
 Bytes encode_blocked(const Blocked& blocked) {
-  Writer writer = begin(FrameType::kBlocked);
+  Writer writer = begin_frame(FrameType::kBlocked);
   writer.put(blocked.pending);
   writer.put(static_cast<std::uint32_t>(blocked.keys.size()));
   for (const std::string& key : blocked.keys) writer.put_text(key);
-  return finish(writer);
+  return finish_frame(writer);
+}
+
+Bytes encode_thaw(std::uint32_t epoch) {
+  Writer writer = begin_frame(FrameType::kThaw);
+  writer.put(epoch);
+  return finish_frame(writer);
 }
 
 bool decode_submit(std::span<const std::byte> body, Submit& submit) {
   Reader reader(body);
   submit.stamps.first = reader.get<std::int64_t>();
   submit.stamps.last = reader.get<std::int64_t>();
+  submit.epoch = reader.get<std::uint32_t>();
   get_bits(reader, submit.cached);
   submit.requests.resize(reader.get_count(kMinRequestBytes));
   for (Request& request : submit.requests) {
@@ -403,6 +427,12 @@ bool decode_blocked(std::span<const std::byte> body, Blocked& blocked) {
   blocked.pending = reader.get<std::uint32_t>();
   blocked.keys.resize(reader.get_count(sizeof(std::uint16_t)));
   for (std::string& key : blocked.keys) key = reader.get_text(kMaxKeyBytes);
+  return complete(reader);
+}
+
+bool decode_thaw(std::span<const std::byte> body, std::uint32_t& epoch) {
+  Reader reader(body);
+  epoch = reader.get<std::uint32_t>();
   return complete(reader);
 }
 

@@ -7,6 +7,7 @@ import torch
 from hvdlite import basics
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
+from hvdlite.torch.collectives import door
 from hvdlite.torch.collectives.allreduce import averaged
 from hvdlite.torch.collectives.gradients import tie
 from hvdlite.torch.collectives.handle import Handle
@@ -57,6 +58,9 @@ def broadcast(
         name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: its members take part; by default all ranks.
 
+    Returns:
+        A new tensor with the root's values.
+
     Raises:
         ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
         MismatchError: the ranks' tensors differ in shape or dtype, or they name different roots.
@@ -64,6 +68,9 @@ def broadcast(
     Example:
         >>> shared = hvd.broadcast(torch.randn(3), root_rank=0)
     """
+    taken = door.broadcast(tensor, root_rank, name, process_set, door.NEW)
+    if taken is not None:
+        return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, False, True).wait()
 
 
@@ -73,12 +80,18 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a `broadcast`.
+    """Start a `broadcast`; arguments as for `broadcast`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the new tensor and raises the errors.
 
     Example:
         >>> handle = hvd.broadcast_async(torch.randn(3), root_rank=0)
         >>> shared = hvd.synchronize(handle)
     """
+    taken = door.handle_of(door.broadcast(tensor, root_rank, name, process_set, door.NEW_ASYNC))
+    if taken is not None:
+        return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, False, False)
 
 
@@ -88,11 +101,17 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Overwrite a contiguous tensor with one rank's values.
+    """Overwrite a contiguous tensor with one rank's values; arguments as for `broadcast`.
+
+    Returns:
+        The same tensor.
 
     Example:
         >>> hvd.broadcast_(running_mean, root_rank=0)
     """
+    taken = door.broadcast(tensor, root_rank, name, process_set, door.IN_PLACE)
+    if taken is not None:
+        return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, True, True).wait()
 
 
@@ -102,20 +121,38 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a `broadcast_`.
+    """Start a `broadcast_`; arguments as for `broadcast`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the same tensor and raises the errors.
 
     Example:
         >>> hvd.synchronize(hvd.broadcast_async_(running_mean, root_rank=0))
     """
+    taken = door.handle_of(
+        door.broadcast(tensor, root_rank, name, process_set, door.IN_PLACE_ASYNC)
+    )
+    if taken is not None:
+        return taken
     return _start_broadcasting(tensor, root_rank, name, process_set, True, False)
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Wait until every rank, or every member of a process set, has called it.
 
+    Args:
+        process_set: its members wait for each other; by default all ranks.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+
+    Raises:
+        ArgumentError: this rank is not a member of the process set.
+        HorovodInternalError: the world is over, for example because a rank died.
+
     Example:
         >>> hvd.barrier()
     """
+    if door.barrier(process_set, name):
+        return
     number = member_id(process_set)
     name = name or next_name("barrier", number)
     basics.engine().barrier(name, number, blocking=True).wait()

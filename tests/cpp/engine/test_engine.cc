@@ -38,6 +38,26 @@ TEST(engine_sums_over_sixty_four_ranks) { sum_in_many_steps(one_host(64), 3); }
 TEST(engine_sums_over_two_hosts_of_two) { sum_in_many_steps({0, 0, 1, 1}, 50); }
 TEST(engine_sums_over_uneven_hosts) { sum_in_many_steps({0, 1, 1, 2, 1}, 20); }
 
+// Pauses on both sides of the time after which the engine's thread stands by.
+TEST(engine_sums_on_after_pauses_of_all_threads) {
+  run_world({0, 0, 1}, [](int rank, Engine& engine) {
+    const auto sum_with_pauses = [&](const std::string& name, int seed, bool blocking) {
+      std::mt19937 random(static_cast<unsigned>(seed + rank));
+      for (int step = 0; step < 150; ++step) {
+        if (random() % 3 > 0) std::this_thread::sleep_for((random() % 4000) * 1us);
+        std::vector<float> values(10, static_cast<float>(rank + step));
+        CHECK_OK(run(engine, allreduce_entry(name, values), blocking));
+        CHECK_EQ(values[9], static_cast<float>(3 * step + 3));
+      }
+    };
+    std::thread other([&] { sum_with_pauses("other", 10, true); });
+    std::thread behind([&] { sum_with_pauses("behind", 20, false); });
+    sum_with_pauses("x", 30, true);
+    other.join();
+    behind.join();
+  });
+}
+
 TEST(engine_can_be_traced_at_any_time) {
   run_world({0, 0, 1}, [&](int rank, Engine& engine) {
     std::atomic<bool> over{false};

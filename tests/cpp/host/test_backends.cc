@@ -1,7 +1,9 @@
 // One conformance suite for data planes: the same checks over every backend and every shape of
 // world.
+#include <algorithm>
 #include <cmath>
 #include <complex>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -125,6 +127,64 @@ TEST(backends_gather_blocks_of_any_length) {
           CHECK(output[at + i] == static_cast<std::byte>(r + 1));
         }
         at += bytes[r];
+      }
+    }
+  });
+}
+
+// Little goes from each host to all others, and much around a ring of hosts.
+TEST(backends_gather_several_tensors_at_once) {
+  for_every_host_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (const std::size_t scale : {1, 300, 70000}) {
+      std::vector<std::vector<std::size_t>> bytes;
+      std::vector<std::vector<std::byte>> inputs;
+      std::vector<std::vector<std::byte>> outputs;
+      std::vector<Allgather> calls;
+      const auto value = [](int r, std::size_t tensor, std::size_t i) {
+        return static_cast<std::byte>(31 * r + 7 * static_cast<int>(tensor) + i % 251);
+      };
+      for (std::size_t tensor = 0; tensor < 3; ++tensor) {
+        bytes.emplace_back();
+        for (int r = 0; r < size; ++r) bytes[tensor].push_back((r + tensor) % 3 * scale);
+        inputs.emplace_back(bytes[tensor][rank]);
+        for (std::size_t i = 0; i < inputs[tensor].size(); ++i) {
+          inputs[tensor][i] = value(rank, tensor, i);
+        }
+        outputs.emplace_back(std::accumulate(bytes[tensor].begin(), bytes[tensor].end(), 0UL));
+      }
+      for (std::size_t t = 0; t < 3; ++t) calls.push_back({world, inputs[t], bytes[t], outputs[t]});
+      CHECK_OK(backend.allgathers(calls, kPatience));
+      for (std::size_t tensor = 0; tensor < 3; ++tensor) {
+        std::size_t at = 0;
+        bool right = true;
+        for (int r = 0; r < size; ++r) {
+          for (std::size_t i = 0; i < bytes[tensor][r]; ++i) {
+            right = right && outputs[tensor][at + i] == value(r, tensor, i);
+          }
+          at += bytes[tensor][r];
+        }
+        CHECK(right);
+      }
+    }
+  });
+}
+
+// Long runs travel from tensor to tensor, short ones and scaled ones through a buffer, and ranks
+// need not do the same.
+TEST(backends_reduce_long_tensors_beside_scaled_ones) {
+  for_every_host_world([](int size, int rank, Backend& backend, const Group& world) {
+    for (const double factor : {1.0, 2.0}) {
+      std::vector<std::vector<float>> data;
+      std::vector<Piece> pieces;
+      for (const std::size_t count : {20000, 3, 40000}) {
+        data.emplace_back(count, static_cast<float>(rank + 1));
+        const double own = rank == 0 ? factor : 1.0;
+        pieces.push_back({data.back().data(), data.back().data(), count, own, 1.0, true});
+      }
+      CHECK_OK(backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, pieces}, kPatience));
+      const auto sum = static_cast<float>(size * (size + 1) / 2 + factor - 1);
+      for (const std::vector<float>& tensor : data) {
+        CHECK(std::all_of(tensor.begin(), tensor.end(), [&](float x) { return x == sum; }));
       }
     }
   });

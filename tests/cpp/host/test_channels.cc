@@ -42,7 +42,7 @@ struct Pair {
 
 void make_waiters(Pair& pair) {
   for (End& end : pair.ends) {
-    auto waiter = Waiter::make(&end.sleeping, make_bell(), 0us, 2);
+    auto waiter = Waiter::make(&end.sleeping, make_bell(), AwakeTimes{}, 2);
     CHECK_OK(waiter.status());
     end.waiter = std::move(waiter.value());
   }
@@ -327,6 +327,46 @@ TEST(waiter_spins_while_that_pays_and_tries_it_again_now_and_then) {
   CHECK(probes > 10 && probes < 100);
   CHECK(tries(record, 100, paid) > 50);
   CHECK_EQ(tries(record, 100, paid), 100);
+}
+
+TEST(waiter_yields_while_that_pays_and_ever_less_beside_what_computes) {
+  const auto yields = [](YieldRecord& record, int waits, const auto& outcome) {
+    int count = 0;
+    for (int i = 0; i < waits; ++i) {
+      if (!record.pays()) continue;
+      ++count;
+      outcome(record);
+    }
+    return count;
+  };
+  YieldRecord record;
+  CHECK_EQ(yields(record, 100, [](YieldRecord& one) { one.paid(); }), 100);
+  const int wasted = yields(record, 1000, [](YieldRecord& one) { one.wasted(); });
+  CHECK(wasted > 10 && wasted < 30);
+  CHECK(yields(record, 100'000, [](YieldRecord& one) { one.dear(); }) < 40);
+  CHECK(yields(record, 5000, [](YieldRecord& one) { one.paid(); }) > 500);
+}
+
+TEST(waiter_can_be_lent_while_a_thread_stands_by) {
+  const auto pair = make_inproc();
+  Waiter& waiter = *pair->ends[0].waiter;
+  std::atomic<bool> work{false};
+  std::atomic<bool> given{false};
+  const auto ready = [&] { return work.load(); };
+  const auto stand_by = [&] {
+    return waiter.stand_by(ready, [&] { given = true; }, false, Deadline::never());
+  };
+  work = true;
+  CHECK(!stand_by());
+  CHECK(!given);
+  work = false;
+  std::thread sleeper([&] { CHECK(stand_by()); });
+  while (!given) std::this_thread::yield();
+  waiter.withdraw();  // as who borrows it; a ring does nothing now
+  waiter.bell().ring();
+  CHECK_STATUS(waiter.wait(ready, never_fails, Deadline::after(5ms)), StatusCode::kTimeout);
+  waiter.knock();
+  sleeper.join();
 }
 
 TEST(waiter_ends_at_its_deadline_and_when_interrupted) {

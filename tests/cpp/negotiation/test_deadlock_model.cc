@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr double kGrace = 1;
+constexpr double kModelGrace = 1;
 constexpr int kHalf = 10;  // ticks of 50 ms
 constexpr int kMostTicks = 20000;
 constexpr int kDrain = 40;  // ticks that a rank stays for what it has not waited for
@@ -78,7 +78,7 @@ class Model {
     for (int rank = 0; rank < size_; ++rank) make_programs(rank);
     coordinator_ = std::make_unique<Coordinator>(make_coordinator(size_));
     if (size_ > 2) coordinator_->add_set({1, {0, 2}, 1, 0});
-    watch_ = std::make_unique<DeadlockWatch>(kGrace, *coordinator_);
+    watch_ = std::make_unique<DeadlockWatch>(kModelGrace, *coordinator_);
   }
 
   // Returns how many operations were failed; -1: some program did not come to its end.

@@ -1,0 +1,409 @@
+// The fast door: collectives of ordinary torch tensors in host memory, in one call of a C function.
+//
+// Python's way of a submission (hvdlite/torch/collectives) takes any tensor and costs 40 us, many
+// times what the engine needs for a small one. A public function of that folder therefore asks here
+// first. Where anything about the call is unusual, a function of this file returns None before it
+// has had any effect, and Python's way goes on: it does the same thing, or it raises the error. So
+// this file has no error messages of its own.
+//
+// Torch's tensor type lends its memory and shape by DLPack's C interface (dlpack.h). What keeps the
+// memory alive while the core uses it is the tensor's storage, and not the tensor: a script may
+// give the tensor other memory meanwhile. The GIL guards all state of this file.
+#include <Python.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/dlpack.h"
+#include "bindings/handle.h"
+#include "entry/entry_builder.h"
+
+namespace py = pybind11;
+
+namespace hvdlite {
+namespace {
+
+// What of Python the door uses. Never destroyed: Python may end before this library does.
+struct Torch {
+  const dlpack::Exchange* exchange;
+  py::object tensor_type;
+  py::object dispatch_modes;     // how many modes look at every operation of torch
+  py::object increment_version;  // tells autograd that tensors were overwritten
+  py::object empty_like;
+  py::object engine;       // returns the engine of this process
+  py::object world_set;    // the process set of all ranks
+  py::object member_id;    // returns the number of a process set
+  py::object next_name;    // numbers a call without a name
+  py::object raise_moved;  // takes a name; raises the error of a tensor that has other memory now
+  py::object requires_grad = py::str("requires_grad");
+  py::object is_neg = py::str("is_neg");
+  py::object is_conj = py::str("is_conj");
+  py::object untyped_storage = py::str("untyped_storage");
+};
+const Torch* torch = nullptr;
+bool opened = false;
+
+// Thrown where Python's way must take the call. Not an error.
+struct NotMine {};
+
+void require(bool condition) {
+  if (!condition) throw NotMine();
+}
+
+// The result of a call of Python's. Its errors are those that Python's way would meet, or come from
+// a signal handler: nobody else would raise them again.
+py::object result_of(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// Calls a function that may be Python's.
+template <typename... Arguments>
+py::object call(const py::object& function, const Arguments&... arguments) {
+  PyObject* result = nullptr;
+  parked_at_the_end([&] {
+    result = PyObject_CallFunctionObjArgs(function.ptr(), py::handle(arguments).ptr()..., nullptr);
+  });
+  return result_of(result);
+}
+
+py::object method_of(PyObject* self, const py::object& name) {
+  return result_of(PyObject_CallMethodNoArgs(self, name.ptr()));
+}
+
+bool is_false(const py::object& value) { return value.ptr() == Py_False; }
+
+template <typename Number>
+Number number(PyObject* value, Number (*convert)(PyObject*)) {
+  const Number converted = convert(value);
+  if (converted == static_cast<Number>(-1) && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw NotMine();
+  }
+  return converted;
+}
+
+double scale_of(PyObject* value) {
+  require(PyFloat_CheckExact(value) || PyLong_CheckExact(value));
+  return number<double>(value, &PyFloat_AsDouble);
+}
+
+std::string text_of(PyObject* text) {
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text, &size);
+  if (bytes == nullptr) {
+    PyErr_Clear();
+    throw NotMine();
+  }
+  return std::string(bytes, static_cast<std::size_t>(size));
+}
+
+// As ops.choose_op().
+int op_of(PyObject* average, PyObject* op) {
+  if (average == Py_True || average == Py_False) {
+    require(op == Py_None);
+    return static_cast<int>(average == Py_True ? ReduceOp::kAverage : ReduceOp::kSum);
+  }
+  require(average == Py_None);
+  if (op == Py_None) return static_cast<int>(ReduceOp::kAverage);
+  require(PyLong_Check(op) && !PyBool_Check(op));
+  const long chosen = number<long>(op, &PyLong_AsLong);
+  require(chosen >= 0 && is_valid_op(static_cast<int>(chosen)));
+  return static_cast<int>(chosen);
+}
+
+// Reads a contiguous tensor of the plainest kind.
+dlpack::Tensor read(PyObject* tensor) {
+  require(Py_TYPE(tensor) == reinterpret_cast<PyTypeObject*>(torch->tensor_type.ptr()));
+  dlpack::Tensor read;
+  if (torch->exchange->read(tensor, &read) != 0) {
+    PyErr_Clear();  // it has no memory, for example
+    throw NotMine();
+  }
+  require(read.device.type == dlpack::kCpu && dlpack::contiguous(read));
+  require(is_false(result_of(PyObject_GetAttr(tensor, torch->requires_grad.ptr()))));
+  require(is_false(method_of(tensor, torch->is_neg)));
+  return read;
+}
+
+// How a public function returns its result; Python gives the numbers.
+struct Form {
+  bool in_place;
+  bool blocking;
+};
+
+Form form_of(PyObject* bits) {
+  const long number = PyLong_AsLong(bits);
+  return {(number & 1) != 0, (number & 2) != 0};
+}
+
+// One tensor of a call.
+struct Part {
+  py::object tensor;
+  py::object storage;  // keeps the memory of the tensor alive
+  py::object result;   // the tensor itself, or a new one
+  const void* input;
+  void* output;
+  TensorShape shape;
+};
+
+Part part_of(py::object tensor, bool in_place) {
+  Part part;
+  const dlpack::Tensor input = read(tensor.ptr());
+  part.storage = method_of(tensor.ptr(), torch->untyped_storage);
+  const std::optional<DataType> dtype = dlpack::core_type(input.dtype);
+  require(dtype.has_value());
+  part.shape.dtype = part.shape.wire = *dtype;
+  part.shape.dims.assign(input.shape, input.shape + input.dimensions);
+  part.input = part.output = input.address();
+  if (is_complex(*dtype)) require(is_false(method_of(tensor.ptr(), torch->is_conj)));
+  if (in_place) {
+    part.result = tensor;
+  } else {
+    part.result = call(torch->empty_like, tensor);
+    part.output = read(part.result.ptr()).address();
+  }
+  part.tensor = std::move(tensor);
+  return part;
+}
+
+// Where a call goes.
+struct Target {
+  std::shared_ptr<EngineHolder> holder;
+  std::uint32_t process_set = 0;
+};
+
+Target target_of(PyObject* process_set) {
+  const py::object engine = call(torch->engine);
+  Target target{engine.cast<std::shared_ptr<EngineHolder>>()};
+  if (process_set != torch->world_set.ptr()) {
+    const py::object id = call(torch->member_id, process_set);
+    target.process_set = id.cast<std::uint32_t>();
+  }
+  return target;
+}
+
+// The name that all ranks have for a call: the caller's, or a number.
+std::string name_of_call(PyObject* given, std::string_view verb, const Target& target) {
+  const bool named = PyUnicode_CheckExact(given) && PyUnicode_GET_LENGTH(given) > 0;
+  if (named) return text_of(given);
+  require(given == Py_None);
+  return text_of(call(torch->next_name, py::str(verb), py::int_(target.process_set)).ptr());
+}
+
+// The tensors of one call, from the arguments to the result.
+class Call {
+ public:
+  Call(PyObject* tensors, PyObject* form)
+      : form_(form_of(form)), grouped_(PyList_CheckExact(tensors) || PyTuple_CheckExact(tensors)) {
+    const py::tuple given = grouped_ ? py::tuple(result_of(PySequence_Tuple(tensors)))
+                                     : py::make_tuple(py::handle(tensors));
+    require(!given.empty() && modes_are_off());
+    for (const py::handle tensor : given) {
+      parts_.push_back(part_of(py::reinterpret_borrow<py::object>(tensor), form_.in_place));
+    }
+  }
+
+  // Submits the tensors. Returns the result, or, where the form is not blocking, the core's handle
+  // and a function that makes the result when the handle is done.
+  static py::object run(std::unique_ptr<Call> self, const Target& target, EntryBuilder& entry);
+
+  bool grouped() const { return grouped_; }
+  std::string verb(Kind kind) const {
+    return (grouped_ ? "grouped_" : "") + std::string(name_of(kind));
+  }
+  // Once, with the name of the call.
+  EntryBuilder entry(Kind kind, const std::string& name, const Target& target) {
+    EntryBuilder entry(kind, name, target.process_set);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      Part& part = parts_[i];
+      part.shape.name = grouped_ ? name + "." + std::to_string(i) : name;
+      entry.tensor(part.shape, part.input, part.output, kHostMemory, nullptr);
+    }
+    return entry;
+  }
+  // After the operation has ended well: the result of the public function.
+  py::object finish() const;
+
+ private:
+  // A mode may stand for other tensors, or note down what happens to them.
+  static bool modes_are_off() {
+    return number<long>(call(torch->dispatch_modes).ptr(), &PyLong_AsLong) == 0;
+  }
+  py::tuple memory() const;  // what the core's handle keeps alive
+  static PyObject* finish_later(PyObject* call, PyObject* handle);
+
+  const Form form_;
+  const bool grouped_;
+  std::vector<Part> parts_;
+};
+
+py::tuple Call::memory() const {
+  py::tuple kept(2 * parts_.size());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    kept[2 * i] = parts_[i].storage;
+    kept[2 * i + 1] = parts_[i].result;
+  }
+  return kept;
+}
+
+[[noreturn]] void raise_moved(const std::string& name) {
+  const py::str of(name);
+  parked_at_the_end([&] { (void)PyObject_CallOneArg(torch->raise_moved.ptr(), of.ptr()); });
+  throw py::error_already_set();
+}
+
+py::object Call::finish() const {
+  py::tuple results(parts_.size());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    results[i] = parts_[i].result;
+    if (!form_.in_place) continue;
+    dlpack::Tensor now;
+    if (torch->exchange->read(parts_[i].tensor.ptr(), &now) != 0) throw py::error_already_set();
+    if (now.address() != parts_[i].output) raise_moved(parts_[i].shape.name);
+  }
+  if (form_.in_place) torch->increment_version(results);
+  return grouped_ ? py::object(py::list(results)) : py::object(results[0]);
+}
+
+// Calls the work and returns what it returns: null with a Python error where it throws one, and
+// None where the call is not the door's.
+template <typename Work>
+PyObject* guarded(Work&& work) {
+  try {
+    return work().release().ptr();
+  } catch (const NotMine&) {
+    Py_RETURN_NONE;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* Call::finish_later(PyObject* call, PyObject* /*handle*/) {
+  return guarded(
+      [&] { return py::reinterpret_borrow<py::capsule>(call).get_pointer<Call>()->finish(); });
+}
+
+py::object Call::run(std::unique_ptr<Call> self, const Target& target, EntryBuilder& entry) {
+  std::unique_ptr<HandleObject> handle =
+      submit(target.holder, entry, self->memory(), self->form_.blocking);
+  if (self->form_.blocking) {
+    handle->wait(std::nullopt, std::nullopt);
+    return self->finish();
+  }
+  static PyMethodDef finish = {"finish", &Call::finish_later, METH_O, nullptr};
+  const py::capsule call(self.release(), [](void* call) { delete static_cast<Call*>(call); });
+  py::object later = py::reinterpret_steal<py::object>(PyCFunction_New(&finish, call.ptr()));
+  if (!later) throw py::error_already_set();
+  return py::make_tuple(std::move(handle), later);
+}
+
+// The functions of the module, see hvdlite/torch/collectives/door.py. Their arguments are those of
+// the public functions, in one order, and the form.
+
+PyObject* door_allreduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  enum { kTensors, kAverage, kName, kOp, kPrescale, kPostscale, kProcessSet, kForm, kCount };
+  return guarded([&] {
+    require(opened && count == kCount);
+    const int op = op_of(arguments[kAverage], arguments[kOp]);
+    const double prescale = scale_of(arguments[kPrescale]);
+    const double postscale = scale_of(arguments[kPostscale]);
+    auto call = std::make_unique<Call>(arguments[kTensors], arguments[kForm]);
+    const Target target = target_of(arguments[kProcessSet]);
+    const std::string name = name_of_call(arguments[kName], call->verb(Kind::kAllreduce), target);
+    EntryBuilder entry = call->entry(Kind::kAllreduce, name, target);
+    entry.reduce(op, prescale, postscale);
+    return Call::run(std::move(call), target, entry);
+  });
+}
+
+PyObject* door_broadcast(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  enum { kTensor, kRoot, kName, kProcessSet, kForm, kCount };
+  return guarded([&] {
+    require(opened && count == kCount && PyLong_CheckExact(arguments[kRoot]));
+    const long root = number<long>(arguments[kRoot], &PyLong_AsLong);
+    auto call = std::make_unique<Call>(arguments[kTensor], arguments[kForm]);
+    require(!call->grouped());
+    const Target target = target_of(arguments[kProcessSet]);
+    const GroupPtr group = target.holder->engine().process_set(target.process_set);
+    require(group != nullptr && root >= 0 && root < target.holder->engine().size() &&
+            group->index_of(static_cast<int>(root)) >= 0);
+    const std::string name = name_of_call(arguments[kName], call->verb(Kind::kBroadcast), target);
+    EntryBuilder entry = call->entry(Kind::kBroadcast, name, target);
+    entry.root(static_cast<int>(root));
+    return Call::run(std::move(call), target, entry);
+  });
+}
+
+PyObject* door_barrier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  enum { kProcessSet, kName, kCount };
+  return guarded([&] {
+    require(opened && count == kCount);
+    const Target target = target_of(arguments[kProcessSet]);
+    EntryBuilder entry(Kind::kBarrier,
+                       name_of_call(arguments[kName], name_of(Kind::kBarrier), target),
+                       target.process_set);
+    submit(target.holder, entry, py::none(), /*blocking=*/true)->wait(std::nullopt, std::nullopt);
+    return py::object(py::bool_(true));
+  });
+}
+
+const dlpack::Exchange* exchange_of(const py::object& capsule) {
+  const auto* exchange = static_cast<const dlpack::Exchange*>(
+      PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
+  if (exchange == nullptr) throw py::error_already_set();
+  return exchange->major == dlpack::kMajor && exchange->read != nullptr ? exchange : nullptr;
+}
+
+bool install(const py::object& exchange, py::object tensor_type, py::object dispatch_modes,
+             py::object increment_version, py::object empty_like, py::object engine,
+             py::object world_set, py::object member_id, py::object next_name,
+             py::object raise_moved) {
+  const dlpack::Exchange* const functions = exchange_of(exchange);
+  if (functions == nullptr) return false;
+  torch = new Torch{functions,
+                    std::move(tensor_type),
+                    std::move(dispatch_modes),
+                    std::move(increment_version),
+                    std::move(empty_like),
+                    std::move(engine),
+                    std::move(world_set),
+                    std::move(member_id),
+                    std::move(next_name),
+                    std::move(raise_moved)};
+  return opened = true;
+}
+
+// Opens or shuts a door that is installed; returns whether it was open.
+bool set_open(bool open) { return std::exchange(opened, open && torch != nullptr); }
+
+PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+}  // namespace
+
+void register_door(py::module_& module) {
+  static PyMethodDef functions[] = {
+      {"allreduce", as_method(&door_allreduce), METH_FASTCALL, nullptr},
+      {"broadcast", as_method(&door_broadcast), METH_FASTCALL, nullptr},
+      {"barrier", as_method(&door_barrier), METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  py::module_ door = module.def_submodule("door");
+  if (PyModule_AddFunctions(door.ptr(), functions) != 0) throw py::error_already_set();
+  door.def("install", &install, py::kw_only(), py::arg("exchange"), py::arg("tensor_type"),
+           py::arg("dispatch_modes"), py::arg("increment_version"), py::arg("empty_like"),
+           py::arg("engine"), py::arg("world_set"), py::arg("member_id"), py::arg("next_name"),
+           py::arg("raise_moved"));
+  door.def("set_open", &set_open, py::arg("open"));
+}
+
+}  // namespace hvdlite

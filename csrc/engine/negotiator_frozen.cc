@@ -1,0 +1,274 @@
+// The negotiator's part in frozen schedules (negotiation/frozen_schedule.h): its entries wait in
+// slots of the schedule, and rounds come from votes. The coordinator, on rank 0, says when a
+// schedule begins; its end is nobody's decision, but the lowest vote.
+#include <algorithm>
+#include <limits>
+#include <unordered_set>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/negotiator.h"
+
+namespace hvdlite {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// So long the votes of other ranks may take. The coordinator knows what is wrong with ranks that
+// take longer: it warns of stalls, and proves deadlocks.
+constexpr auto kLongestVote = std::chrono::milliseconds(250);
+// So long something may wait that is in the schedule, but not yet its turn.
+constexpr auto kLongestGap = std::chrono::milliseconds(10);
+
+// FNV-1a.
+std::uint64_t check_of(const Freeze& freeze) {
+  std::uint64_t check = 0xcbf29ce484222325;
+  const auto add = [&](std::uint32_t number) { check = (check ^ number) * 0x100000001b3; };
+  add(freeze.epoch);
+  add(freeze.generation);
+  for (const std::uint32_t id : freeze.ids) add(id);
+  return check;
+}
+
+bool can_repeat(const Response& response) {
+  const Request& request = response.request;
+  return response.form == Response::Form::kCached && request.process_set == 0 &&
+         !request.is_send() && response.absent.empty() && response.late.empty();
+}
+
+// Entries in the order in which the program submitted them.
+void sort_by_order(std::vector<EntryPtr>& entries) {
+  std::sort(entries.begin(), entries.end(),
+            [](const EntryPtr& a, const EntryPtr& b) { return a->order < b->order; });
+}
+
+}  // namespace
+
+void Negotiator::freeze_what_repeats(std::vector<Response>& responses) {
+  for (const Response& response : responses) {
+    if (can_repeat(response)) {
+      cycles_.note(response.cache_id);
+    } else {
+      cycles_.reset();
+    }
+  }
+  if (!may_freeze_ || timeline_.on() || !cycles_.ready() || !coordinator_->can_freeze()) return;
+  coordinator_->freeze(cycles_.schedule());
+  cycles_.reset();
+  for (Response& response : coordinator_->take_responses()) {
+    responses.push_back(std::move(response));
+  }
+}
+
+Status Negotiator::begin_frozen(const Freeze& freeze) {
+  const std::unordered_set<std::uint32_t> different(freeze.ids.begin(), freeze.ids.end());
+  const bool known = std::all_of(freeze.ids.begin(), freeze.ids.end(),
+                                 [&](std::uint32_t id) { return cache_.at(id) != nullptr; });
+  if (schedule_.on() || !known || freeze.ids.empty() || different.size() != freeze.ids.size()) {
+    return Status(StatusCode::kInternal, "rank 0 has frozen a schedule that cannot be run");
+  }
+  schedule_.begin(freeze.ids);
+  epoch_ = freeze.epoch;
+  generation_ = freeze.generation;
+  check_ = check_of(freeze);
+  held_.assign(freeze.ids.size(), nullptr);
+  reported_ = {};
+  std::vector<EntryPtr> entries;
+  for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
+  pending_.clear();
+  sort_by_order(entries);
+  const bool complete =
+      std::none_of(left_.begin(), left_.end(), [](const auto& one) { return one.has_value(); });
+  if (thawed_epoch_ >= epoch_ || !complete) schedule_.thaw();
+  if (leaving_ || !waits_.empty()) want_thaw();
+  admit(entries);
+  return Status();
+}
+
+void Negotiator::leave_frozen() {
+  leaving_ = true;
+  if (schedule_.on()) want_thaw();
+}
+
+void Negotiator::admit(const std::vector<EntryPtr>& entries) {
+  if (!waits_for_votes() && !entries.empty()) {
+    progress_ = Clock::now();
+    warned_ = false;
+  }
+  for (const EntryPtr& entry : entries) {
+    const auto id = cache_.find(entry->key, entry->request);
+    const auto slot = id ? schedule_.slot_of(*id) : std::nullopt;
+    if (!slot) {
+      pending_[entry->key] = entry;
+      want_thaw();
+      continue;
+    }
+    ++counters_.cache_hits;
+    held_[*slot] = entry;
+    ++held_count_;
+    (void)schedule_.admit(*id);
+  }
+}
+
+void Negotiator::cast_vote() {
+  if (!schedule_.can_vote()) return;
+  const std::uint64_t position = schedule_.position();
+  Vote vote{schedule_.round(), schedule_.vote(), check_, {}};
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  for (std::uint64_t at = position; at < vote.until; ++at) {
+    const Entry& entry = *held_[schedule_.slot_at(at)];
+    if (!entry.request.of_a_step()) continue;
+    const std::int64_t time = entry.submitted_at + live_.clock_offset;
+    first = std::min(first, time);
+    vote.stamps = {first, std::max(vote.stamps.last, time)};
+  }
+  ballot_.cast(vote, position);
+}
+
+Status Negotiator::run_frozen(std::vector<Round>& rounds) {
+  HVDLITE_RETURN_IF_ERROR(look_at_votes(Clock::now()));
+  cast_vote();
+  if (!schedule_.voted() || !ballot_.count()) return Status();
+  const Result<std::uint64_t> lowest = ballot_.lowest();
+  HVDLITE_RETURN_IF_ERROR(lowest.status());
+  const Ran ran{
+      schedule_.position(), schedule_.ids().size(),
+      schedule_.ids()[schedule_.slot_at(schedule_.position() + schedule_.ids().size() - 1)]};
+  const std::vector<std::uint32_t> slots = schedule_.decide(lowest.value());
+  if (slots.empty()) {
+    thaw(ran);
+  } else {
+    rounds.push_back(take_round(slots));
+  }
+  return Status();
+}
+
+Round Negotiator::take_round(const std::vector<std::uint32_t>& slots) {
+  Round round;
+  for (const std::uint32_t slot : slots) {
+    round.entries.push_back({std::exchange(held_[slot], nullptr), {}, {}, generation_});
+    --held_count_;
+  }
+  void_report();
+  ++counters_.frozen_rounds;
+  progress_ = last_round_ = Clock::now();
+  warned_ = false;
+  if (coordinator_) {
+    tell_steps(round);
+    say_who_is_late();
+  }
+  return round;
+}
+
+void Negotiator::tell_steps(const Round& round) {
+  arrivals_.clear();
+  for (int rank = 0; rank < size_; ++rank) {
+    const Stamps& stamps = ballot_.stamps(rank);
+    arrivals_.push_back(stamps.last == 0 ? Arrival() : live_.arrival(stamps, progress_));
+  }
+  for (const Agreed& agreed : round.entries) {
+    const Entry& entry = *agreed.entry;
+    if (!entry.request.of_a_step()) continue;
+    const auto sent = LiveFigures::time_of(entry.submitted_at);
+    arrivals_[rank_] = {sent, sent, entry.after_wait};
+    live_.steps.arrived(entry.request.name, arrivals_, /*counted=*/true);
+  }
+}
+
+void Negotiator::want_thaw() {
+  if (schedule_.thaws()) return;
+  schedule_.thaw();
+  tell_thaw(epoch_);
+}
+
+void Negotiator::tell_thaw(std::uint32_t epoch) {
+  const Bytes frame = encode_thaw(epoch);
+  if (coordinator_) {
+    thawed_epoch_ = epoch;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_) control_.send(rank, frame);
+    }
+  } else {
+    control_.send(kCoordinatorRank, frame);
+  }
+  counters_.messages_sent = control_.frames_sent();
+}
+
+bool Negotiator::hear_thaw(const Frame& frame) {
+  std::uint32_t epoch = 0;
+  if (!decode_thaw(frame.body, epoch)) return false;
+  if (coordinator_ ? epoch > coordinator_->epoch() : frame.from != kCoordinatorRank) return false;
+  if (epoch <= thawed_epoch_) return true;
+  thawed_epoch_ = epoch;
+  if (coordinator_) tell_thaw(epoch);
+  // Otherwise it has thawed here already, or is still to come.
+  if (schedule_.on() && epoch == epoch_) schedule_.thaw();
+  return true;
+}
+
+void Negotiator::thaw(const Ran& ran) {
+  ++counters_.thaws;
+  if (coordinator_) {
+    cycles_.thawed(ran.positions / ran.cycle);
+    if (ran.positions > 0) coordinator_->note_thaw(cache_.at(ran.last)->name, last_round_);
+  }
+  std::vector<EntryPtr> entries;
+  for (EntryPtr& entry : held_) {
+    if (entry != nullptr) entries.push_back(std::move(entry));
+  }
+  for (auto& [key, entry] : pending_) entries.push_back(std::move(entry));
+  held_.clear();
+  held_count_ = 0;
+  pending_.clear();
+  sort_by_order(entries);
+  send(entries);
+  if (!waits_.empty()) report_blocked(std::exchange(waits_, {}));
+}
+
+Patience Negotiator::vote_patience() const {
+  if (!schedule_.voted()) return kLongestGap;
+  // The warning of a stall comes from the coordinator.
+  if (stall_warning_ <= 0) return kLongestVote;
+  return std::min<Patience>(kLongestVote, delay_of(stall_warning_ / 4));
+}
+
+Status Negotiator::look_at_votes(Coordinator::TimePoint now) {
+  if (coordinator_ && timeline_.on()) want_thaw();  // it shows what the coordinator does
+  if (!waits_for_votes()) return Status();
+  const Patience waited = now - progress_;
+  if (waited > vote_patience()) want_thaw();
+  if (!schedule_.voted() || ballot_.count()) return Status();
+  const bool fails = stall_shutdown_ > 0 && waited > delay_of(stall_shutdown_);
+  const bool warns = !warned_ && stall_warning_ > 0 && waited > delay_of(stall_warning_);
+  if (!fails && !warns) return Status();
+  warned_ = true;
+  const std::vector<int> ranks = ballot_.missing();
+  const std::string text = describe_silence(ranks);
+  if (fails) return Status(StatusCode::kStalled, text, ranks.front());
+  log(LogLevel::kWarning, rank_, text);
+  live_.events.add("stall", ranks.front(), "", text);
+  return Status();
+}
+
+std::string Negotiator::describe_silence(const std::vector<int>& ranks) const {
+  const auto held = std::find_if(held_.begin(), held_.end(), [](auto& one) { return one; });
+  const Request& request =
+      held == held_.end() ? pending_.begin()->second->request : (*held)->request;
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return describe(request) + " waits for " + (ranks.size() == 1 ? "rank " : "ranks ") + names +
+         ", whose engine does not answer (stopped, or busy in a callback?)";
+}
+
+Deadline Negotiator::frozen_wake_at() const {
+  if (!waits_for_votes()) return Deadline::never();
+  Patience at = Patience::max();
+  if (!schedule_.thaws()) at = vote_patience();
+  if (!warned_ && stall_warning_ > 0) at = std::min(at, delay_of(stall_warning_));
+  if (stall_shutdown_ > 0) at = std::min(at, delay_of(stall_shutdown_));
+  if (at == Patience::max()) return Deadline::never();
+  // A little later than that, so that it has surely passed.
+  return Deadline::after(progress_ + at + std::chrono::milliseconds(1) - Clock::now());
+}
+
+}  // namespace hvdlite

@@ -1,0 +1,75 @@
+#include "host/allreduce_batch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/stream_copy.h"
+
+namespace hvdlite {
+
+// A chunk of a batch that packs begins before its even begin, by less than a block. Two blocks fit
+// into any staging buffer (transport/segment.h).
+std::uint64_t AllreduceBatch::elements_per_chunk(std::uint64_t chunk_bytes) const {
+  const std::uint64_t even = chunk_bytes / element_bytes;
+  return packs ? std::max<std::uint64_t>(even, 2 * kPackedBlock) - kPackedBlock : even;
+}
+
+void AllreduceBatch::save_inputs(Range range) const {
+  if (!saves) return;
+  const TraceSpan traced = plane.part("keep");
+  const std::uint64_t memory_bytes = size_of(types.memory);
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*, std::uint64_t,
+                             std::uint64_t count) {
+    if (piece.copy == nullptr) return;
+    const std::uint64_t bytes = count * memory_bytes;
+    stream_copy(input, piece.copy->to + piece.copy->bytes, bytes);
+    piece.copy->bytes += bytes;
+  });
+}
+
+void AllreduceBatch::copy_in(Range range, std::byte* to) const {
+  if (range.count() == 0) return;
+  const TraceSpan traced = plane.part("pack");
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte*,
+                             std::uint64_t at, std::uint64_t count) {
+    scale_copy(types, input, to + at * element_bytes, count, piece.prescale);
+  });
+}
+
+void AllreduceBatch::copy_out(Range range, const std::byte* from) const {
+  if (range.count() == 0) return;
+  const TraceSpan traced = plane.part("unpack");
+  const ElementTypes back{types.wire, types.memory};
+  pieces.for_each(range, [&](const Piece& piece, const std::byte*, std::byte* output,
+                             std::uint64_t at, std::uint64_t count) {
+    const double factor = back.cast() ? piece.postscale : 1.0;  // otherwise finish() has scaled
+    scale_copy(back, from + at * element_bytes, output, count, factor);
+  });
+}
+
+void AllreduceBatch::finish(Range range, Sources sources, std::byte* to) const {
+  if (types.cast()) return finish_cast(range, sources, to);
+  const TraceSpan traced = plane.part("reduce");
+  std::vector<const void*> at_piece(sources.size());
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
+                             std::uint64_t at, std::uint64_t count) {
+    const std::uint64_t offset = at * element_bytes;
+    std::transform(sources.begin(), sources.end(), at_piece.begin(), [&](const void* source) {
+      return source == nullptr ? input : static_cast<const std::byte*>(source) + offset;
+    });
+    reduction.finish(at_piece, output, count, piece.postscale);
+    if (to != nullptr) std::memcpy(to + offset, output, count * element_bytes);
+  });
+}
+
+void AllreduceBatch::finish_cast(Range range, Sources sources, std::byte* to) const {
+  {
+    const TraceSpan traced = plane.part("reduce");
+    reduction.finish(sources, to, range.count(), 1.0);
+  }
+  // Between hosts the slice is taken as a whole, once all of its parts are there.
+  if (!layout.spans_hosts()) copy_out(range, to);
+}
+
+}  // namespace hvdlite

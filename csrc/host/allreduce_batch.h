@@ -1,0 +1,56 @@
+// One all-reduce under way on the host data plane: its cuts, and the arithmetic and copies between
+// tensors and buffers. HostAllreduce makes it, and lends it what its fields refer to. Thread: the
+// engine's runner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "host/plane.h"
+#include "host/reduction.h"
+#include "kernels/chunks.h"
+#include "kernels/packed.h"
+#include "kernels/pieces.h"
+
+namespace hvdlite {
+
+struct AllreduceBatch {
+  const HostPlane& plane;
+  const HostLayout& layout;
+  const PieceList& pieces;
+  ElementTypes types;
+  HostReduction reduction;
+  Patience patience;
+  std::uint64_t element_bytes;  // of what travels
+  bool own_slice_in_place;      // a driver reads the input of its own slice where it lies
+  bool saves;                   // some piece asks for a copy of its input
+  bool packs;                   // some piece travels packed between hosts
+
+  // Where an even cut would divide a block of a batch that packs, it moves to the block's begin.
+  Range cut(Range even) const {
+    if (!packs) return even;
+    return {pieces.block_begin(even.begin, kPackedBlock),
+            pieces.block_begin(even.end, kPackedBlock)};
+  }
+  Range part(Range whole, std::uint64_t parts, std::uint64_t index) const {
+    return cut(part_of(whole, element_bytes, parts, index));
+  }
+  std::uint64_t elements_per_chunk(std::uint64_t chunk_bytes) const;
+
+  // Makes the copies that the pieces ask for. Ranges come in ascending order, each before anything
+  // in it is overwritten.
+  void save_inputs(Range range) const;
+  // Copies this rank's elements of `range`, prescaled and cast, to `to`.
+  void copy_in(Range range, std::byte* to) const;
+  // Copies results to the outputs, where elements are cast back.
+  void copy_out(Range range, const std::byte* from) const;
+  // Ends the reduction of `range` from `sources`, each at range.begin, where null is this rank's
+  // input as it lies in memory. The result goes to `to`, which is null only where nothing is cast,
+  // and to the outputs; of a group on many hosts a result that is cast goes to `to` alone.
+  void finish(Range range, Sources sources, std::byte* to) const;
+
+ private:
+  void finish_cast(Range range, Sources sources, std::byte* to) const;
+};
+
+}  // namespace hvdlite

@@ -1,0 +1,79 @@
+"""The fast door: collectives of ordinary tensors in host memory, in one call of the core.
+
+A submission in Python takes any tensor and any argument, and costs ten times what the engine needs
+for a small tensor. The public functions of `allreduce` and `broadcast` ask here first. The core
+(csrc/bindings/door.cc) takes the call if it is plain: contiguous tensors of the class torch.Tensor
+in host memory that do not require a gradient, without a weight, a compression or a torch dispatch
+mode. Otherwise these functions return None without any effect, and the caller goes on as if there
+were no door. Both ways have the same results and errors.
+
+The core reads tensors through DLPack's C exchange interface. Torch releases without this interface
+have no door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvdlite import _core, basics
+from hvdlite.operation_names import next_name
+from hvdlite.process_sets import global_process_set, member_id
+from hvdlite.torch.collectives.handle import Handle
+from hvdlite.torch.collectives.tensors import raise_moved
+
+# How a public function returns its result, as the core numbers it.
+NEW_ASYNC = 0  # a handle of a new tensor
+IN_PLACE_ASYNC = 1  # a handle of the same tensor
+NEW = 2
+IN_PLACE = 3
+
+# These take the arguments of the public functions by position. They return the result, or, of the
+# forms with a handle, the core's handle and a function that makes the result when it has completed.
+# allreduce(tensor or list, average, name, op, prescale, postscale, process_set, form)
+allreduce: Callable[..., Any] = _core.door.allreduce
+# broadcast(tensor, root_rank, name, process_set, form)
+broadcast: Callable[..., Any] = _core.door.broadcast
+# barrier(process_set, name) returns True when all ranks have called it.
+barrier: Callable[..., Any] = _core.door.barrier
+
+
+def handle_of(started: tuple[_core.Handle, Any] | None) -> Handle | None:
+    """Return the handle of a collective that the door has started; None if it did not take it."""
+    return None if started is None else Handle(*started)
+
+
+def _install() -> None:
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    increment_version = getattr(torch._C, "_increment_version", None)
+    dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    if exchange is None or increment_version is None or dispatch_modes is None:
+        return
+    _core.door.install(
+        exchange=exchange,
+        tensor_type=torch.Tensor,
+        dispatch_modes=dispatch_modes,
+        increment_version=increment_version,
+        empty_like=torch.empty_like,
+        engine=basics.engine,
+        world_set=global_process_set,
+        member_id=member_id,
+        next_name=next_name,
+        raise_moved=raise_moved,
+    )
+
+
+@contextmanager
+def shut() -> Iterator[None]:
+    """Shut the door, to compare both ways: all threads of this process go without it meanwhile."""
+    was_open = _core.door.set_open(open=False)
+    try:
+        yield
+    finally:
+        _core.door.set_open(open=was_open)
+
+
+_install()
