@@ -12,12 +12,15 @@ import ipaddress
 import os
 import secrets
 import select
+import selectors
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.steps import Pause, Steps, run
 from hvdlite.errors import BootstrapError
 
 _BACKLOG = 1024
@@ -78,19 +81,24 @@ def dial(address: str, deadline: Deadline) -> socket.socket:
             deadline.
         BootstrapError: the text is not an address, or the deadline was given up.
     """
+    return run(dialling(address, deadline))
+
+
+def dialling(address: str, deadline: Deadline) -> Steps[socket.socket]:
+    """Return the steps of `dial`."""
     if address.startswith(UNIX):
         name = "\0" + address[len(UNIX) :]
-        return _connect(socket.AF_UNIX, name, deadline, address)
+        return (yield from _connecting(socket.AF_UNIX, name, deadline, address))
     error: OSError | None = None
     for family, target in resolve(address):
         try:
-            return _connect(family, target, deadline, address)
+            return (yield from _connecting(family, target, deadline, address))
         except OSError as latest:
             error = error or latest
     raise error or OSError(f"{address} has no address")
 
 
-def _connect(family: int, target: Any, deadline: Deadline, address: str) -> socket.socket:
+def _connecting(family: int, target: Any, deadline: Deadline, address: str) -> Steps[socket.socket]:
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
@@ -98,14 +106,16 @@ def _connect(family: int, target: Any, deadline: Deadline, address: str) -> sock
         # EAGAIN means that the queue of a Unix socket is full (strangers may have filled it). The
         # kernel does not tell when there is room again, so this polls.
         while error == errno.EAGAIN:
-            deadline.sleep(_CROWDED_SECONDS)
+            deadline.check()
+            yield Pause(time.monotonic() + _CROWDED_SECONDS)
             error = connection.connect_ex(target)
         if error == errno.EINPROGRESS:
             poller = select.poll()
             poller.register(connection, select.POLLOUT)
             # The kernels connect; how late this thread sees it is not the peer's fault.
             while not poller.poll(0):
-                poller.poll(1000 * deadline.check())
+                deadline.check()
+                yield Pause(deadline.at, connection.fileno(), selectors.EVENT_WRITE)
             error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error != 0:
             raise OSError(error, os.strerror(error))

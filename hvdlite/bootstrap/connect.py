@@ -14,11 +14,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdlite.bootstrap.connection import Connection
+from hvdlite.bootstrap.connection import Connection, UnreachableError
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.mesh import Mesh, UnreachableError
+from hvdlite.bootstrap.mesh import Mesh
 from hvdlite.bootstrap.offer import Offer
 from hvdlite.bootstrap.serving import serve_store
 from hvdlite.bootstrap.store import StoreClient

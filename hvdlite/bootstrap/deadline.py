@@ -16,7 +16,7 @@ from typing import TypeVar
 from hvdlite.errors import BootstrapError
 
 LONGEST_SECONDS = 1e6  # 11 days; the kernel's and Python's own limits are not far above it
-_SLICE_SECONDS = 0.02
+SLICE_SECONDS = 0.02  # the longest wait between two looks whether it was given up
 
 _Result = TypeVar("_Result")
 
@@ -41,6 +41,9 @@ class Deadline:
     Any thread, and any signal handler, may call `give_up`. Waits then raise GivenUpError within
     about 20 ms.
 
+    Attributes:
+        at: the point in time, as `time.monotonic` tells it.
+
     Example:
         >>> Deadline(0).passed, Deadline(0).seconds_left
         (False, inf)
@@ -54,14 +57,14 @@ class Deadline:
             outer: if given, this deadline also ends when `outer` passes or is given up.
         """
         at = math.inf if is_never(seconds) else time.monotonic() + seconds
-        self._at: float = at if outer is None else min(at, outer._at)
+        self.at: float = at if outer is None else min(at, outer.at)
         self._outer = outer
         self.given_up = False
 
     @property
     def seconds_left(self) -> float:
         """The seconds until the deadline; infinite without a limit, negative when it has passed."""
-        return self._at - time.monotonic()
+        return self.at - time.monotonic()
 
     @property
     def passed(self) -> bool:
@@ -96,7 +99,7 @@ class Deadline:
         left = self.seconds_left + grace
         if left <= 0:
             raise TimeoutError("timed out")
-        return min(left, _SLICE_SECONDS)
+        return min(left, SLICE_SECONDS)
 
     def attempt(
         self, connection: socket.socket, call: Callable[[], _Result], grace: float = 0.0

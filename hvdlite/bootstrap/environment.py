@@ -16,15 +16,16 @@ import ipaddress
 import os
 import socket
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import current_process
 from pathlib import Path
 
 from hvdlite.bootstrap.deadline import is_never
 from hvdlite.bootstrap.handshake import EPOCHS
 from hvdlite.bootstrap.launchers import LauncherEnvironment, checked, detect_launcher
 from hvdlite.bootstrap.others import refuse_to_be_alone
+from hvdlite.bootstrap.service import refuse_other_kind, service_numbers
 from hvdlite.bootstrap.variables import Variables
 from hvdlite.errors import ArgumentError, BootstrapError
 
@@ -72,7 +73,11 @@ class WorkerEnvironment:
         elastic: whether the job is elastic; `rendezvous` is then the address of its registrar, and
             rank and size are those that the launcher planned.
         elastic_worker: the number of this worker in an elastic job, which is never used again.
-        joiner: whether this worker of an elastic job was started after the first epoch was formed.
+        joiner: whether this worker was started after the first ones: in an elastic job after the
+            first epoch was formed, in one with parameter servers for a worker that died.
+        servers: how many of the first ranks are parameter servers.
+        process: the number of this process in a job with parameter servers: its rank, or one never
+            used before if it was started for a worker that died.
         heartbeat: seconds without a word after which a worker of an elastic job, or the registrar,
             counts as dead.
     """
@@ -95,6 +100,8 @@ class WorkerEnvironment:
     elastic: bool = False
     elastic_worker: int = 0
     joiner: bool = False
+    servers: int = 0
+    process: int = 0
     heartbeat: float = 3.0
 
 
@@ -216,19 +223,28 @@ def timeline_parts() -> Path | None:
     return Path(folder) if folder else None
 
 
-def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
+def detect(
+    environment: Mapping[str, str] | None = None, with_servers: bool = False
+) -> WorkerEnvironment:
     """Recognise hvdlite-run or another launcher; without a launcher, return a world of one.
 
     Args:
         environment: the variables to read; by default those of this process, unless `give_seat`
             has given it a seat.
+        with_servers: whether the script asks for parameter servers, or for a world of ranks.
 
     Raises:
-        BootstrapError: a variable is missing or cannot be used; the message names the variable.
+        BootstrapError: a variable is missing or cannot be used; the message names the variable. Or
+            the job has parameter servers, and the script asks for a world, or the reverse.
     """
-    if environment is None and _given is not None:
-        return _given
+    given = _given if environment is None else None
     variables = Variables(os.environ if environment is None else environment)
+    found = _recognise(variables, with_servers) if given is None else given
+    refuse_other_kind(found.servers, found.rank, with_servers)
+    return found
+
+
+def _recognise(variables: Variables, with_servers: bool) -> WorkerEnvironment:
     if "HVDLITE_RANK" in variables or "HVDLITE_SIZE" in variables:
         by_hand = "HVDLITE_JOB_ID" not in variables and variables.number("HVDLITE_SIZE") > 1
         return (
@@ -236,7 +252,7 @@ def detect(environment: Mapping[str, str] | None = None) -> WorkerEnvironment:
             if by_hand
             else _from_hvdlite_run(variables)
         )
-    found = detect_launcher(variables)
+    found = detect_launcher(variables, with_servers)
     if found is not None:
         return _from_launcher(variables, found)
     refuse_to_be_alone(variables)
@@ -277,6 +293,7 @@ def _from_hvdlite_run(variables: Variables) -> WorkerEnvironment:
     elastic = variables.flag("HVDLITE_ELASTIC")
     if size == 1 and not elastic:
         return worker
+    worker = replace(worker, **service_numbers(variables, rank, size))
     _refuse_second_run(rank)
     token = variables.get(_TOKEN) or _kept_token
     variables.text("HVDLITE_RENDEZVOUS")
@@ -320,7 +337,8 @@ def _refuse_second_run(rank: int) -> None:
 
     While such a child imports the script, multiprocessing marks the process as `_inheriting`.
     """
-    if getattr(current_process(), "_inheriting", False):
+    process = sys.modules.get("multiprocessing.process")  # which such a child has imported
+    if process is not None and getattr(process.current_process(), "_inheriting", False):
         raise BootstrapError(
             f"this process is a child of rank {rank} that runs the script again "
             f"(multiprocessing does, and a DataLoader with workers). {_GUARD}"
@@ -410,6 +428,7 @@ def _from_launcher(variables: Variables, found: LauncherEnvironment) -> WorkerEn
     )
     if found.size == 1:
         return worker
+    worker = replace(worker, **service_numbers(variables, found.rank, found.size, found.servers))
     _refuse_second_run(found.rank)
     digest = hashlib.sha256(f"{found.launcher}|{found.job}|{os.getuid()}|{found.size}".encode())
     given = variables.address("HVDLITE_RENDEZVOUS")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import BootstrapError
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 EPOCHS = range(1 << 32)  # the numbers that a handshake can carry
 HANDSHAKE_SECONDS = 2.0
 
@@ -45,9 +45,10 @@ class Role(enum.IntEnum):
     DATA = 3
     STEWARD = 4
     NODE = 5
+    PARAMETER = 6
 
 
-_NOUNS: dict[int, str] = {Role.STEWARD: "worker", Role.NODE: "node"}
+_NOUNS: dict[int, str] = {Role.STEWARD: "worker", Role.NODE: "node", Role.PARAMETER: "worker"}
 
 
 def title(rank: int, role: int) -> str:

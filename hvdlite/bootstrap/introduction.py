@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import time
 
-from hvdlite.bootstrap.address import dial
+from hvdlite.bootstrap.address import dialling
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.handshake import HANDSHAKE_SECONDS, ClientHandshake, Job, Role, title
+from hvdlite.bootstrap.steps import Pause, Steps, run, sleeping
 from hvdlite.errors import BootstrapError
 
 # A server of another job hangs up at once, but a crowded server of this job may do so, too. So this
@@ -47,13 +49,22 @@ def introduce(
         OSError: no server can be reached at the address; TimeoutError at the deadline.
         BootstrapError: the server refuses, does not belong to this job, or does not answer in time.
     """
+    return run(introducing(address, job, rank, role, deadline, dial_seconds))
+
+
+def introducing(
+    address: str, job: Job, rank: int, role: Role, deadline: Deadline, dial_seconds: float = 0
+) -> Steps[tuple[socket.socket, ClientHandshake]]:
+    """Return the steps of `introduce`; the connection is non-blocking."""
     client = title(rank, role)
     quick = 0
     while quick < _QUICK_HANG_UPS:
         begun = time.monotonic()
-        connection = dial(address, Deadline(dial_seconds, outer=deadline))
+        connection = yield from dialling(address, Deadline(dial_seconds, outer=deadline))
         try:
-            return connection, _shake_hands(connection, ClientHandshake(job, rank, role), deadline)
+            handshake = ClientHandshake(job, rank, role)
+            yield from _shaking_hands(connection, handshake, deadline)
+            return connection, handshake
         except _HungUpError:
             connection.close()
         except TimeoutError:
@@ -67,7 +78,7 @@ def introduce(
             raise
         if time.monotonic() - begun < HANDSHAKE_SECONDS / 2:
             quick += 1
-        deadline.sleep(_AGAIN_SECONDS)
+        yield from sleeping(_AGAIN_SECONDS, deadline)
     raise BootstrapError(
         f"the peer closed the connection of {client} during the handshake: it belongs to "
         "another job, or another user"
@@ -113,16 +124,23 @@ def local_host(connection: socket.socket) -> str | None:
     return str(connection.getsockname()[0])
 
 
-def _shake_hands(
+def _shaking_hands(
     connection: socket.socket, handshake: ClientHandshake, deadline: Deadline
-) -> ClientHandshake:
+) -> Steps[None]:
     try:
-        deadline.send(connection, handshake.hello)
+        # What this side sends is far smaller than any socket's buffer.
+        connection.sendall(handshake.hello)
         while not handshake.done:
-            data = deadline.receive(connection, handshake.wanted())
+            try:
+                data = connection.recv(handshake.wanted())
+            except BlockingIOError:
+                deadline.check()
+                yield Pause(deadline.at, connection.fileno(), selectors.EVENT_READ)
+                continue
             if not data:
                 raise _HungUpError
-            deadline.send(connection, handshake.feed(data))
+            answer = handshake.feed(data)
+            if answer:  # To send nothing fails, too, where the peer has refused and closed by now.
+                connection.sendall(answer)
     except ConnectionError:
         raise _HungUpError from None
-    return handshake

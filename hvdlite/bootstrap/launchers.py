@@ -42,6 +42,7 @@ class LauncherEnvironment:
         epoch: how often the launcher has started this job again, if it keeps the job's number.
         address: "host:port", at which rank 0 is to serve the store if the ranks have several hosts;
             None if the launcher does not tell.
+        servers: how many of the first ranks are parameter servers.
     """
 
     launcher: str
@@ -55,6 +56,7 @@ class LauncherEnvironment:
     first_host: str | None = None
     epoch: int = 0
     address: str | None = None
+    servers: int = 0
 
     @property
     def on_one_host(self) -> bool:
@@ -64,18 +66,22 @@ class LauncherEnvironment:
         return self.size == 1 or self.first_host is None or self.first_host in _LOOPBACK
 
 
-def detect_launcher(variables: Variables) -> LauncherEnvironment | None:
+def detect_launcher(variables: Variables, with_servers: bool = False) -> LauncherEnvironment | None:
     """Recognise the launcher that started this process; None if no launcher did.
 
     The order matters: srun may have started torchrun or mpirun. Then the variables of srun are also
     set, but describe the process of torchrun or mpirun.
+
+    Args:
+        variables: the environment of this process.
+        with_servers: whether the parameter servers of TF_CONFIG are ranks, too.
     """
-    recognisers = (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size, _tf_config)
-    for recognise in recognisers:
+    for recognise in (_torchrun, _open_mpi, _hydra, _slurm, _pmi, _rank_and_world_size):
         found = recognise(variables)
         if found is not None:
             return checked(found)
-    return None
+    found = _tf_config(variables, with_servers)
+    return None if found is None else checked(found)
 
 
 def checked(found: LauncherEnvironment) -> LauncherEnvironment:
@@ -174,9 +180,9 @@ def _slurm(variables: Variables) -> LauncherEnvironment | None:
     )
 
 
-def _tf_config(variables: Variables) -> LauncherEnvironment | None:
+def _tf_config(variables: Variables, with_servers: bool) -> LauncherEnvironment | None:
     text = variables.get("TF_CONFIG")
-    found = None if text is None else ranks_of(text)
+    found = None if text is None else ranks_of(text, with_servers)
     if found is None:
         return None
     hosts = found.hosts
@@ -192,6 +198,7 @@ def _tf_config(variables: Variables) -> LauncherEnvironment | None:
         node=list(dict.fromkeys(hosts)).index(own),
         first_host=hosts[0],
         address=found.addresses[0],
+        servers=found.servers,
     )
 
 

@@ -1,8 +1,9 @@
 """One rank's connections to all others, while they are made.
 
-Rank i dials every lower rank and accepts every higher one. Two ranks of one host share one Unix
-socket, over which each passes to the other its shared memory segment and its bell (an eventfd that
-wakes it). Two ranks of different hosts have two TCP connections, one for control and one for data.
+The ranks of one host meet at the first of them (`neighbours`). Two ranks of different hosts have
+two TCP connections, one for control and one for data; the higher rank dials the lower one. In a
+world of more than `_LARGEST_STAR` ranks, control messages go through a tree of hosts, and only its
+neighbours have a control connection. One thread makes all of them at once (`steps`).
 
 In an elastic job one epoch follows the other, and the ranks do not begin an epoch at the same time.
 A peer that is still in another epoch refuses this rank's handshake, so this rank dials again until
@@ -16,42 +17,31 @@ import contextlib
 import errno
 import math
 import os
-import selectors
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hvdlite.bootstrap import forked
 from hvdlite.bootstrap.acceptor import Acceptor
 from hvdlite.bootstrap.clock import SAME_CLOCK, ClockOffset, answer_readings, measure_offset
-from hvdlite.bootstrap.connection import Connection, Link
-from hvdlite.bootstrap.deadline import Deadline, GivenUpError
+from hvdlite.bootstrap.connection import Connection, Link, UnreachableError
+from hvdlite.bootstrap.deadline import SLICE_SECONDS, Deadline, GivenUpError
+from hvdlite.bootstrap.descriptors import make_room
 from hvdlite.bootstrap.handshake import Job, OtherEpochError, RefusedError, Role, ServerHandshake
-from hvdlite.bootstrap.introduction import introduce
+from hvdlite.bootstrap.introduction import introducing
+from hvdlite.bootstrap.neighbours import Neighbours
 from hvdlite.bootstrap.offer import Offer
-from hvdlite.bootstrap.topology import LauncherNumbers, find_topology
+from hvdlite.bootstrap.steps import Loop, Steps, sleeping
+from hvdlite.bootstrap.topology import LauncherNumbers, are_linked, find_topology
 from hvdlite.errors import BootstrapError
 
 _GONE_SECONDS = 0.3  # how long a listener of an elastic job may refuse before its process is dead
 _AGAIN_SECONDS = 0.02  # until this rank dials a peer again that refused it
+_DIALS_AT_ONCE = 64  # peers that this rank dials at the same time
+_LARGEST_STAR = 64  # ranks to each of which rank 0 can well answer by itself
 # No process of the peer's host causes these: they come from this kernel, or from a router.
 _SILENCE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-
-
-class UnreachableError(BootstrapError):
-    """A peer could not be reached, did not connect in time, or left while it connected.
-
-    Attributes:
-        rank: the peer's rank in the epoch whose connections were made.
-        silent: whether the network did not answer: then either end may be the one that is cut off.
-    """
-
-    def __init__(self, message: str, rank: int = -1, silent: bool = False) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.silent = silent
 
 
 def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
@@ -61,6 +51,8 @@ def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
         BootstrapError: two ranks differ.
     """
     for rank, own in enumerate(settings):
+        if own == settings[0]:
+            continue
         for name, value in own.items():
             first = settings[0].get(name)
             if value != first:
@@ -72,10 +64,6 @@ def check_agreed(settings: Sequence[Mapping[str, str]]) -> None:
 
 class Mesh:
     """This rank's connections of the full mesh, while they are made.
-
-    While `_run` runs, two threads use this object: the caller's dials the lower ranks, and another
-    one accepts the higher ranks. They touch the links of different ranks. When one of them fails,
-    it ends the waits of the other.
 
     Args:
         offer: this process's listeners.
@@ -103,17 +91,24 @@ class Mesh:
         self._peers = peers
         self._job = job
         self._create_segment = create_segment
-        self._deadline = Deadline(0, outer=deadline)
+        self._deadline = deadline
         self._answer_seconds = answer_seconds
         self._topology = find_topology(
             [peer["host"] for peer in peers],
             rank,
             [LauncherNumbers(*peer["said"]) for peer in peers],
         )
+        host_of = self._topology.host_of
+        self._tree = len(peers) > _LARGEST_STAR and max(host_of) > 0
         self._links = {peer: Link() for peer in range(len(peers)) if peer != rank}
+        for peer, link in self._links.items():
+            link.linked = not self._tree or are_linked(host_of, rank, peer)
+        # The peers of other hosts to which this rank is not connected yet.
+        self._distant = {peer for peer in self._links if not self._is_local(peer)}
+        self._segment = self._bell = self._lifeline = -1
+        self._neighbours: Neighbours | None = None
         self._listeners: list[socket.socket] = []
-        self._segment = self._bell = -1
-        self._failure: BaseException | None = None
+        self._loop: Loop | None = None
 
     def connect(self, meet: Callable[[Any], list[Any]]) -> Connection:
         """Make all connections, and call `meet`; see `connect.connect_members`."""
@@ -121,10 +116,10 @@ class Mesh:
         try:
             if self._links:
                 # The launcher may take one host with two names for two hosts, and count less.
-                host_of = self._topology.host_of
-                self._segment = self._create_segment(host_of.count(host_of[self._rank]))
+                locals_ = [one for one in range(len(self._peers)) if self._is_local(one)]
+                self._segment = self._create_segment(len(locals_))
                 self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._run()
+                self._run(locals_)
             # No rank's engine starts before all ranks are connected, so that every rank has taken
             # over its sockets before a peer writes to them.
             clocks = meet(list(self._compare_clocks()))
@@ -140,62 +135,70 @@ class Mesh:
         """Close the copies of a forked child."""
         for listener in self._listeners:
             listener.close()
-        self._close()
+        self._close_links()
 
-    def _run(self) -> None:
-        """Accept the higher ranks in a second thread while this one dials the lower ranks."""
+    def _run(self, locals_: Sequence[int]) -> None:
+        """Make all connections in one thread."""
+        make_room(3 * len(locals_) + 2 * len(self._distant), len(self._peers))
+        loop = self._loop = Loop()
+        own = (self._segment, self._bell)
+        neighbours = self._neighbours = Neighbours(
+            self._rank, locals_, self._links, own, loop, self._deadline
+        )
         self._listeners = self._offer.listeners()
-        ended = threading.Event()
-
-        def accept() -> None:
-            try:
-                self._accept_all()
-            except BaseException as error:
-                self._fail(error)
-            finally:
-                ended.set()
-
-        accepting = threading.Thread(target=accept, name="hvdlite-accept", daemon=True)
-        accepting.start()
+        acceptors = [
+            Acceptor(
+                listener,
+                self._job,
+                len(self._peers),
+                loop.selector,
+                self._welcome,
+                peers_return=self._offer.elastic,
+            )
+            for listener in self._listeners
+        ]
         try:
-            for peer in range(self._rank):
-                self._dial(peer)
-            ended.wait()
-        except BaseException as error:
-            self._fail(error)
-            if not isinstance(error, GivenUpError):
-                raise
+            self._start_dialling(neighbours, loop)
+            while self._distant or not neighbours.complete:
+                self._deadline.refuse_if_given_up()
+                loop.turn(min(SLICE_SECONDS, max(0.0, self._deadline.seconds_left)))
+                for acceptor in acceptors:
+                    acceptor.expire()
+                self._check_missing(neighbours)
+        except UnreachableError as error:
+            neighbours.tell(error)
+            raise
         finally:
-            _outlast(ended)
-            accepting.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _fail(self, error: BaseException) -> None:
-        """Note the first failure, and end the waits of the other thread."""
-        self._failure = self._failure or error
-        self._deadline.give_up()
+            for acceptor in acceptors:
+                acceptor.close()
+            loop.close()
+        self._lifeline = neighbours.release()
 
     def _is_local(self, peer: int) -> bool:
         return self._topology.host_of[peer] == self._topology.host_of[self._rank]
 
-    def _dial(self, peer: int) -> None:
-        """Connect to a lower rank."""
-        local = self._is_local(peer)
-        address = self._peers[peer]["unix" if local else "tcp"]
-        connection = self._reach(peer, address, Role.CONTROL)
-        self._links[peer].passing = connection
-        if not local:
-            self._promote(peer)
-            self._links[peer].data = self._reach(peer, address, Role.DATA)
-            return
-        try:
-            self._deadline.attempt(connection, lambda: self._give_memory(peer))
-            self._deadline.attempt(connection, lambda: self._take_memory(peer))
-        except TimeoutError:
-            raise UnreachableError(f"rank {peer} did not pass its memory in time", peer) from None
+    def _start_dialling(self, neighbours: Neighbours, loop: Loop) -> None:
+        if self._rank != neighbours.first:
+            loop.start(self._dial_first(neighbours))
+        lower = iter(sorted(peer for peer in self._distant if peer < self._rank))
+        for _ in range(min(self._rank, _DIALS_AT_ONCE)):
+            loop.start(self._dial_some(lower))
 
-    def _reach(self, peer: int, address: str, role: Role) -> socket.socket:
+    def _dial_first(self, neighbours: Neighbours) -> Steps[None]:
+        """Connect to the first rank of this host."""
+        connection = yield from self._reach(neighbours.first, Role.CONTROL)
+        yield from neighbours.hand_in(connection)
+
+    def _dial_some(self, peers: Iterator[int]) -> Steps[None]:
+        """Connect to one peer of another host after the other, as long as there are any."""
+        for peer in peers:
+            link = self._links[peer]
+            if link.linked:
+                link.control = yield from self._reach(peer, Role.CONTROL)
+            link.data = yield from self._reach(peer, Role.DATA)
+            self._distant.discard(peer)
+
+    def _reach(self, peer: int, role: Role) -> Steps[socket.socket]:
         """Dial a peer and shake hands with it; in an elastic job, dial again as long as it helps.
 
         Raises:
@@ -205,11 +208,13 @@ class Mesh:
         """
         gone_at = math.inf
         behind: OtherEpochError | None = None
-        seconds = 0.0 if self._is_local(peer) else self._answer_seconds
+        local = self._is_local(peer)
+        address = self._peers[peer]["unix" if local else "tcp"]
+        seconds = 0.0 if local else self._answer_seconds
         way = (address, self._job, self._rank, role, self._deadline, seconds)
         while True:
             try:
-                return introduce(*way)[0]
+                return (yield from introducing(*way))[0]
             except GivenUpError:
                 raise
             except OtherEpochError as error:
@@ -224,7 +229,7 @@ class Mesh:
                     cause = behind if behind is not None and self._deadline.passed else error
                     raise self._blame(peer, cause) from error
             with contextlib.suppress(TimeoutError):  # The next attempt says what is wrong.
-                self._deadline.sleep(_AGAIN_SECONDS)
+                yield from sleeping(_AGAIN_SECONDS, self._deadline)
 
     def _patience(self, error: Exception) -> float:
         """Return how many seconds an error of the way to a peer may last, because it may pass."""
@@ -244,112 +249,40 @@ class Mesh:
         stranger = isinstance(error, RefusedError) and not isinstance(error, OtherEpochError)
         return BootstrapError(text) if stranger else UnreachableError(text, peer)
 
-    def _accept_all(self) -> None:
-        """Accept until every higher rank is connected, something fails, or the deadline passes."""
-        missing = self._missing()
-        with selectors.DefaultSelector() as selector:
-            self._selector = selector
-            acceptors = [
-                Acceptor(
-                    listener,
-                    self._job,
-                    len(self._peers),
-                    selector,
-                    self._welcome,
-                    peers_return=self._offer.elastic,
-                )
-                for listener in self._listeners
-            ]
-            try:
-                while missing:
-                    for key, _ in selector.select(self._deadline.check()):
-                        handle: Callable[[], None] = key.data
-                        handle()
-                    for acceptor in acceptors:
-                        acceptor.expire()
-                    missing = self._missing()
-            except TimeoutError:
-                raise UnreachableError(
-                    f"rank {missing[0]} did not connect to rank {self._rank} in time", missing[0]
-                ) from None
-            finally:
-                for acceptor in acceptors:
-                    acceptor.close()
-
-    def _missing(self) -> list[int]:
-        """List the higher ranks that are not connected yet."""
-        missing = []
-        for peer in range(self._rank + 1, len(self._peers)):
-            link = self._links[peer]
-            if link.control is None or (link.data is None and not self._is_local(peer)):
-                missing.append(peer)
-        return missing
+    def _check_missing(self, neighbours: Neighbours) -> None:
+        """At the deadline, name the first rank that should have connected to this one."""
+        if not self._deadline.passed:
+            return
+        missing = [peer for peer in self._distant if peer > self._rank] + neighbours.missing()
+        if missing:
+            raise UnreachableError(
+                f"rank {min(missing)} did not connect to rank {self._rank} in time", min(missing)
+            )
 
     def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
         peer, role = handshake.rank, handshake.role
         link = self._links.get(peer)
-        if link is None or peer < self._rank:
+        local = connection.family == socket.AF_UNIX
+        if link is None or peer < self._rank or local != self._is_local(peer):
             connection.close()
+        elif local and role == Role.CONTROL:
+            assert self._neighbours is not None
+            self._neighbours.welcome(peer, connection)
         elif role == Role.DATA and link.data is None:
             link.data = connection
-        elif role == Role.CONTROL and link.control is None and link.passing is None:
-            link.passing = connection
-            self._swap_memory(peer, connection)
+        elif role == Role.CONTROL and link.control is None and link.linked:
+            link.control = connection
         else:
             connection.close()
-
-    def _swap_memory(self, peer: int, connection: socket.socket) -> None:
-        """Pass this rank's memory to a higher rank, and take that rank's memory when it arrives."""
-        if connection.family != socket.AF_UNIX:
-            self._promote(peer)
-            return
-        connection.setblocking(False)
-        self._give_memory(peer)
-
-        def take() -> None:
-            with contextlib.suppress(BlockingIOError):
-                self._take_memory(peer)
-                self._selector.unregister(connection)
-
-        self._selector.register(connection, selectors.EVENT_READ, take)
-
-    def _promote(self, peer: int) -> None:
-        link = self._links[peer]
-        link.control, link.passing = link.passing, None
-
-    def _give_memory(self, peer: int) -> None:
-        connection = self._links[peer].passing
-        assert connection is not None
-        try:
-            socket.send_fds(connection, [b"f"], [self._segment, self._bell])
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise UnreachableError(f"rank {peer} did not take memory: {error}", peer) from error
-
-    def _take_memory(self, peer: int) -> None:
-        """Receive a peer's memory and bell, which completes the connection to it."""
-        link = self._links[peer]
-        assert link.passing is not None
-        try:
-            data, descriptors, _, _ = socket.recv_fds(link.passing, 1, 2, socket.MSG_CMSG_CLOEXEC)
-        except (BlockingIOError, TimeoutError):
-            raise
-        except OSError as error:
-            raise UnreachableError(f"rank {peer} did not pass its memory: {error}", peer) from error
-        if data != b"f" or len(descriptors) != 2:
-            for fd in descriptors:
-                os.close(fd)
-            raise UnreachableError(f"rank {peer} left before it passed its memory", peer)
-        link.segment, link.bell = descriptors
-        self._promote(peer)
+        if link is not None and link.connected:
+            self._distant.discard(peer)
 
     def _compare_clocks(self) -> ClockOffset:
         """Compare clocks over TCP: the first rank of every other host does so with rank 0."""
         rank, host_of = self._rank, self._topology.host_of
         firsts = [host_of.index(host) for host in range(1, max(host_of) + 1)]
         for peer in firsts if rank == 0 else [0] if rank in firsts else []:
-            connection = self._links[peer].control
+            connection = self._links[peer].data
             assert connection is not None
             try:
                 if rank != 0:
@@ -364,12 +297,19 @@ class Mesh:
         return SAME_CLOCK
 
     def _close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+        self._close_links()
+
+    def _close_links(self) -> None:
+        if self._neighbours is not None:
+            self._neighbours.close()
         for link in self._links.values():
             link.close()
-        for fd in (self._segment, self._bell):
+        for fd in (self._segment, self._bell, self._lifeline):
             if fd >= 0:
                 os.close(fd)
-        self._segment = self._bell = -1
+        self._segment = self._bell = self._lifeline = -1
 
     def _result(self, clock: ClockOffset) -> Connection:
         topology = self._topology
@@ -380,29 +320,15 @@ class Mesh:
             links=tuple(link.release(peer) for peer, link in self._links.items()),
             segment_fd=self._segment,
             bell_fd=self._bell,
+            lifeline_fd=self._lifeline,
             local_rank=topology.local_rank,
             local_size=topology.local_size,
             cross_rank=topology.cross_rank,
             cross_size=topology.cross_size,
             clock=clock,
+            control_tree=self._tree,
         )
 
 
 def _is_silence(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _SILENCE
-
-
-def _outlast(ended: threading.Event) -> None:
-    """Wait until a thread has ended, even if signal handlers raise meanwhile; then re-raise.
-
-    The caller closes what the thread uses, so it must not go on earlier. `Thread.join` is not
-    enough: up to Python 3.12 it regards a thread as ended when a signal handler raises during it.
-    """
-    interrupt: BaseException | None = None
-    while not ended.is_set():
-        try:
-            ended.wait()
-        except BaseException as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt

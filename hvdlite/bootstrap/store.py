@@ -1,9 +1,11 @@
 """The store, where the ranks of a job learn each other's addresses.
 
-The launcher serves it, or rank 0 if the launcher is not hvdlite-run. The store has one operation,
+The launcher serves it, or rank 0 if the launcher is not hvdlite-run. Its main operation is
 *exchange*: every rank sends a blob under the same key, and once all ranks have sent theirs, each
-receives the blobs of all ranks, in rank order. A blob is dropped when its rank disconnects, so
-blobs of an earlier start never mix with those of this one.
+receives the blobs of all ranks, in rank order. For services, a rank can also *publish* a blob under
+a key, and others *look it up*, as often and as late as they like; a look-up waits for the blob. A
+blob is dropped when its rank disconnects, so blobs of an earlier start never mix with those of this
+one.
 
 Example:
     >>> import secrets
@@ -41,11 +43,12 @@ from hvdlite.bootstrap.introduction import local_host, reach
 from hvdlite.errors import BootstrapError
 
 _MAX_KEY_BYTES = 512
-_KEY = struct.Struct("<Hd")  # length of the key, seconds that the rank can wait
+_KEY = struct.Struct("<BHd")  # operation, length of the key, seconds that the rank can wait
 _BLOB = struct.Struct("<I")
 _TICK_SECONDS = 0.25  # how often the store checks deadlines
 _GRACE_SECONDS = 2.0  # how long a client waits after its deadline for the store's answer
 _GIVEN, _FAILED = b"g", b"f"
+_EXCHANGE, _PUBLISH, _LOOK_UP = range(3)
 
 
 @dataclass
@@ -65,6 +68,15 @@ class _Exchange:
     waiting: list[_Member] = field(default_factory=list)
 
 
+@dataclass
+class _Published:
+    """A blob that one rank publishes, or that others wait for."""
+
+    by: _Member | None = None
+    blob: bytes = b""
+    waiting: list[tuple[float, _Member]] = field(default_factory=list)  # until when, who
+
+
 class Store:
     """The server. It runs in one daemon thread, which `Store.start` starts."""
 
@@ -76,6 +88,7 @@ class Store:
         self._acceptor = Acceptor(listener, job, size, self._selector, self._welcome)
         self._members: list[_Member] = []
         self._exchanges: dict[bytes, _Exchange] = {}
+        self._published: dict[bytes, _Published] = {}
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._selector.register(self._wake_reader, selectors.EVENT_READ, lambda: None)
         self._stopping = threading.Event()
@@ -152,26 +165,54 @@ class Store:
             self._give(member, body)
 
     def _give(self, member: _Member, body: bytes) -> None:
-        length, patience = _KEY.unpack_from(body) if len(body) >= _KEY.size else (len(body), 0.0)
-        if length > _MAX_KEY_BYTES or length + _KEY.size > len(body):
+        empty = (_EXCHANGE, len(body), 0.0)
+        operation, length, patience = _KEY.unpack_from(body) if len(body) >= _KEY.size else empty
+        if length > _MAX_KEY_BYTES or length + _KEY.size > len(body) or operation > _LOOK_UP:
             self._drop(member)
             return
-        key = body[_KEY.size : _KEY.size + length]
-        exchange = self._exchanges.setdefault(key, _Exchange(time.monotonic() + patience))
-        exchange.blobs[member.rank] = body[_KEY.size + length :]
+        key, blob = body[_KEY.size : _KEY.size + length], body[_KEY.size + length :]
+        until = time.monotonic() + patience
+        if operation == _PUBLISH:
+            self._publish(member, key, blob)
+        elif operation == _LOOK_UP:
+            self._look_up(member, key, until)
+        else:
+            self._exchange(member, key, blob, until)
+
+    def _publish(self, member: _Member, key: bytes, blob: bytes) -> None:
+        published = self._published.setdefault(key, _Published())
+        published.by, published.blob = member, blob
+        self._answer(member, _GIVEN)
+        waiting, published.waiting = published.waiting, []
+        for _, other in waiting:
+            self._answer(other, _GIVEN + blob)
+
+    def _look_up(self, member: _Member, key: bytes, until: float) -> None:
+        published = self._published.setdefault(key, _Published())
+        if published.by is None:
+            published.waiting.append((until, member))
+        else:
+            self._answer(member, _GIVEN + published.blob)
+
+    def _exchange(self, member: _Member, key: bytes, blob: bytes, until: float) -> None:
+        exchange = self._exchanges.setdefault(key, _Exchange(until))
+        exchange.blobs[member.rank] = blob
         exchange.waiting.append(member)
         if len(exchange.blobs) == self._size:
             del self._exchanges[key]
             parts = [exchange.blobs[rank] for rank in range(self._size)]
             answer = _GIVEN + b"".join(_BLOB.pack(len(part)) + part for part in parts)
-            self._answer(exchange, answer)
+            self._answer_all(exchange, answer)
 
-    def _answer(self, exchange: _Exchange, answer: bytes) -> None:
+    def _answer_all(self, exchange: _Exchange, answer: bytes) -> None:
         for member in exchange.waiting:
-            try:
-                member.connection.sendall(member.writer.wrap(answer))
-            except OSError:
-                self._drop(member)
+            self._answer(member, answer)
+
+    def _answer(self, member: _Member, answer: bytes) -> None:
+        try:
+            member.connection.sendall(member.writer.wrap(answer))
+        except OSError:
+            self._drop(member)
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -181,7 +222,13 @@ class Store:
             missing = [str(rank) for rank in range(self._size) if rank not in exchange.blobs]
             del self._exchanges[key]
             text = f"did not arrive in time ({key.decode(errors='replace')})"
-            self._answer(exchange, _FAILED + f"rank {', '.join(missing)} {text}".encode())
+            self._answer_all(exchange, _FAILED + f"rank {', '.join(missing)} {text}".encode())
+        for key, published in self._published.items():
+            late = [one for one in published.waiting if now >= one[0]]
+            published.waiting = [one for one in published.waiting if now < one[0]]
+            for _, member in late:
+                text = f"no process has published {key.decode(errors='replace')} in time"
+                self._answer(member, _FAILED + text.encode())
 
     def _drop(self, member: _Member) -> None:
         if member not in self._members:
@@ -189,13 +236,19 @@ class Store:
         self._members.remove(member)
         self._selector.unregister(member.connection)
         member.connection.close()
+        for published in self._published.values():
+            published.waiting = [one for one in published.waiting if one[1] is not member]
+            if published.by is member:
+                published.by = None
         for key, exchange in list(self._exchanges.items()):
             if member not in exchange.waiting:
                 continue
             # This rank sent its blob and has gone, so its address is dead: the exchange fails.
             exchange.waiting.remove(member)
             del self._exchanges[key]
-            self._answer(exchange, _FAILED + f"rank {member.rank} left while connecting".encode())
+            self._answer_all(
+                exchange, _FAILED + f"rank {member.rank} left while connecting".encode()
+            )
 
 
 class StoreClient:
@@ -230,8 +283,34 @@ class StoreClient:
         Raises:
             BootstrapError: some rank did not send its blob in time, or left; the message names it.
         """
+        answer = self._ask(_EXCHANGE, key, blob)
+        blobs, at = [], 1
+        while at < len(answer):
+            (length,) = _BLOB.unpack_from(answer, at)
+            at += _BLOB.size
+            blobs.append(answer[at : at + length])
+            at += length
+        return blobs
+
+    def publish(self, key: str, blob: bytes) -> None:
+        """Publish a blob for as long as this client is connected.
+
+        Raises:
+            BootstrapError: the store has gone.
+        """
+        self._ask(_PUBLISH, key, blob)
+
+    def look_up(self, key: str) -> bytes:
+        """Return the blob that a rank publishes under a key, and wait until one does.
+
+        Raises:
+            BootstrapError: no rank has published it in time.
+        """
+        return self._ask(_LOOK_UP, key, b"")[1:]
+
+    def _ask(self, operation: int, key: str, blob: bytes) -> bytes:
         name = key.encode()
-        head = _KEY.pack(len(name), max(0.0, self._deadline.seconds_left))
+        head = _KEY.pack(operation, len(name), max(0.0, self._deadline.seconds_left))
         try:
             self._deadline.send(self._connection, self._writer.wrap(head + name + blob))
             answer = self._receive()
@@ -243,13 +322,7 @@ class StoreClient:
             raise BootstrapError(f"rank {self._rank} lost the store: {error}") from error
         if answer[:1] != _GIVEN:
             raise BootstrapError(answer[1:].decode(errors="replace"))
-        blobs, at = [], 1
-        while at < len(answer):
-            (length,) = _BLOB.unpack_from(answer, at)
-            at += _BLOB.size
-            blobs.append(answer[at : at + length])
-            at += length
-        return blobs
+        return answer
 
     def _receive(self) -> bytes:
         while True:

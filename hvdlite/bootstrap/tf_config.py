@@ -2,14 +2,18 @@
 
 The variable is JSON: the addresses of all tasks by type, and which of them this process is. The
 chief and the workers train. They become the ranks in this order, and rank 0 serves the store at its
-own address, which TensorFlow's server would use otherwise.
+own address, which TensorFlow's server would use otherwise. In a job with parameter servers the
+tasks of the type `ps` come first.
 
 Example:
     >>> text = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
     >>> ranks_of(text)
-    TfRanks(rank=1, addresses=('a:1', 'b:1'))
+    TfRanks(rank=1, addresses=('a:1', 'b:1'), servers=0)
     >>> ranks_of('{"cluster": {"worker": ["a:1"]}}') is None
     True
+    >>> text = '{"cluster": {"worker": ["a:1"], "ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}'
+    >>> ranks_of(text, with_servers=True)
+    TfRanks(rank=0, addresses=('c:1', 'a:1'), servers=1)
 """
 
 from __future__ import annotations
@@ -22,7 +26,13 @@ from hvdlite.bootstrap.address import split_host
 from hvdlite.errors import BootstrapError
 
 _TRAIN = ("chief", "master", "worker")  # `master` is what TensorFlow 1 calls the chief.
+_SERVE = ("ps",)
 _DO_NOT_TRAIN = ("ps", "evaluator")
+# What a task may call, without and with parameter servers.
+_WHERE = (
+    "hvd.init() in the chief and the workers alone",
+    "hvd.parameter_server.connect() in the chief, the workers and the tasks of the type 'ps' alone",
+)
 _SHOWN = 200  # characters of the variable that a message shows
 
 
@@ -32,10 +42,12 @@ class TfRanks(NamedTuple):
     Attributes:
         rank: this process's rank.
         addresses: by rank, "host:port".
+        servers: how many of the first ranks are parameter servers.
     """
 
     rank: int
     addresses: tuple[str, ...]
+    servers: int = 0
 
     @property
     def hosts(self) -> list[str]:
@@ -43,18 +55,19 @@ class TfRanks(NamedTuple):
         return [split_host(address)[0].lower() for address in self.addresses]
 
 
-def ranks_of(text: str) -> TfRanks | None:
+def ranks_of(text: str, with_servers: bool = False) -> TfRanks | None:
     """Return the ranks that TF_CONFIG describes; None if there is only one process that trains.
 
     Args:
         text: the value of the variable.
+        with_servers: whether the tasks of the type `ps` are ranks, too: the first ones.
 
     Raises:
         BootstrapError: the text is not such a description, or contradicts itself, or this process
             is a task that does not train.
     """
     try:
-        return _ranks_of(text)
+        return _ranks_of(text, _SERVE if with_servers else ())
     except ValueError as error:
         shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
         raise BootstrapError(
@@ -63,7 +76,7 @@ def ranks_of(text: str) -> TfRanks | None:
         ) from None
 
 
-def _ranks_of(text: str) -> TfRanks | None:
+def _ranks_of(text: str, serve: Sequence[str]) -> TfRanks | None:
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -73,14 +86,15 @@ def _ranks_of(text: str) -> TfRanks | None:
     cluster = config.get("cluster") or {}
     if not isinstance(cluster, dict):
         raise ValueError("its cluster is not an object of JSON")
-    lists = {kind: _addresses(kind, cluster[kind]) for kind in _TRAIN if kind in cluster}
+    kinds = (*serve, *_TRAIN)
+    lists = {kind: _addresses(kind, cluster[kind]) for kind in kinds if kind in cluster}
     addresses = tuple(address for one in lists.values() for address in one)
     task = config.get("task") or {}
     kind = task.get("type") if isinstance(task, dict) else None
-    if kind in _DO_NOT_TRAIN:
+    if kind in _DO_NOT_TRAIN and kind not in serve:
         raise ValueError(
             f"this process is a task of the type {kind!r}, which is not a rank, because it does "
-            "not train; call hvd.init() in the chief and the workers alone"
+            f"not train; call {_WHERE[bool(serve)]}"
         )
     if len(addresses) < 2:
         return None
@@ -88,7 +102,8 @@ def _ranks_of(text: str) -> TfRanks | None:
     if not isinstance(kind, str) or kind not in lists:
         raise ValueError(f"it does not say which task of {_listed(lists)} this process is")
     before = sum(len(lists[earlier]) for earlier in list(lists)[: list(lists).index(kind)])
-    return TfRanks(before + _index(kind, task.get("index"), len(lists[kind])), addresses)
+    servers = sum(len(lists[one]) for one in serve if one in lists)
+    return TfRanks(before + _index(kind, task.get("index"), len(lists[kind])), addresses, servers)
 
 
 def _addresses(kind: str, given: Any) -> list[str]:

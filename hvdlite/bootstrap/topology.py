@@ -78,6 +78,21 @@ def find_topology(
     )
 
 
+def are_linked(host_of: Sequence[int], one: int, other: int) -> bool:
+    """Return whether two ranks of different hosts have a control connection in a tree of hosts.
+
+    The first ranks of the hosts form a binary tree, as in csrc/transport/control_tree.h.
+
+    Example:
+        >>> [are_linked((0, 0, 1, 2, 3), 2, other) for other in (0, 1, 3, 4)]
+        [True, False, False, True]
+    """
+    host, above = sorted((host_of[one], host_of[other]), reverse=True)
+    if (host - 1) // 2 != above:
+        return False
+    return {host_of.index(host), host_of.index(above)} == {one, other}
+
+
 def _numbered(names: Sequence[object]) -> tuple[int, ...]:
     numbers: dict[object, int] = {}
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)

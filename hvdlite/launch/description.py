@@ -12,7 +12,8 @@ from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import ArgumentError
 from hvdlite.launch.hosts import Host, HostProvider
 from hvdlite.launch.output.report import Failure
-from hvdlite.launch.process.local import thread_caps
+from hvdlite.launch.process.local import kept_memory, thread_caps
+from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import Way
 from hvdlite.launch.view import MakeViewer
@@ -90,6 +91,40 @@ class Elastic:
 
 
 @dataclass(frozen=True)
+class Servers:
+    """The parameter servers of a job, and what happens when one of its workers dies.
+
+    Attributes:
+        count: how many ranks serve: the first ones.
+        min_workers: with fewer live workers the job fails.
+        restarts: how often one after the other a worker that died is started again.
+    """
+
+    count: int
+    min_workers: int = 1
+    restarts: int = 3
+
+    def check(self, ranks: int) -> None:
+        """Check the numbers of a job with `ranks` ranks.
+
+        Raises:
+            ArgumentError: a number is out of range.
+        """
+        workers = ranks - self.count
+        wrong = {
+            f"servers {self.count}: at least one is needed": self.count < 1,
+            f"servers {self.count} of np {ranks} ranks leave none to train; give -np the servers "
+            "and the workers together": workers < 1,
+            f"min-workers {self.min_workers}: at least one is needed": self.min_workers < 1,
+            f"min-workers {self.min_workers} is more than the {workers} workers of np {ranks} and "
+            f"servers {self.count}": self.min_workers > workers,
+        }
+        for message, applies in wrong.items():
+            if applies:
+                raise ArgumentError(message)
+
+
+@dataclass(frozen=True)
 class Description:
     """What the user wants to run.
 
@@ -107,6 +142,7 @@ class Description:
         stdin: what every rank reads from its stdin; each rank then also has a pipe for its result.
         grace: seconds that the ranks have after Ctrl-C or SIGTERM before they are killed.
         elastic: how the number of ranks may change; None in a job whose ranks are fixed.
+        servers: the parameter servers; None in a job without.
         job: secret, number and epoch of the job; None for fresh ones.
         provider: what knows the hosts of an elastic job, all of which are reached by `way`; None
             if `hosts` or the script does.
@@ -126,6 +162,7 @@ class Description:
     stdin: bytes | None = field(default=None, repr=False)
     grace: float = DEFAULT_GRACE
     elastic: Elastic | None = None
+    servers: Servers | None = None
     job: Job | None = None
     provider: HostProvider | None = None
     viewers: Sequence[MakeViewer] = ()
@@ -142,7 +179,7 @@ class Description:
             threads: the number of threads per rank there.
         """
         given = self.environment
-        shared = {**given, **thread_caps(given, threads)}
+        shared = {**given, **thread_caps(given, threads), **kept_memory(given)}
         # Horovod has a switch where hvdlite has a time. The core knows only one of Horovod's names
         # for each knob, so the launcher translates this one.
         if given.get("HOROVOD_STALL_CHECK_DISABLE", "0").lower() in ("1", "true"):
@@ -198,6 +235,31 @@ class Outcome:
     root: Failure | None
     results: Mapping[int, bytes]
     order: tuple[int, ...] = ()
+
+
+def share_cores(
+    ranks: Mapping[str, int], cores: Mapping[str, int]
+) -> tuple[dict[str, int], list[str]]:
+    """Share the cores of each host among its ranks.
+
+    Args:
+        ranks: the number of ranks, by host.
+        cores: the number of cores, by host.
+
+    Returns:
+        The number of threads per rank, by host; and texts about that, one for equal hosts.
+
+    Example:
+        >>> share_cores({"a": 2, "b": 2}, {"a": 4, "b": 4})
+        ({'a': 2, 'b': 2}, ['2 threads per rank (4 cores / 2 ranks)'])
+    """
+    threads = {name: threads_per_rank(cores[name], count) for name, count in ranks.items()}
+    said: dict[str, list[str]] = {}
+    for name, count in ranks.items():
+        said.setdefault(threads_text(threads[name], cores[name], count), []).append(name)
+    if len(said) == 1:
+        return threads, list(said)
+    return threads, [f"{text} on {', '.join(names)}" for text, names in said.items()]
 
 
 def threads_text(threads: int, cores: int, ranks: int) -> str:

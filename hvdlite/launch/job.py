@@ -17,16 +17,18 @@ from pathlib import Path
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
-from hvdlite.launch.description import Description, Outcome, threads_text
+from hvdlite.launch.description import Description, Outcome, share_cores
 from hvdlite.launch.elastic.job import ElasticRun
 from hvdlite.launch.hosts import Host, is_here, spread
 from hvdlite.launch.output.console import Console
 from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
-from hvdlite.launch.process.placement import Placement, place_as, threads_per_rank
+from hvdlite.launch.process.placement import Placement, place_as
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.meeting import meeting_address, placement_numbers
 from hvdlite.launch.remote.remote import RemoteHosts
+from hvdlite.launch.servers.job import ServersRun
+from hvdlite.launch.servers.supervisor import kind_of
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
@@ -89,18 +91,14 @@ class _Run:
     def _threads(self, remotes: RemoteHosts) -> list[int]:
         """Return, by host, the number of threads per rank; print it once for equal hosts."""
         cores = {remote.name: int(remote.hello["cores"]) for remote in remotes.hosts}
-        said: dict[str, list[str]] = {}
-        threads = []
-        for name in self._names:
-            ranks = len(self._placements_of(name))
-            own = cores.get(name, available_cores())
-            threads.append(threads_per_rank(own, ranks))
-            said.setdefault(threads_text(threads[-1], own, ranks), []).append(name)
+        threads, texts = share_cores(
+            {name: len(self._placements_of(name)) for name in self._names},
+            {name: cores.get(name, available_cores()) for name in self._names},
+        )
         if thread_caps(self._what.environment, 1):
-            for text, names in said.items():
-                where = f" on {', '.join(names)}" if len(said) > 1 else ""
-                self._console.say(f"{text}{where}; set OMP_NUM_THREADS to choose")
-        return threads
+            for text in texts:
+                self._console.say(f"{text}; set OMP_NUM_THREADS to choose")
+        return [threads[name] for name in self._names]
 
     def _own(self, placement: Placement, rendezvous: str) -> dict[str, str]:
         """Build the variables that are different for every rank."""
@@ -205,6 +203,8 @@ def run_job(what: Description) -> Outcome:
 def _run(what: Description, console: Console, inbox: SignalInbox, view: View | None) -> Outcome:
     if what.elastic is not None:
         return ElasticRun(what, what.elastic, console, inbox, view).run()
+    if what.servers is not None:
+        return ServersRun(what, what.servers, console, inbox, view).run()
     return _Run(what, console, inbox, view).run()
 
 
@@ -219,4 +219,6 @@ def _why(what: Description, outcome: Outcome) -> str:
     if root is None:
         return ""
     noun = "rank" if what.elastic is None else "worker"
+    if what.servers is not None:
+        noun = kind_of(root.rank, what.servers.count)
     return f"{noun} {root.rank} (host {root.host}) failed first: {root.ending}"

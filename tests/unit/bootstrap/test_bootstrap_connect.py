@@ -57,16 +57,6 @@ def make_segment(local_size: int) -> int:
     return fd
 
 
-def close(connection: Connection) -> None:
-    for link in connection.links:
-        for fd in link[1:]:
-            if fd >= 0:
-                os.close(fd)
-    for fd in (connection.segment_fd, connection.bell_fd):
-        if fd >= 0:
-            os.close(fd)
-
-
 def make_world(hosts: list[str], address: str, timeout: float = 20.0) -> list[object]:
     def join(rank: int) -> Connection:
         worker = WorkerEnvironment(
@@ -103,7 +93,7 @@ def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
             local = hosts[rank] == hosts[own.rank]
             assert (data < 0, segment >= 0, bell >= 0) == (local, local, local)
             for mine, theirs in ((control, back[1]), (data, back[2])):
-                if mine >= 0:
+                if not local:
                     os.write(mine, b"hello")
                     select.select([theirs], [], [], 5)
                     assert os.read(theirs, 5) == b"hello"
@@ -117,7 +107,7 @@ def test_mesh_carries_bytes_memory_and_bells(hosts: list[str]) -> None:
                 os.eventfd_write(bell, 1)
                 assert os.eventfd_read(world[rank].bell_fd) == 1
     for connection in world:
-        close(connection)
+        connection.close()
     assert open_descriptors() == before
 
 
@@ -126,7 +116,7 @@ def test_sixty_four_ranks_connect() -> None:
         world = connected(make_world(["a"] * 64, store.address, timeout=60))
     assert all(connection.local_size == 64 for connection in world)
     for connection in world:
-        close(connection)
+        connection.close()
 
 
 def test_ranks_with_different_settings_are_refused() -> None:
@@ -155,7 +145,7 @@ def test_rank_that_leaves_while_connecting_is_named_at_once() -> None:
             leaver = StoreClient(store.address, JOB, 1, deadline=Deadline(20))
             key = b"hello"
             leaver._connection.sendall(
-                leaver._writer.wrap(struct.pack("<Hd", len(key), 20.0) + key)
+                leaver._writer.wrap(struct.pack("<BHd", 0, len(key), 20.0) + key)
             )
             threading.Timer(0.2, leaver.close).start()
             with pytest.raises(BootstrapError, match="rank 1 left while connecting"):

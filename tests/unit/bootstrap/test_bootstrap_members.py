@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import secrets
 import select
 import signal
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from hvdlite.bootstrap import mesh
 from hvdlite.bootstrap.address import address_of, listen
 from hvdlite.bootstrap.connect import Connection, Offer, UnreachableError, connect_members
 from hvdlite.bootstrap.deadline import Deadline, GivenUpError
+from hvdlite.bootstrap.descriptors import make_room
 from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
-from hvdlite.bootstrap.introduction import introduce
+from hvdlite.bootstrap.introduction import introducing
 from hvdlite.errors import BootstrapError
 
 TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
@@ -138,20 +140,26 @@ def connect_all(offers: Sequence[Offer], epoch: int) -> list[Connection]:
 
 
 def check_and_close(world: Sequence[Connection]) -> None:
-    """Send a byte over every connection, so that each link leads to the rank that it names."""
+    """Check that each link leads to the rank that it names."""
     for own in world:
         for peer, *links in own.links:
-            for fd in links[:2]:
-                if fd >= 0:
-                    os.write(fd, bytes([own.rank, peer]))
+            for fd in links[:2] if links[2] < 0 else []:
+                os.write(fd, bytes([own.rank, peer]))
     for own in world:
         for peer, *links in own.links:
-            for fd in links[:2]:
-                if fd >= 0:
-                    select.select([fd], [], [], LIMIT)
-                    assert os.read(fd, 2) == bytes([peer, own.rank])
+            for fd in links[:2] if links[2] < 0 else []:
+                select.select([fd], [], [], LIMIT)
+                assert os.read(fd, 2) == bytes([peer, own.rank])
+    lifelines = [
+        (own.rank, peer, links[0]) for own in world for peer, *links in own.links if links[2] >= 0
+    ]
+    for leaver in world if len(world) > 1 else []:
+        os.close(leaver.lifeline_fd)
+        # Each neighbour sees it, and sees nothing of those who have not left.
+        ended, _, _ = select.select([end for _, _, end in lifelines], [], [], 0)
+        assert set(ended) == {end for _, peer, end in lifelines if peer <= leaver.rank}
     for own in world:
-        own.close()
+        replace(own, lifeline_fd=-1).close()
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab", "abab"])
@@ -298,6 +306,43 @@ def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
     assert str(error) == "rank 1 did not connect to rank 0 in time"
 
 
+def test_the_first_rank_of_a_host_tells_the_others_whom_it_misses() -> None:
+    with offers_of("aaa") as offers:
+        attempts = [Attempt(offers, rank, 1, seconds=0.3) for rank in (0, 2)]
+        errors = [attempt.error() for attempt in attempts]
+    for error in errors:
+        assert isinstance(error, UnreachableError)
+        assert error.rank == 1
+        assert str(error) == "rank 1 did not connect to rank 0 in time"
+
+
+def test_descriptors_wait_while_too_many_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, refused = socket.send_fds, []
+
+    def refuse_at_first(*arguments: Any) -> int:
+        if len(refused) < 5:
+            refused.append(arguments)
+            raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+        return send(*arguments)
+
+    monkeypatch.setattr(socket, "send_fds", refuse_at_first)
+    with offers_of("aaa") as offers:
+        check_and_close(connect_all(offers, 1))
+    assert len(refused) == 5
+
+
+def test_limit_of_open_files_is_raised_where_it_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [1024, 4096]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.__setitem__(0, pair[0]))
+    make_room(100, 8)
+    assert limits[0] == 1024
+    make_room(2000, 1024)
+    assert 2000 < limits[0] < 4096
+    with pytest.raises(BootstrapError, match="other ranks of 4096, and may open 4096; raise"):
+        make_room(8000, 4096)
+
+
 def test_a_member_that_stays_in_another_epoch_is_named_at_the_deadline() -> None:
     with offers_of("aa") as offers:
         behind = Attempt(offers, 0, 1)
@@ -396,11 +441,11 @@ def test_missing_route_may_come_back(monkeypatch: pytest.MonkeyPatch, passes: bo
 
     def fail_at_first(address: str, *arguments: Any) -> Any:
         if passes and len(failures) == 3:
-            return introduce(address, *arguments)
+            return introducing(address, *arguments)
         failures.append(address)
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    monkeypatch.setattr(mesh, "introduce", fail_at_first)
+    monkeypatch.setattr(mesh, "introducing", fail_at_first)
     with offers_of(["a", "b"]) as offers:
         meeting = Meeting(2)
         seconds = LIMIT if passes else 0.2

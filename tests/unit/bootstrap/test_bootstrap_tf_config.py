@@ -112,3 +112,27 @@ def test_every_launcher_comes_before_tf_config() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
     assert detect({"TF_CONFIG": text, **torchrun}).rank == 0
     assert detect({"TF_CONFIG": "not JSON", **torchrun}).size == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "rank"), [("ps", 0, 0), ("ps", 1, 1), ("chief", 0, 2), ("worker", 1, 4)]
+)
+def test_tasks_that_serve_come_before_those_that_train(kind: str, index: int, rank: int) -> None:
+    cluster = {"worker": ["b:1", "c:1"], "ps": ["d:1", "e:1"], "chief": ["a:1"]}
+    text = tf_config(kind, index, **cluster)
+    expected = TfRanks(rank, ("d:1", "e:1", "a:1", "b:1", "c:1"), servers=2)
+    assert ranks_of(text, with_servers=True) == expected
+    found = detect({"TF_CONFIG": text, **SECRET}, with_servers=True)
+    assert (found.rank, found.size, found.servers, found.process) == (rank, 5, 2, rank)
+    assert found.rendezvous == "d:1" and found.serves_store == (rank == 0)
+
+
+def test_what_has_no_servers_or_no_workers_is_refused() -> None:
+    synchronous = tf_config("worker", 0, worker=["a:1", "b:1"])
+    with pytest.raises(BootstrapError, match=r"has no parameter servers; start it with hvdlite-"):
+        detect({"TF_CONFIG": synchronous, **SECRET}, with_servers=True)
+    with pytest.raises(BootstrapError, match=r"HVDLITE_SERVERS=2 leaves none of the 2 ranks to"):
+        detect({"TF_CONFIG": tf_config("ps", 0, ps=["a:1", "b:1"]), **SECRET}, with_servers=True)
+    outside = tf_config("evaluator", 0, evaluator=["e:1"], ps=["a:1"], worker=["b:1"])
+    with pytest.raises(BootstrapError, match=r"'evaluator', which is not a rank.*of the type 'ps'"):
+        detect({"TF_CONFIG": outside, **SECRET}, with_servers=True)
