@@ -22,6 +22,7 @@ from hvdlite import api
 from hvdlite.api import *
 from hvdlite.join import join
 from hvdlite.keras import callbacks, elastic
+from hvdlite.keras import parameter_server as parameter_server
 from hvdlite.keras.adapters import import_adapter, seam
 from hvdlite.keras.collectives import (
     allgather,
@@ -63,8 +64,17 @@ import_adapter()
 def broadcast_global_variables(root_rank: int = 0) -> None:
     """Raise an error: Keras 3 keeps no list of global variables.
 
+    Args:
+        root_rank: the rank whose values all would receive.
+
     Raises:
         ArgumentError: always; the message says what to use.
+
+    Example:
+        >>> try:
+        ...     hvd.broadcast_global_variables(0)
+        ... except hvd.ArgumentError as error:
+        ...     print(error)  # names the callback that does it
     """
     raise ArgumentError(
         "Keras 3 has no global variables; use hvd.callbacks.BroadcastGlobalVariablesCallback"

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvdlite.compression import Compressor
+from hvdlite.errors import ArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.tensorflow.collectives.requests import Reduction
 from hvdlite.tensorflow.compression import Compression
 from hvdlite.tensorflow.errors import collective_errors
 from hvdlite.tensorflow.gradients.gradient_lists import reduce_gradients
+from hvdlite.tensorflow.graph import xla
 from hvdlite.tensorflow.graph.tracing import traced_as_it_is
 
 __all__ = [
     "Compression",
     "allreduce_gradients",
+    "call_with_arrays",
     "collective_errors",
     "keep_apply",
+    "outside_of_graphs",
     "scale_gradient",
 ]
 
@@ -52,6 +56,35 @@ def allreduce_gradients(
     return reduce_gradients(
         gradients, names, reduction, compression, sparse_as_dense, process_set=process_set
     )
+
+
+# Leaves a function that is being traced, so that what follows runs at once.
+outside_of_graphs = tf.init_scope
+
+
+@traced_as_it_is
+def call_with_arrays(
+    call: Callable[..., list[Any]], tensors: Sequence[Any], like: Sequence[Any]
+) -> list[Any]:
+    """Call a function with tensors as arrays, and return the arrays that it returns as tensors.
+
+    Args:
+        call: takes an array for each of the tensors, and returns one for each of `like`.
+        tensors: tensors; tf.IndexedSlices become dense.
+        like: the variables whose shapes and dtypes the results have.
+
+    Raises:
+        ArgumentError: XLA compiles the function that is being traced.
+    """
+    if xla.in_xla_context():
+        raise ArgumentError(
+            "XLA cannot call the parameter servers; give compile() jit_compile=False"
+        )
+    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    results = tf.numpy_function(call, dense, [variable.dtype for variable in like])
+    return [
+        tf.ensure_shape(one, variable.shape) for one, variable in zip(results, like, strict=True)
+    ]
 
 
 def keep_apply(optimizer: Any) -> None:

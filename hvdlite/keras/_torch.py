@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from hvdlite.torch.compression import Compression
 __all__ = [
     "Compression",
     "allreduce_gradients",
+    "call_with_arrays",
     "collective_errors",
     "keep_apply",
+    "outside_of_graphs",
     "scale_gradient",
 ]
 
@@ -69,6 +71,24 @@ def allreduce_gradients(
     return [
         None if one is None else compression.decompress(one[0].wait(), one[1]) for one in started
     ]
+
+
+# PyTorch runs what it is told at once.
+outside_of_graphs = contextlib.nullcontext
+
+
+def call_with_arrays(
+    call: Callable[..., list[Any]], tensors: Sequence[Any], like: Sequence[Any]
+) -> list[Any]:
+    """Call a function with tensors as arrays, and return the arrays that it returns as tensors.
+
+    Args:
+        call: takes an array for each of the tensors, and returns one for each of `like`.
+        tensors: on any device.
+        like: the variables whose shapes and dtypes the results have.
+    """
+    arrays = call(*[tensor.detach().to_dense().cpu().numpy() for tensor in tensors])
+    return [torch.from_numpy(array) for array in arrays]
 
 
 def keep_apply(optimizer: Any) -> None:

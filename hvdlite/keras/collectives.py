@@ -13,32 +13,26 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdlite import _core, basics, ops
+from hvdlite import basics, ops
 from hvdlite.compression import (
     Compressor,
     NoneCompressor,
     cast_in_core,
     send_compressed,
-    travels_as,
 )
 from hvdlite.errors import ArgumentError
 from hvdlite.gather_bytes import gather_bytes
+from hvdlite.numpy import collectives as of_arrays
+from hvdlite.numpy.arrays import copied, spec
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set, member_id
 
 
-def _array(value: Any) -> Any:
+def _array(value: Any, name: str) -> Any:
     """Copy a number, an array, a tensor or a variable into a new array."""
     if not isinstance(value, np.ndarray | np.generic | int | float | list | tuple):
         value = keras.ops.convert_to_numpy(value)
-    return np.array(value, order="C")
-
-
-def _spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
-    number = ops.dtype_number(source.dtype.name, name)
-    output = 0 if target is None else target.ctypes.data
-    wire = travels_as(cast, source.dtype.name)
-    return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)
+    return copied(value, name)
 
 
 def allreduce(
@@ -86,10 +80,10 @@ def allreduce(
             )
             return [keras.ops.convert_to_tensor(received)]
 
-        return _array(send_compressed(send, [value], by_hand)[0])
-    array = _array(value)
+        return _array(send_compressed(send, [value], by_hand)[0], name)
+    array = _array(value, name)
     basics.engine().allreduce(
-        name, [_spec(name, array, array, cast)], op, prescale_factor, postscale_factor,
+        name, [spec(name, array, array, cast)], op, prescale_factor, postscale_factor,
         process_set=member_id(process_set), keep=array, blocking=True,
     ).wait()  # fmt: skip
     return array
@@ -116,13 +110,7 @@ def allgather(
         >>> every_prediction = hvd.allgather(model.predict(inputs))
     """
     name = name or next_name("allgather", member_id(process_set))
-    array = _array(value)
-    if array.ndim == 0:
-        raise ArgumentError(f"allgather '{name}' of a single number; give it a dimension: [number]")
-    handle = basics.engine().allgather(
-        name, [_spec(name, array)], member_id(process_set), keep=array, blocking=True
-    )
-    return _received(handle, array)
+    return of_arrays.allgather(_array(value, name), name, process_set)
 
 
 def reducescatter(
@@ -152,14 +140,8 @@ def reducescatter(
     Example:
         >>> my_rows = hvd.reducescatter(np.ones((5, 3)), op=hvd.Sum)
     """
-    op = ops.choose_op(None, op)
     name = name or next_name("reducescatter", member_id(process_set))
-    array = _array(value)
-    handle = basics.engine().reducescatter(
-        name, [_spec(name, array)], op, process_set=member_id(process_set), keep=array,
-        blocking=True,
-    )  # fmt: skip
-    return _received(handle, array)
+    return of_arrays.reducescatter(_array(value, name), op, name, process_set)
 
 
 def broadcast(
@@ -188,8 +170,8 @@ def broadcast(
     """
     check_root(root_rank, process_set)
     name = name or next_name("broadcast", member_id(process_set))
-    array = _array(value)
-    _broadcast({name: array}, root_rank, name, process_set)
+    array = _array(value, name)
+    of_arrays.broadcast_arrays({name: array}, root_rank, name, process_set)
     return array
 
 
@@ -222,8 +204,9 @@ def broadcast_variables(
         if not hasattr(variable, "assign"):
             raise ArgumentError(f"a {type(variable).__name__} is not a variable")
         key = str(getattr(variable, "path", getattr(variable, "name", "variable")))
-        arrays[key if key not in arrays else f"{key}.{index}"] = _array(variable)
-    _broadcast(arrays, root_rank, name, process_set)
+        key = key if key not in arrays else f"{key}.{index}"
+        arrays[key] = _array(variable, key)
+    of_arrays.broadcast_arrays(arrays, root_rank, name, process_set)
     for variable, array in zip(targets, arrays.values(), strict=True):
         variable.assign(array)
 
@@ -253,51 +236,15 @@ def allreduce_buffers(model: Any, process_set: ProcessSet = global_process_set) 
     arrays = []
     buffers = []
     for variable in model.non_trainable_weights:
-        array = _array(variable)
+        array = _array(variable, name)
         if keras.backend.is_float_dtype(array.dtype.name):
             buffers.append(variable)
             arrays.append(array.astype(np.float64))  # equal floats of fewer bits average exactly
     if not buffers:
         return
-    mean_of_arrays(arrays, name, process_set)
+    of_arrays.mean_of_arrays(arrays, name, process_set)
     for variable, array in zip(buffers, arrays, strict=True):
         variable.assign(array.astype(str(variable.dtype)))
-
-
-def mean_of_arrays(arrays: list[Any], name: str, process_set: ProcessSet) -> None:
-    """Replace arrays by their means over the members of a process set, in one operation.
-
-    Args:
-        arrays: contiguous NumPy arrays of floating-point numbers; they are overwritten.
-        name: identifies the operation on all ranks.
-        process_set: its members take part.
-    """
-    specs = [_spec(f"{name}.{i}", array, array) for i, array in enumerate(arrays)]
-    number = member_id(process_set)
-    engine = basics.engine()
-    engine.allreduce(
-        name, specs, ops.Average, process_set=number, keep=arrays, blocking=True
-    ).wait()
-
-
-def _broadcast(arrays: dict[str, Any], root_rank: int, name: str, process_set: ProcessSet) -> None:
-    """Overwrite arrays with the root's values; dtypes unknown to the core travel as bytes."""
-    specs = []
-    for key, array in arrays.items():
-        known = array.dtype.name in _core.DTYPES
-        sent = array if known else array.reshape(-1).view(np.uint8)
-        specs.append(_spec(key, sent, sent))
-    if specs:
-        number = member_id(process_set)
-        engine = basics.engine()
-        engine.broadcast(name, specs, root_rank, number, keep=arrays, blocking=True).wait()
-
-
-def _received(handle: _core.Handle, sent: Any) -> Any:
-    """Wait, and return the received rows, with the shape and dtype of those that were sent."""
-    handle.wait()
-    received = np.frombuffer(handle.take_output(), sent.dtype)
-    return received.reshape(sum(handle.first_dimensions), *sent.shape[1:])
 
 
 def exchange(value: Any, name: str, process_set: ProcessSet) -> list[Any]:

@@ -62,6 +62,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         func: its first argument is a state.
 
+    Returns:
+        A function with the same arguments, which returns what `func` returns.
+
     Example:
         >>> @hvd.elastic.run
         ... def train(state):
@@ -203,6 +206,9 @@ class CommitStateCallback(Callback):
             batches_per_commit: how many batches there are from one commit to the next. A commit
                 copies model and optimizer; what is not committed is lost only in a failure that
                 the remaining ranks cannot redo.
+
+        Raises:
+            ArgumentError: `batches_per_commit` is not a positive number.
         """
         super().__init__()
         if batches_per_commit < 1:

@@ -9,9 +9,10 @@ import numpy as np
 
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.batch_hooks import Callback, Logs
-from hvdlite.keras.collectives import broadcast_variables, mean_of_arrays
+from hvdlite.keras.collectives import broadcast_variables
 from hvdlite.keras.distribution import first_wire_name
 from hvdlite.keras.fit_checks import expect_own_models
+from hvdlite.numpy.collectives import mean_of_arrays
 from hvdlite.operation_names import next_name
 from hvdlite.process_sets import ProcessSet, global_process_set, member_id
 

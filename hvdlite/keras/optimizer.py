@@ -179,6 +179,9 @@ def PartialDistributedOptimizer(
         local_layers: a layer or several whose weights stay local; built already.
         options: as for `DistributedOptimizer`.
 
+    Returns:
+        The optimizer, as `DistributedOptimizer` returns it.
+
     Raises:
         ArgumentError: as for `DistributedOptimizer`, or a layer has no weights yet.
 

@@ -167,6 +167,26 @@ def test_threads_that_the_user_chose_stay() -> None:
     assert caps(result) == []
 
 
+FAULTS = """
+import resource
+for step in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [bytearray(b"x") * (20 << 20) for _ in range(4)]
+    del blocks
+print("many" if resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 5000 else "few")
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "faults"), [({}, "few"), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, "many")]
+)
+def test_memory_stays_with_a_rank_unless_the_user_set_up_the_allocator(
+    own: dict[str, str], faults: str
+) -> None:
+    result = run_launcher("-np", "2", *python(FAULTS), env=own)
+    assert sorted(result.stdout.splitlines()) == [f"[0] {faults}", f"[1] {faults}"]
+
+
 def test_verbose_says_what_is_started_without_the_secret() -> None:
     result = run_launcher("-np", "2", "--verbose", *python("print('x')"))
     assert "rank 1: pid " in result.stderr

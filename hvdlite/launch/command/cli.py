@@ -22,6 +22,7 @@ from hvdlite.launch.command.elastic_flags import describe_elastic
 from hvdlite.launch.command.emit_flags import emit_request
 from hvdlite.launch.command.live_flags import viewers
 from hvdlite.launch.command.node_flags import node_seat
+from hvdlite.launch.command.server_flags import describe_servers, refuse_contradictions
 from hvdlite.launch.description import Description
 from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
@@ -165,6 +166,7 @@ def describe_job(
         compat=options.compat,
         grace=options.grace,
         elastic=describe_elastic(options, environment),
+        servers=describe_servers(options),
         viewers=viewers(options, environment) if launches else (),
     )
 
@@ -195,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = dict(os.environ)
     try:
         options = parse(parser, arguments)
+        refuse_contradictions(options)
         request = emit_request(options, flags.variables(options))
         if request is not None:
             sys.stdout.write(emit(options.emit, request))

@@ -17,6 +17,7 @@ from hvdlite.launch.command.emit_flags import add_emit_flags
 from hvdlite.launch.command.horovod_flags import add_horovods_flags
 from hvdlite.launch.command.live_flags import IS_ADDRESS, add_live_flags
 from hvdlite.launch.command.node_flags import add_node_flags
+from hvdlite.launch.command.server_flags import add_server_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
 from hvdlite.launch.description import DEFAULT_GRACE
 from hvdlite.launch.remote.ssh import Ssh
@@ -182,6 +183,8 @@ def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     add_node_flags(parser.add_argument_group("node mode", nodes))
     elastic = "ranks may die and join; see docs/elastic.md"
     add_elastic_flags(parser.add_argument_group("elastic jobs", elastic))
+    servers = "asynchronous training; see docs/parameter_server.md"
+    add_server_flags(parser.add_argument_group("parameter servers", servers))
     add_emit_flags(parser.add_argument_group("cluster software", "see docs/slurm.md"))
 
 

@@ -1,0 +1,143 @@
+"""Which process has the rank of each worker, and which one to start next; pure, without a clock.
+
+The job has as many worker ranks as it began with. When the worker of a rank dies, the rank waits 1,
+2, 4 .. 60 s, and then gets another process, whose number was never used before. A rank whose
+workers died too often one after the other gets none any more. Once a worker has finished, nothing
+new is started: the others have the rest of the training to do.
+
+Example:
+    >>> from hvdlite.launch.process.placement import place
+    >>> first = [Start(one.rank, "a", one.rank, False, one) for one in place([4])][1:]
+    >>> ranks = WorkerRanks(first, fewest=1, restarts=3, now=0.0)
+    >>> ranks.ended(2, now=5.0, well=False)
+    1.0
+    >>> [(one.worker, one.placement.rank) for one in ranks.due(6.0, lambda host: True)]
+    [(4, 2)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hvdlite.launch.elastic.fleet import FIRST_WAIT, LONGEST_WAIT, Start
+
+_GOOD_LIFE = 60.0  # seconds after which earlier deaths of the rank's workers do not count any more
+
+
+@dataclass
+class _Running:
+    start: Start
+    since: float
+
+
+@dataclass
+class _Waiting:
+    start: Start  # of the worker that died
+    ready_at: float
+
+
+class WorkerRanks:
+    """The worker ranks of a job with parameter servers. Used by one thread.
+
+    Attributes:
+        total: the number of worker ranks.
+        finished: how many workers have ended well.
+        given_up: the ranks that get no process any more, because their workers died too often.
+    """
+
+    def __init__(self, first: Sequence[Start], fewest: int, restarts: int, now: float) -> None:
+        """Begin with one process for each rank.
+
+        Args:
+            first: the first workers, which run from now on.
+            fewest: with fewer live workers the job fails; at least 1.
+            restarts: how often one after the other a rank gets another process.
+            now: the time, in seconds.
+        """
+        self.total = len(first)
+        self.finished = 0
+        self.given_up: list[int] = []
+        self._fewest = fewest
+        self._restarts = restarts
+        self._running = {start.worker: _Running(start, now) for start in first}
+        self._waiting: dict[int, _Waiting] = {}
+        self._deaths: dict[int, int] = {}
+        self._over = False
+        self._next = max(self._running) + 1
+
+    @property
+    def live(self) -> int:
+        """The number of workers that run, or have ended well."""
+        return len(self._running) + self.finished
+
+    @property
+    def done(self) -> bool:
+        """Whether the training is over: no worker runs, and none is to be started."""
+        return not self._running and not self._waiting
+
+    @property
+    def lost(self) -> bool:
+        """Whether the job fails, because too few workers live."""
+        return self.live < self._fewest
+
+    @property
+    def hosts(self) -> set[str]:
+        """The hosts on which workers run, or are to be started."""
+        waiting = {one.start.host for one in self._waiting.values()}
+        return waiting | {one.start.host for one in self._running.values()}
+
+    def ended(self, worker: int, now: float, well: bool) -> float | None:
+        """Note the end of a worker.
+
+        Args:
+            worker: its number.
+            now: the time, in seconds.
+            well: whether it has done its work, or has stopped because it was asked to.
+
+        Returns:
+            After how many seconds its rank gets another process; None if it gets none.
+        """
+        one = self._running.pop(worker)
+        rank = one.start.placement.rank
+        if well:
+            self.finished += 1
+            self.stop_starting()
+            return None
+        good = now - one.since >= _GOOD_LIFE
+        deaths = self._deaths[rank] = 1 if good else self._deaths.get(rank, 0) + 1
+        if self._over:
+            return None
+        if deaths > self._restarts:
+            self.given_up.append(rank)
+            return None
+        pause: float = min(FIRST_WAIT * 2 ** min(deaths - 1, 10), LONGEST_WAIT)
+        self._waiting[rank] = _Waiting(one.start, now + pause)
+        return pause
+
+    def stop_starting(self) -> None:
+        """Start nothing any more: a worker or a server has finished its work."""
+        self._over = True
+        self._waiting.clear()
+
+    def due(self, now: float, usable: Callable[[str], bool]) -> list[Start]:
+        """Return the workers to start now; they count as running from now on.
+
+        Args:
+            now: the time, in seconds.
+            usable: returns whether a process can be started on a host now.
+        """
+        starts = []
+        for rank, one in list(self._waiting.items()):
+            if one.ready_at <= now and usable(one.start.host):
+                start = replace(one.start, worker=self._next, joiner=True)
+                self._next += 1
+                del self._waiting[rank]
+                self._running[start.worker] = _Running(start, now)
+                starts.append(start)
+        return starts
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when `due` may have a new answer; None if only events change it."""
+        times = [one.ready_at for one in self._waiting.values() if one.ready_at > now]
+        return min(times, default=None)

@@ -1,0 +1,70 @@
+"""How NumPy arrays are handed to the core, and how its results become arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdlite import _core, ops
+from hvdlite.compression import travels_as
+from hvdlite.errors import ArgumentError
+
+
+def copied(value: Any, name: str) -> Any:
+    """Copy a number or an array into a new array: contiguous, in this machine's byte order.
+
+    Raises:
+        ArgumentError: the value is an array of Python objects, or makes one.
+    """
+    array = np.array(value, order="C")
+    if array.dtype.hasobject:
+        raise ArgumentError(
+            f"'{name}': a {type(value).__name__} of dtype {array.dtype} cannot be sent; send "
+            "numbers, or Python objects with allgather_object and broadcast_object"
+        )
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def as_given(array: Any, value: Any) -> Any:
+    """Return the result for `value`: a NumPy number for a number, otherwise the array."""
+    return array if array.ndim or isinstance(value, np.ndarray) else array[()]
+
+
+def spec(name: str, source: Any, target: Any = None, cast: int | None = None) -> _core.Tensor:
+    """Describe an array to the core.
+
+    Args:
+        name: of the array, for messages.
+        source: a contiguous array, which the collective reads.
+        target: the array that it writes; None where the engine allocates the result.
+        cast: a 16-bit float of the core, to which an allreduce casts the array on the way.
+
+    Raises:
+        ArgumentError: the core does not have the array's dtype.
+    """
+    number = ops.dtype_number(source.dtype.name, name)
+    output = 0 if target is None else target.ctypes.data
+    wire = travels_as(cast, source.dtype.name)
+    return _core.Tensor(name, number, source.shape, source.ctypes.data, output, wire=wire)
+
+
+def moved_as(array: Any) -> Any:
+    """Return the array as what only has to be moved: dtypes unknown to the core become bytes.
+
+    The bytes of one element are a new last dimension, so that rows stay rows.
+    """
+    if array.dtype.name in _core.DTYPES:
+        return array
+    if array.dtype.itemsize == 0:
+        raise ArgumentError(f"an array of dtype {array.dtype} has no bytes to send")
+    return array.reshape(*array.shape, 1).view(np.uint8)
+
+
+def received(handle: _core.Handle, sent: Any) -> tuple[Any, Sequence[int]]:
+    """Wait; return the received rows with the dtype of those sent, and how many each rank sent."""
+    handle.wait()
+    rows = handle.first_dimensions
+    output = np.frombuffer(handle.take_output(), sent.dtype)
+    return output.reshape(sum(rows), *sent.shape[1:]), rows

@@ -1,0 +1,413 @@
+"""A worker's side: connections to all servers, and what the worker asks of them.
+
+Requests to different servers travel at the same time, in one thread per server. The error of a
+server that has died names it and its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from hvdlite.bootstrap import forked
+from hvdlite.errors import (
+    ArgumentError,
+    CollectiveError,
+    HvdliteError,
+    MismatchError,
+    RankFailedError,
+)
+from hvdlite.parameter_server.placement import Part, place
+from hvdlite.parameter_server.report import Report, ServerReport
+from hvdlite.parameter_server.tensors import TensorSpec, encode
+from hvdlite.parameter_server.wire import (
+    MAX_TEXT_BYTES,
+    Entry,
+    Frame,
+    HungUpError,
+    Layout,
+    Operation,
+    Status,
+    receive,
+    receive_bytes,
+    receive_frame,
+    send,
+    tune,
+)
+
+# A server shows a sign of life each second while a worker waits, so that one without is stuck.
+_SILENCE_SECONDS = 120
+_ERRORS: dict[int, type[HvdliteError]] = {
+    Status.MISMATCH: MismatchError,
+    Status.REFUSED: ArgumentError,
+}
+_TIMEVAL = struct.Struct("ll")
+
+_Result = TypeVar("_Result")
+
+
+class Rows(NamedTuple):
+    """Rows of a tensor.
+
+    Attributes:
+        numbers: their numbers, ascending, each once, as signed 64-bit integers.
+        values: the bytes of the rows in this order.
+    """
+
+    numbers: memoryview
+    values: memoryview
+
+
+class Link:
+    """The connection to one server. One thread at a time uses it."""
+
+    def __init__(self, connection: socket.socket, index: int, worker: int) -> None:
+        """Take a connection on which the handshake is complete; the link owns it."""
+        connection.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(_SILENCE_SECONDS, 0))
+        tune(connection)
+        self.index = index
+        self.name = f"parameter server {index}"
+        self.checkpoint: str | None = None
+        self._saved = 0
+        self._worker = worker
+        self._connection = connection
+        self._error: HvdliteError | None = None
+        forked.leave_to_parent(self)
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send a request.
+
+        Raises:
+            HvdliteError: the server has refused this worker, or is gone.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            send(self._connection, pieces)
+        except OSError as error:
+            # The server may have said why it does not read on.
+            with contextlib.suppress(OSError, HungUpError):
+                while True:
+                    self._check(receive_frame(self._connection))
+            self._lost(error)
+
+    def answer(self) -> Frame:
+        """Receive the header of the next answer; raise as `send` does."""
+        try:
+            while True:
+                frame = receive_frame(self._connection)
+                if self._check(frame):
+                    self._saved = frame.clock
+                    return frame
+        except (OSError, HungUpError) as error:
+            self._lost(error)
+
+    def body(self, frame: Frame, pieces: Sequence[memoryview]) -> None:
+        """Receive the body of an answer into memory; raise as `send` does."""
+        expected = sum(piece.nbytes for piece in pieces)
+        if frame.body != expected:
+            self._fail(
+                CollectiveError(f"{self.name} sends {frame.body} bytes instead of {expected}")
+            )
+        try:
+            receive(self._connection, pieces)
+        except (OSError, HungUpError) as error:
+            self._lost(error)
+
+    def text(self, frame: Frame) -> Any:
+        """Receive the body of an answer as JSON; raise as `send` does."""
+        memory = memoryview(bytearray(min(frame.body, MAX_TEXT_BYTES)))
+        self.body(frame, [memory])
+        return json.loads(bytes(memory))
+
+    def close(self, goodbye: bool) -> None:
+        """End the connection, by default with a word, so that the server does not count a death."""
+        with contextlib.suppress(OSError):
+            if goodbye and self._error is None:
+                send(self._connection, [Frame(Operation.GOODBYE).pack()])
+        self._error = self._error or HvdliteError("the connection to the servers is closed")
+        self._connection.close()
+        forked.forget(self)
+
+    def interrupt(self) -> None:
+        """Give the connection up, because nobody knows how far an exchange has come."""
+        self._error = self._error or HvdliteError(
+            "an earlier exchange with the parameter servers was interrupted, so that this worker "
+            "cannot go on; end this process, and start another worker"
+        )
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close_in_child(self) -> None:
+        """Close the copy of a forked child."""
+        self._connection.close()
+        self._error = HvdliteError("a child of fork() has no connection to the parameter servers")
+
+    def _check(self, frame: Frame) -> bool:
+        """Return whether a frame is an answer, not a sign of life; raise what it says."""
+        if frame.kind == Status.WAIT:
+            return False
+        if frame.kind in (Status.DONE, Status.FILL_IN):
+            return True
+        text = receive_bytes(self._connection, min(frame.body, MAX_TEXT_BYTES))
+        self._error = _ERRORS.get(frame.kind, CollectiveError)(text.decode(errors="replace"))
+        raise self._error
+
+    def _lost(self, error: Exception) -> NoReturn:
+        """Raise what the end of the connection means."""
+        if isinstance(error, BlockingIOError):
+            why = f"made no progress for {_SILENCE_SECONDS} s; is it stopped, or its host down?"
+        else:
+            why = "died: its connection to this worker ended"
+        last = "it has not written a checkpoint"
+        if self.checkpoint and self._saved:
+            last = f"its last checkpoint is number {self._saved} in {self.checkpoint}"
+        failure = RankFailedError(
+            f"{self.name} {why}; {last}. Start the job again, with any number of servers, and "
+            "serve(save=...) goes on from the checkpoint"
+        )
+        failure.failed_rank = self.index
+        self._fail(failure, error)
+
+    def _fail(self, failure: HvdliteError, cause: Exception | None = None) -> NoReturn:
+        self._error = failure
+        raise failure from cause
+
+
+@dataclass
+class _Share:
+    """What one server has of a collection.
+
+    Attributes:
+        number: the number of the collection on that server.
+        seen: the version of the values that this worker has.
+        parts: in the order in which the server numbers them.
+    """
+
+    link: Link
+    parts: list[Part]
+    number: int = -1
+    seen: int = 0
+    index_of: dict[int, int] = field(default_factory=dict)  # by tensor, the part's number
+
+
+class Client:
+    """A worker's connections to all servers; threads take turns."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        """Take the links, in the order of servers; the client owns them."""
+        self.links = list(links)
+        self._lock = threading.Lock()  # held for one request to all servers
+        self._pool = ThreadPoolExecutor(len(links)) if len(links) > 1 else None
+
+    def on_all(self, call: Callable[[Any], _Result], some: Sequence[Any]) -> list[_Result]:
+        """Call a function for one thing per server, at the same time; raise the first error."""
+        with self._lock:
+            try:
+                return self._on_all(call, some)
+            except HvdliteError:
+                raise
+            except BaseException:  # KeyboardInterrupt, for example, in the middle of a frame.
+                for link in self.links:
+                    link.interrupt()
+                raise
+
+    def _on_all(self, call: Callable[[Any], _Result], some: Sequence[Any]) -> list[_Result]:
+        if self._pool is None or len(some) == 1:
+            return [call(one) for one in some]
+        futures = [self._pool.submit(call, one) for one in some]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def register(
+        self, name: str, specs: Sequence[TensorSpec], values: Sequence[memoryview | None]
+    ) -> RemoteCollection:
+        """Register a collection, and send its first values if this worker is to.
+
+        Args:
+            name: the name of the collection.
+            specs: its tensors.
+            values: by tensor, its first values; None if servers fill it.
+
+        Raises:
+            MismatchError: other workers, or the checkpoint, have other tensors under this name.
+            HvdliteError: a server has refused this worker, or is gone.
+        """
+        return RemoteCollection(self, name, specs, values)
+
+    def report(self) -> Report:
+        """Ask all servers for their figures."""
+
+        def ask(link: Link) -> list[ServerReport]:
+            link.send([Frame(Operation.REPORT).pack()])
+            return [ServerReport.from_json(one) for one in link.text(link.answer())]
+
+        return Report([one for some in self.on_all(ask, self.links) for one in some])
+
+    def close(self, goodbye: bool = True) -> None:
+        """End the connections."""
+        for link in self.links:
+            link.close(goodbye)
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+class RemoteCollection:
+    """A collection that servers hold, as a worker sees it. One thread at a time uses it.
+
+    Attributes:
+        clock: the clock at which this worker begins.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        specs: Sequence[TensorSpec],
+        values: Sequence[memoryview | None],
+    ) -> None:
+        self._client = client
+        parts = place(specs, len(client.links))
+        self._shares = [
+            _Share(link, [part for part in parts if part.server == link.index])
+            for link in client.links
+        ]
+        for share in self._shares:
+            share.index_of = {part.tensor: index for index, part in enumerate(share.parts)}
+        said: dict[str, Any] = {
+            "name": name,
+            "tensors": encode(specs),
+            "clock": None,
+            "fills": False,
+        }
+        first = self._shares[0]
+        fills, self.clock = self._register(first, said)
+        said = {**said, "clock": self.clock, "fills": fills}
+        for share in self._shares[1:]:
+            self._register(share, said)
+        if fills:
+            for share in reversed(self._shares):  # server 0 last; see `Collection`
+                self._fill(share, values)
+
+    def _register(self, share: _Share, said: dict[str, Any]) -> tuple[bool, int]:
+        body = json.dumps(said).encode()
+        share.link.send([Frame(Operation.REGISTER, body=len(body)).pack(), body])
+        frame = share.link.answer()
+        share.number, share.seen = frame.collection, frame.version
+        answer = share.link.text(frame)
+        share.link.checkpoint = answer["checkpoint"]
+        return frame.kind == Status.FILL_IN, answer["clock"]
+
+    def _fill(self, share: _Share, values: Sequence[memoryview | None]) -> None:
+        some = [part for part in share.parts if part.spec.filling is None]
+        pieces = [_of_part(values[part.tensor], part) for part in some]
+        body = sum(len(piece) for piece in pieces)
+        share.link.send([Frame(Operation.FILL, share.number, body=body).pack(), *pieces])
+        share.seen = share.link.answer().version
+
+    def step(
+        self,
+        clock: int,
+        gradients: dict[int, memoryview | Rows] | None,
+        into: Sequence[memoryview] | None,
+        staleness: int | None = None,
+    ) -> None:
+        """Push, pull, or both, on all servers at the same time.
+
+        Args:
+            clock: the number of steps that this worker has done.
+            gradients: by the index of a tensor, what to push; None not to push.
+            into: by tensor, the memory for its values; None not to pull.
+            staleness: how many steps this worker may be ahead of the others; None sets no bound.
+
+        Raises:
+            HvdliteError: a server has refused this worker, or is gone.
+        """
+
+        def exchange(share: _Share) -> None:
+            # Both requests leave before this worker waits: the server applies, and answers at once.
+            if gradients is not None:
+                share.link.send(_push_request(share, clock, gradients))
+            if into is not None:
+                bound = 0 if staleness is None else staleness + 1
+                share.link.send([Frame(Operation.PULL, share.number, 0, clock, bound).pack()])
+            if gradients is not None:
+                share.link.answer()
+            if into is not None:
+                frame = share.link.answer()
+                pieces = [_of_part(into[part.tensor], part) for part in share.parts]
+                share.link.body(frame, pieces)
+                share.seen = frame.version
+
+        self._client.on_all(exchange, self._shares)
+
+    def pull_rows(
+        self, tensor: int, rows: Rows, clock: int = 0, staleness: int | None = None
+    ) -> None:
+        """Pull rows of one tensor into `rows.values`; arguments and errors as in `step`."""
+        bound = 0 if staleness is None else staleness + 1
+
+        def exchange(share: _Share) -> None:
+            index = share.index_of.get(tensor)
+            some = None if index is None else _rows_of_part(rows, share.parts[index])
+            if index is None or some is None:
+                return
+            entry = Entry(index, Layout.ROWS, len(some.numbers)).pack()
+            numbers = some.numbers.cast("B")
+            body = len(entry) + len(numbers)
+            frame = Frame(Operation.PULL, share.number, 1, clock, bound, body)
+            share.link.send([frame.pack(), entry, numbers])
+            answer = share.link.answer()
+            share.link.body(answer, [some.values])
+            share.seen = answer.version
+
+        self._client.on_all(exchange, self._shares)
+
+
+def _of_part(memory: memoryview | None, part: Part) -> memoryview:
+    assert memory is not None
+    begin = part.first * part.spec.row_bytes
+    return memory[begin : begin + part.nbytes]
+
+
+def _rows_of_part(rows: Rows, part: Part) -> Rows | None:
+    """Return the rows that a part has; None if it has none of them."""
+    begin = bisect.bisect_left(rows.numbers, part.first)
+    end = bisect.bisect_left(rows.numbers, part.first + part.rows)
+    size = part.spec.row_bytes
+    some = Rows(rows.numbers[begin:end], rows.values[begin * size : end * size])
+    return some if begin < end else None
+
+
+def _push_request(
+    share: _Share, clock: int, gradients: dict[int, memoryview | Rows]
+) -> list[bytes | memoryview]:
+    """Build the request that pushes what one server has a part of."""
+    entries: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
+    for index, part in enumerate(share.parts):
+        gradient = gradients.get(part.tensor)
+        if isinstance(gradient, Rows):
+            some = _rows_of_part(gradient, part)
+            if some is not None:
+                entries.append(Entry(index, Layout.ROWS, len(some.numbers)).pack())
+                pieces += [some.numbers.cast("B"), some.values]
+        elif gradient is not None:
+            entries.append(Entry(index).pack())
+            pieces.append(_of_part(gradient, part))
+    body = sum(map(len, entries)) + sum(map(len, pieces))
+    frame = Frame(Operation.PUSH, share.number, len(entries), clock, share.seen, body)
+    return [frame.pack(), *entries, *pieces]

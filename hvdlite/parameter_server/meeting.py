@@ -1,0 +1,54 @@
+"""How workers find the servers: through the store of the job, where servers publish addresses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hvdlite.bootstrap.deadline import Deadline
+from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.bootstrap.handshake import Job, Role
+from hvdlite.bootstrap.introduction import reach
+from hvdlite.bootstrap.offer import Offer, host_identity
+from hvdlite.bootstrap.store import StoreClient
+from hvdlite.parameter_server.client import Client, Link
+
+
+def _key(index: int) -> str:
+    return f"parameter_server/{index}"
+
+
+def publish(client: StoreClient, index: int, offer: Offer) -> None:
+    """Tell workers where a server listens, for as long as the connection to the store lasts."""
+    client.publish(_key(index), json.dumps(offer.description).encode())
+
+
+def reach_servers(worker: WorkerEnvironment, job: Job) -> Client:
+    """Connect a worker to all servers, and wait for those that do not listen yet.
+
+    Raises:
+        BootstrapError: a server did not publish its address in time, or cannot be reached.
+    """
+    assert worker.rendezvous is not None
+    deadline = Deadline(worker.start_timeout)
+    links: list[Link] = []
+    try:
+        with StoreClient(worker.rendezvous, job, worker.rank, deadline) as client:
+            for index in range(worker.servers):
+                description = json.loads(client.look_up(_key(index)))
+                address = _address(description, worker)
+                name = f"parameter server {index}"
+                number = worker.process
+                connection, _ = reach(name, address, job, number, Role.PARAMETER, deadline)
+                links.append(Link(connection, index, number))
+    except BaseException:
+        for link in links:
+            link.close(goodbye=False)
+        raise
+    return Client(links)
+
+
+def _address(description: Mapping[str, Any], worker: WorkerEnvironment) -> str:
+    here = description["host"] == host_identity(worker.host_id)
+    return str(description["unix" if here else "tcp"])

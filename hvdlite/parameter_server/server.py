@@ -1,0 +1,194 @@
+"""A parameter server: it accepts workers, holds collections, and ends when the workers have ended.
+
+One thread accepts connections, and each worker has a thread of its own (`session`).
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvdlite.bootstrap import forked
+from hvdlite.bootstrap.acceptor import Acceptor
+from hvdlite.bootstrap.deadline import is_never
+from hvdlite.bootstrap.handshake import EPOCHS, Job, Role, ServerHandshake
+from hvdlite.errors import ArgumentError
+from hvdlite.parameter_server.collection import Collection
+from hvdlite.parameter_server.placement import place
+from hvdlite.parameter_server.report import Report
+from hvdlite.parameter_server.saving import Saving
+from hvdlite.parameter_server.session import Session
+from hvdlite.parameter_server.storage import MakeStorage
+from hvdlite.parameter_server.tensors import TensorSpec
+from hvdlite.parameter_server.wire import tune
+
+_TICK_SECONDS = 0.25
+_MAX_COLLECTIONS = 256
+_ROOM = 1024  # handshakes at once
+_LINGER_SECONDS = 3.0  # for the successor of a worker that died, when no other worker is left
+
+
+class Server:
+    """One parameter server; `run` serves until the workers have ended.
+
+    `_lock` guards the collections, the sessions and the counts.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        servers: int,
+        workers: int,
+        job: Job,
+        listeners: Sequence[socket.socket],
+        make_storage: MakeStorage,
+        saving: Saving | None = None,
+        log: Callable[[dict[str, Any]], None] | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        """Make a server.
+
+        Args:
+            index: the number of this server.
+            servers: how many there are.
+            workers: how many workers the job begins with.
+            job: whose workers may connect.
+            listeners: where they connect; the server owns them.
+            make_storage: makes the storage of a collection when a worker registers it.
+            saving: writes and reads checkpoints; by default there are none.
+            log: is told each push and each pull that has a bound, from several threads.
+            patience: seconds to wait for workers that have never come, when there are no others.
+        """
+        self.index = index
+        self._saving = saving or Saving(index, servers)
+        self._servers = servers
+        self._workers = workers
+        self._patience = math.inf if is_never(patience) else patience
+        self._make_storage = make_storage
+        self._log = log
+        self._listeners = list(listeners)
+        self._selector = selectors.DefaultSelector()
+        self._acceptors = [
+            Acceptor(one, job, len(EPOCHS), self._selector, self._welcome, True, _ROOM)
+            for one in listeners
+        ]
+        self._lock = threading.Lock()
+        self._collections: list[Collection] = []
+        self._sessions: dict[Session, threading.Thread] = {}
+        self._came: set[int] = set()
+        self._gone_at = 0.0  # when the last session ended
+        self._died = False  # whether a worker has ended without a goodbye
+        self._stopping = threading.Event()
+        forked.leave_to_parent(self)
+
+    @property
+    def saved(self) -> int:
+        """The number of the last checkpoint; 0 for none."""
+        return self._saving.number
+
+    def run(self) -> None:
+        """Serve until the workers have ended, or `stop` is called."""
+        self._saving.start(self.collections)
+        try:
+            while not self._stopping.is_set() and not self._over():
+                for key, _ in self._selector.select(_TICK_SECONDS):
+                    key.data()
+                for acceptor in self._acceptors:
+                    acceptor.expire()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Have `run` return soon; any thread and any signal handler may call this."""
+        self._stopping.set()
+
+    def close_in_child(self) -> None:
+        """Close the copies of a forked child, but leave the selector, which both share."""
+        for listener in self._listeners:
+            listener.close()
+        for session in list(self._sessions):
+            session.close_in_child()
+
+    def collections(self) -> list[Collection]:
+        """Return the collections that have values."""
+        with self._lock:
+            return [one for one in self._collections if one.filled]
+
+    def open(self, name: str, specs: Sequence[TensorSpec], worker: int) -> Collection:
+        """Return the collection of this name; the first worker that registers it makes it.
+
+        Raises:
+            MismatchError: another worker has registered other tensors under this name.
+            ArgumentError: the storage cannot be made.
+        """
+        with self._lock:
+            for one in self._collections:
+                if one.name == name:
+                    one.check(specs, worker)
+                    return one
+            if len(self._collections) == _MAX_COLLECTIONS:
+                raise ArgumentError(f"there are {_MAX_COLLECTIONS} collections already")
+            parts = [part for part in place(specs, self._servers) if part.server == self.index]
+            storage = self._make_storage(name, parts)
+            made = Collection(len(self._collections), name, specs, parts, storage, self._log)
+            self._saving.restore(made)
+            self._collections.append(made)
+            return made
+
+    def report(self) -> Report:
+        """Return the figures of all collections."""
+        with self._lock:
+            some = list(self._collections)
+        file = self.checkpoint_file() if self.saved else None
+        return Report([one.report(self.index, file) for one in some])
+
+    def checkpoint_file(self) -> str | None:
+        """Return the file of checkpoints; None if this server does not write any."""
+        return self._saving.file
+
+    def ended(self, session: Session, well: bool) -> None:
+        """Note the end of a session."""
+        with self._lock:
+            del self._sessions[session]
+            self._died = self._died or not well
+            self._gone_at = time.monotonic()
+
+    def _over(self) -> bool:
+        """Return whether all workers have come and gone."""
+        with self._lock:
+            if self._sessions or not self._came:
+                return False
+            patience = _LINGER_SECONDS if self._died else 0.0
+            if len(self._came) < self._workers:
+                patience = self._patience
+            return time.monotonic() > self._gone_at + patience
+
+    def _welcome(self, connection: socket.socket, handshake: ServerHandshake) -> None:
+        if handshake.role != Role.PARAMETER:
+            connection.close()
+            return
+        tune(connection)
+        session = Session(connection, handshake.rank, self)
+        name = f"hvdlite-parameters-{handshake.rank}"
+        thread = threading.Thread(target=session.serve, name=name, daemon=True)
+        with self._lock:
+            self._came.add(handshake.rank)
+            self._sessions[session] = thread
+        thread.start()
+
+    def _close(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._selector.close()
+        with self._lock:
+            left = dict(self._sessions)
+        for session, thread in left.items():
+            session.close()
+            thread.join(_LINGER_SECONDS)
+        self._saving.close()
+        forked.forget(self)

@@ -1,0 +1,317 @@
+"""One worker's connection on a server, and the thread that answers its requests.
+
+Whatever a worker sends, this thread takes no memory before it has checked sizes against what the
+server knows of the tensors. After a request that cannot be meant, the worker gets the reason, and
+the session ends; the other sessions do not notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
+from hvdlite.parameter_server.collection import Collection
+from hvdlite.parameter_server.report import Report
+from hvdlite.parameter_server.storage import Gradient
+from hvdlite.parameter_server.tensors import TensorSpec, decode
+from hvdlite.parameter_server.wire import (
+    ENTRY_BYTES,
+    MAX_TEXT_BYTES,
+    ROW_NUMBER_BYTES,
+    Entry,
+    Frame,
+    HungUpError,
+    Layout,
+    Operation,
+    Status,
+    receive,
+    receive_bytes,
+    receive_entries,
+    receive_frame,
+    send,
+)
+
+_SIGN_OF_LIFE_SECONDS = 1.0  # between two WAIT answers
+_DRAIN_SECONDS = 5.0  # for a worker to finish sending before it reads why it was refused
+
+
+class Owner(Protocol):
+    """The server, as a session sees it."""
+
+    index: int
+
+    @property
+    def saved(self) -> int:
+        """The number of the last checkpoint; 0 for none."""
+
+    def open(self, name: str, specs: Sequence[TensorSpec], worker: int) -> Collection:
+        """Return the collection of this name, which the first worker makes."""
+
+    def report(self) -> Report:
+        """Return the figures of all collections."""
+
+    def checkpoint_file(self) -> str | None:
+        """Return the file of checkpoints; None if the server does not write any."""
+
+    def ended(self, session: Session, well: bool) -> None:
+        """Note the end of a session."""
+
+
+class Session:
+    """Answers one worker. `serve` runs in the session's own thread."""
+
+    def __init__(self, connection: socket.socket, worker: int, owner: Owner) -> None:
+        """Take a connection, which the session owns."""
+        self.worker = worker
+        self._connection = connection
+        self._owner = owner
+        self._staging: dict[int, mmap.mmap] = {}
+        self._joined: list[Collection] = []
+        self._alive_at = 0.0
+        self._handlers: dict[int, Callable[[Frame], None]] = {
+            Operation.REGISTER: self._register,
+            Operation.FILL: self._fill,
+            Operation.PUSH: self._push,
+            Operation.PULL: self._pull,
+            Operation.REPORT: self._report,
+        }
+
+    def serve(self) -> None:
+        """Answer requests until the worker goes."""
+        well = False
+        try:
+            while (frame := receive_frame(self._connection)).kind != Operation.GOODBYE:
+                self._handle(frame)
+            well = True
+        except (HungUpError, OSError):
+            pass  # The worker died. What it had not sent completely was never applied.
+        except HvdliteError as error:
+            self._refuse(error)
+        except Exception as error:
+            traceback.print_exc()
+            self._refuse(HvdliteError(f"{type(error).__name__}: {error}"))
+        finally:
+            for collection in self._joined:
+                collection.leave(self.worker)
+            self._staging.clear()
+            self._connection.close()
+            self._owner.ended(self, well)
+
+    def close(self) -> None:
+        """End the session from another thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close_in_child(self) -> None:
+        """Close the copy of a forked child."""
+        self._connection.close()
+
+    def _handle(self, frame: Frame) -> None:
+        handler = self._handlers.get(frame.kind)
+        if handler is None:
+            raise ArgumentError(f"worker {self.worker} sent the unknown request {frame.kind}")
+        handler(frame)
+
+    def _answer(
+        self,
+        status: Status,
+        collection: int = 0,
+        version: int = 0,
+        pieces: Sequence[memoryview | bytes] = (),
+    ) -> int:
+        body = sum(len(piece) for piece in pieces)
+        frame = Frame(status, collection, 0, self._owner.saved, version, body)
+        return send(self._connection, [frame.pack(), *pieces])
+
+    def _refuse(self, error: HvdliteError) -> None:
+        """Tell the worker why the session ends; it may still be sending."""
+        server = f"parameter server {self._owner.index}"
+        print(f"hvdlite: {server} refuses worker {self.worker}: {error}", file=sys.stderr)
+        status = Status.MISMATCH if isinstance(error, MismatchError) else Status.FAILED
+        status = Status.REFUSED if isinstance(error, ArgumentError) else status
+        with contextlib.suppress(OSError):
+            self._answer(status, pieces=[f"{server}: {error}".encode()])
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(_DRAIN_SECONDS)
+            end = time.monotonic() + _DRAIN_SECONDS
+            while self._connection.recv(1 << 16) and time.monotonic() < end:
+                pass
+
+    def _look_alive(self) -> None:
+        """Find out whether the worker has gone, and show it that this server has not.
+
+        Raises:
+            HungUpError: the worker has gone.
+        """
+        with contextlib.suppress(BlockingIOError):
+            if not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                raise HungUpError("the worker closed the connection")
+        if time.monotonic() > self._alive_at + _SIGN_OF_LIFE_SECONDS:
+            self._alive_at = time.monotonic()
+            self._answer(Status.WAIT)
+
+    def _register(self, frame: Frame) -> None:
+        """Let the worker take part in a collection: {name, tensors, clock, fills}."""
+        if frame.body > MAX_TEXT_BYTES:
+            raise ArgumentError(
+                f"worker {self.worker} announces a list of tensors of {frame.body} bytes, which is "
+                "too long"
+            )
+        try:
+            said = json.loads(receive_bytes(self._connection, frame.body))
+            name, clock, told = str(said["name"]), said["clock"], bool(said["fills"])
+            specs = decode(said["tensors"])
+            if clock is not None and type(clock) is not int:
+                raise ValueError("a clock is a number")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArgumentError(
+                f"worker {self.worker} does not describe its tensors as it should: {error}"
+            ) from None
+        collection = self._owner.open(name, specs, self.worker)
+        with collection.moved:
+            self._joined.append(collection)
+            while (fills := collection.may_fill(self.worker, told, self._owner.index == 0)) is None:
+                if not collection.moved.wait(0.25):
+                    self._look_alive()
+        status = Status.FILL_IN if fills else Status.DONE
+        answer = {
+            "clock": collection.join(self.worker, clock),
+            "checkpoint": self._owner.checkpoint_file(),
+        }
+        body = json.dumps(answer).encode()
+        self._answer(status, collection.number, collection.version, [body])
+
+    def _own(self, frame: Frame) -> Collection:
+        """Return the collection that a request is about."""
+        for collection in self._joined:
+            if collection.number == frame.collection:
+                return collection
+        raise ArgumentError(
+            f"worker {self.worker} has not registered collection {frame.collection}"
+        )
+
+    def _fill(self, frame: Frame) -> None:
+        """Take the first values of the parts that a worker fills."""
+        collection = self._own(frame)
+        if not collection.is_filled_by(self.worker):
+            raise ArgumentError(f"worker {self.worker} sends values that nobody asked for")
+        some = collection.filled_by_worker
+        expected = sum(collection.parts[index].nbytes for index in some)
+        self._check_body(frame, expected)
+        receive(self._connection, [self._staged(collection, index) for index in some])
+        with collection.lock:
+            for index in some:
+                collection.storage.write(index, self._staged(collection, index))
+        collection.fill()
+        self._answer(Status.DONE, collection.number, collection.version)
+
+    def _push(self, frame: Frame) -> None:
+        collection = self._own(frame)
+        self._check_filled(collection)
+        entries = self._entries(frame, collection)
+        sizes = [_entry_bytes(collection, entry) for entry in entries]
+        self._check_body(frame, sum(sizes) + len(entries) * ENTRY_BYTES)
+        gradients, pieces = [], []
+        for entry, size in zip(entries, sizes, strict=True):
+            if entry.layout == Layout.DENSE:
+                gradients.append(Gradient(entry.part, self._staged(collection, entry.part)))
+                pieces.append(gradients[-1].values)
+                continue
+            memory = memoryview(bytearray(size))
+            split = entry.rows * ROW_NUMBER_BYTES
+            gradients.append(Gradient(entry.part, memory[split:], memory[:split].cast("q")))
+            pieces.append(memory)
+        receive(self._connection, pieces)
+        version = collection.push(self.worker, frame.clock, frame.version, gradients, frame.body)
+        self._answer(Status.DONE, collection.number, version)
+
+    def _pull(self, frame: Frame) -> None:
+        """Send all parts, or those that the entries name, or rows of them."""
+        collection = self._own(frame)
+        self._check_filled(collection)
+        entries = self._entries(frame, collection)
+        numbers = sum(entry.rows for entry in entries) * ROW_NUMBER_BYTES
+        self._check_body(frame, numbers + len(entries) * ENTRY_BYTES)
+        rows = receive_bytes(self._connection, numbers)
+        staleness = None if frame.version == 0 else frame.version - 1
+        waited = collection.wait(self.worker, frame.clock, staleness, self._look_alive)
+        entries = entries or [Entry(index) for index in range(len(collection.parts))]
+        pieces, at = [], 0
+        with collection.lock:
+            for entry in entries:
+                if entry.layout == Layout.DENSE:
+                    pieces.append(self._staged(collection, entry.part))
+                    collection.storage.read(entry.part, pieces[-1])
+                    continue
+                end = at + entry.rows * ROW_NUMBER_BYTES
+                size = entry.rows * collection.parts[entry.part].spec.row_bytes
+                pieces.append(memoryview(bytearray(size)))
+                numbers_of = memoryview(rows)[at:end].cast("q")
+                collection.storage.read_rows(entry.part, numbers_of, pieces[-1])
+                at = end
+            version = collection.version
+        count = self._answer(Status.DONE, collection.number, version, pieces)
+        collection.pulled(self.worker, frame.clock, count, waited)
+
+    def _report(self, frame: Frame) -> None:
+        self._check_body(frame, 0)
+        said = [one.as_json() for one in self._owner.report().servers]
+        self._answer(Status.DONE, pieces=[json.dumps(said).encode()])
+
+    def _entries(self, frame: Frame, collection: Collection) -> list[Entry]:
+        """Receive the entries of a body, and check each of them."""
+        if frame.entries > len(collection.parts):
+            raise ArgumentError(
+                f"worker {self.worker} names {frame.entries} parts, and there are "
+                f"{len(collection.parts)}"
+            )
+        if frame.body < frame.entries * ENTRY_BYTES:
+            self._check_body(frame, frame.entries * ENTRY_BYTES)
+        entries = receive_entries(self._connection, frame.entries)
+        if len({entry.part for entry in entries}) < len(entries):
+            raise ArgumentError(f"worker {self.worker} names a part twice")
+        for entry in entries:
+            known = entry.part < len(collection.parts) and entry.layout in set(Layout)
+            if not known or entry.rows > collection.parts[entry.part].rows:
+                raise ArgumentError(
+                    f"worker {self.worker} asks for what this server does not have: {entry}"
+                )
+            if entry.layout == Layout.DENSE and entry.rows:
+                raise ArgumentError(f"worker {self.worker} gives rows to a dense entry: {entry}")
+        return entries
+
+    def _check_body(self, frame: Frame, expected: int) -> None:
+        if frame.body != expected:
+            name = Operation(frame.kind).name
+            raise ArgumentError(
+                f"worker {self.worker} announces {frame.body} bytes for {name}, and the tensors "
+                f"that it names have {expected}"
+            )
+
+    def _check_filled(self, collection: Collection) -> None:
+        if not collection.filled:
+            raise ArgumentError(f"worker {self.worker} asks for values before they are there")
+
+    def _staged(self, collection: Collection, part: int) -> memoryview:
+        """Return this session's own memory for a part; pages that nobody touches cost nothing."""
+        memory = self._staging.get(collection.number)
+        if memory is None:
+            memory = mmap.mmap(-1, max(1, collection.staging_bytes))
+            self._staging[collection.number] = memory
+        begin = collection.offsets[part]
+        return memoryview(memory)[begin : begin + collection.parts[part].nbytes]
+
+
+def _entry_bytes(collection: Collection, entry: Entry) -> int:
+    part = collection.parts[entry.part]
+    if entry.layout == Layout.DENSE:
+        return part.nbytes
+    return entry.rows * (ROW_NUMBER_BYTES + part.spec.row_bytes)

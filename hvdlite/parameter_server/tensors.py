@@ -1,0 +1,135 @@
+"""What a worker says of its tensors when it registers a collection.
+
+Example:
+    >>> spec = TensorSpec("weight", "float32", (10, 3))
+    >>> spec.rows, spec.row_bytes, spec.nbytes
+    (10, 12, 120)
+    >>> decode(encode([spec])) == [spec]
+    True
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+MAX_NAME_BYTES = 1024
+MAX_TENSORS = 1 << 20
+_MAX_ELEMENTS = 1 << 48
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How servers fill a tensor that is too large for a worker: normally distributed values.
+
+    Attributes:
+        std: the standard deviation; 0 for zeros.
+        seed: the values depend on it alone, not on the number of servers.
+    """
+
+    std: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a collection.
+
+    Attributes:
+        dtype: a key of `ITEM_BYTES`.
+        filling: how servers fill it; None if the first worker sends the values.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    filling: Filling | None = None
+
+    @property
+    def rows(self) -> int:
+        """The length of the first dimension; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """The number of bytes of one row."""
+        return math.prod(self.shape[1:]) * ITEM_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the whole tensor."""
+        return self.rows * self.row_bytes
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def encode(specs: Sequence[TensorSpec]) -> list[Any]:
+    """Return the specs as a value of JSON."""
+    return [
+        [one.name, one.dtype, list(one.shape)]
+        + ([] if one.filling is None else [[one.filling.std, one.filling.seed]])
+        for one in specs
+    ]
+
+
+def decode(said: Any) -> list[TensorSpec]:
+    """Read what `encode` returned, in another process.
+
+    Raises:
+        ValueError: the value cannot describe tensors; the message says why.
+    """
+    if not isinstance(said, list) or not 0 < len(said) <= MAX_TENSORS:
+        raise ValueError("a collection needs a list of at least one tensor")
+    specs = [_decode_one(one) for one in said]
+    names = {one.name for one in specs}
+    if len(names) < len(specs):
+        twice = sorted(name for name in names if sum(one.name == name for one in specs) > 1)
+        raise ValueError(f"two tensors have the name {twice[0]!r}")
+    return specs
+
+
+def _decode_one(said: Any) -> TensorSpec:
+    if not isinstance(said, list) or len(said) not in (3, 4):
+        raise ValueError(f"{json.dumps(said)[:80]} does not describe a tensor")
+    name, dtype, shape = said[:3]
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        raise ValueError(f"a name of a tensor has 1 to {MAX_NAME_BYTES} bytes")
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"tensor {name!r} is {dtype}, and servers hold {', '.join(ITEM_BYTES)}")
+    if not isinstance(shape, list) or not all(type(one) is int and one >= 0 for one in shape):
+        raise ValueError(f"tensor {name!r} has a shape that is not a list of numbers")
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise ValueError(f"tensor {name!r} has more than {_MAX_ELEMENTS} elements")
+    filling = None
+    if len(said) == 4:
+        std, seed = said[3]
+        filling = Filling(float(std), int(seed))
+    return TensorSpec(name, dtype, tuple(shape), filling)
+
+
+def difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
+    """Say how two lists of tensors differ, for a message; None if they are equal.
+
+    Example:
+        >>> difference([TensorSpec("w", "float32", (2,))], [TensorSpec("w", "float32", (3,))])
+        "tensor 'w' is float32[2] here and float32[3] there"
+    """
+    there = {one.name: one for one in theirs}
+    here = {one.name for one in ours}
+    for one in ours:
+        if one.name not in there:
+            return f"tensor {one.name!r} is missing there"
+        if one != there[one.name]:
+            other = there[one.name]
+            return f"tensor {one.name!r} is {one} here and {other} there"
+    for other in theirs:
+        if other.name not in here:
+            return f"tensor {other.name!r} is missing here"
+    if list(ours) != list(theirs):
+        return "the tensors are the same, in another order"
+    return None

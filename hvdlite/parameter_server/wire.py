@@ -1,0 +1,181 @@
+"""Frames between a worker and a server: a header of fixed size, entries of fixed size, raw bytes.
+
+    request   operation, collection, entries, clock, version that the worker has, bytes of the body
+    answer    status, collection, entries, number of the last checkpoint, version, bytes of the body
+
+A body begins with its entries, one for each part that it is about, and their bytes follow in that
+order. An entry of rows has 8 bytes per row number, then the rows themselves. Both sides compute the
+size that a body must have from what they know of the tensors, before they take memory for it. Only
+the body of REGISTER, and texts, are JSON or UTF-8. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hvdlite.errors import HvdliteError
+
+_FRAME = struct.Struct("<BBHIqQQ")
+_ENTRY = struct.Struct("<IIQ")
+ENTRY_BYTES = _ENTRY.size
+ROW_NUMBER_BYTES = 8
+MAX_TEXT_BYTES = 64 << 20  # of a body that is text
+_KEEPALIVE_SECONDS = 5
+_AT_ONCE = 512  # pieces of memory per system call; the kernel takes at most 1024
+
+
+class Operation(enum.IntEnum):
+    """What a worker asks for."""
+
+    REGISTER = 1
+    FILL = 2
+    PUSH = 3
+    PULL = 4
+    REPORT = 5
+    GOODBYE = 6
+
+
+class Status(enum.IntEnum):
+    """The first byte of an answer."""
+
+    DONE = 0
+    WAIT = 1  # the server is alive, and the answer follows later
+    FILL_IN = 2  # the worker is to send the values
+    MISMATCH = 3
+    REFUSED = 4
+    FAILED = 5
+
+
+class Layout(enum.IntEnum):
+    """How the bytes of an entry are laid out."""
+
+    DENSE = 0
+    ROWS = 1
+
+
+class Frame(NamedTuple):
+    """The header of a request or an answer.
+
+    Attributes:
+        kind: an `Operation` or a `Status`.
+        collection: the number of the collection on this server.
+        clock: the clock of the worker; in an answer, the number of the server's last checkpoint.
+        version: the version of the values that the worker has, or gets. In a PULL the bound of
+            staleness plus 1; 0 without a bound.
+        body: the number of bytes that follow.
+    """
+
+    kind: int
+    collection: int = 0
+    entries: int = 0
+    clock: int = 0
+    version: int = 0
+    body: int = 0
+
+    def pack(self) -> bytes:
+        """Return the bytes of the header."""
+        kind, collection, entries, clock, version, body = self
+        return _FRAME.pack(kind, collection, 0, entries, clock, version, body)
+
+
+class Entry(NamedTuple):
+    """What a body has of one part.
+
+    Attributes:
+        part: the index of the part among those of the server in this collection.
+        rows: how many row numbers there are; 0 if dense.
+    """
+
+    part: int
+    layout: int = Layout.DENSE
+    rows: int = 0
+
+    def pack(self) -> bytes:
+        """Return the bytes of the entry."""
+        return _ENTRY.pack(*self)
+
+
+class HungUpError(HvdliteError):
+    """The other side has closed the connection."""
+
+
+def tune(connection: socket.socket) -> None:
+    """Set the options of a connection: no delays, and a dead host is noticed after a while."""
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    lost = 1000 * 4 * _KEEPALIVE_SECONDS
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost)
+
+
+def send(connection: socket.socket, pieces: Iterable[bytes | memoryview]) -> int:
+    """Send all pieces of memory, and return the number of bytes.
+
+    Raises:
+        OSError: the connection has ended.
+    """
+    total = 0
+    rest = iter(pieces)
+    while some := list(itertools.islice(rest, _AT_ONCE)):
+        views = [memoryview(one).cast("B") for one in some if len(one)]
+        while views:
+            sent = connection.sendmsg(views)
+            total += sent
+            views = _after(views, sent)
+    return total
+
+
+def receive(connection: socket.socket, pieces: Iterable[memoryview]) -> int:
+    """Fill all pieces of memory, and return the number of bytes.
+
+    Raises:
+        HungUpError: the connection has ended.
+        OSError: the connection has failed.
+    """
+    total = 0
+    rest = iter(pieces)
+    while some := list(itertools.islice(rest, _AT_ONCE)):
+        views = [one.cast("B") for one in some if len(one)]
+        while views:
+            got = connection.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+            if got == 0:
+                raise HungUpError("the other side closed the connection")
+            total += got
+            views = _after(views, got)
+    return total
+
+
+def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []
+
+
+def receive_bytes(connection: socket.socket, count: int) -> bytearray:
+    """Receive so many bytes into new memory; raise as `receive` does."""
+    data = bytearray(count)
+    receive(connection, [memoryview(data)])
+    return data
+
+
+def receive_frame(connection: socket.socket) -> Frame:
+    """Receive a header; raise as `receive` does."""
+    kind, collection, _, *rest = _FRAME.unpack(receive_bytes(connection, _FRAME.size))
+    return Frame(kind, collection, *rest)
+
+
+def receive_entries(connection: socket.socket, count: int) -> list[Entry]:
+    """Receive the entries of a body; the caller has checked how many; raise as `receive` does."""
+    data = receive_bytes(connection, count * ENTRY_BYTES)
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(data)]

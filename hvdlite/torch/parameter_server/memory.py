@@ -1,0 +1,40 @@
+"""Tensors as bytes, and bytes as tensors, without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def tensor_over(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor whose values are these bytes.
+
+    Example:
+        >>> tensor_over(memoryview(bytearray(8)), torch.float32, (2, 1)).tolist()
+        [[0.0], [0.0]]
+    """
+    if not len(memory):
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype).reshape(tuple(shape))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor.
+
+    Example:
+        >>> bytes_of(torch.zeros(2)).nbytes
+        8
+    """
+    if tensor.numel() == 0:
+        return memoryview(bytearray())
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())

@@ -1,0 +1,119 @@
+"""Training with parameter servers under hvdlite-run, while SIGKILL ends workers and servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import base_environment
+from launch.marked import MarkedJob, python
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAIN = """
+import os, time
+from pathlib import Path
+import torch
+import hvdlite.torch as hvd
+folder = Path(os.environ["TEST_FOLDER"])
+with hvd.parameter_server.connect() as group:
+    print("ready", os.getpid(), flush=True)
+    if group.serves:
+        sgd = lambda params: torch.optim.SGD(params, lr=0.1 / group.workers)
+        group.serve(sgd, save=folder / "ps.ckpt", save_every=0.1)
+        raise SystemExit
+    model = torch.nn.Linear(4, 1)
+    replica = group.replica(model.named_parameters())
+    steps = 0
+    while not (folder / "end").exists():
+        model(torch.ones(8, 4)).square().mean().backward()
+        replica.step()
+        steps += 1
+        if steps == 20:
+            print("trains", flush=True)
+        time.sleep(0.01)
+    print("pushes", sum(one.pushes for one in group.report().servers[0].workers.values()))
+"""
+
+
+class TrainingJob(MarkedJob):
+    """A job with one server, whose workers train until `end` exists in `folder`."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        env = {"TEST_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+        super().__init__(1 + workers, "--servers", "1", *python(TRAIN), env=env)
+        self.pids: dict[int, int] = {}
+        self.training: set[int] = set()
+
+    def wait_until_it_trains(self, number: int) -> None:
+        """Read stdout until a process has done some steps."""
+        assert self.process.stdout is not None
+        while number not in self.training:
+            line = self.process.stdout.readline().decode()
+            match = re.match(r"\[(\d+)\] (ready|trains) ?(\d*)", line)
+            assert match, f"hvdlite-run ended, or said {line!r}"
+            if match[2] == "ready":
+                self.pids[int(match[1])] = int(match[3])
+            else:
+                self.training.add(int(match[1]))
+
+
+def test_killed_worker_is_started_again_and_no_push_is_lost(tmp_path: Path) -> None:
+    with TrainingJob(tmp_path, 2) as job:
+        job.wait_until_it_trains(1)
+        job.wait_until_it_trains(2)
+        os.kill(job.pids[1], signal.SIGKILL)
+        job.wait_until_it_trains(3)
+        (tmp_path / "end").touch()
+        status, stdout, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 0, stderr
+    assert "worker 1 (host " in stderr and "): killed by SIGKILL; 1 of 2 workers go on" in stderr
+    assert int(stdout.split("pushes")[1].split()[0]) >= 60
+    assert (tmp_path / "ps.ckpt.0-of-1").stat().st_size > 0
+
+
+def test_killed_server_ends_the_job_with_its_name_and_checkpoint(tmp_path: Path) -> None:
+    with TrainingJob(tmp_path, 1) as job:
+        job.wait_until_it_trains(1)
+        while not (tmp_path / "ps.ckpt.0-of-1").exists():
+            assert job.process.poll() is None
+        os.kill(job.pids[0], signal.SIGKILL)
+        status, _, stderr, _ = job.finish()
+        assert job.alive() == []
+    assert status == 137
+    assert f"hvdlite-run: server 0 (host {os.uname().nodename}, pid {job.pids[0]}) failed" in stderr
+    assert "RankFailedError: parameter server 0 died: its connection to this worker" in stderr
+
+
+def run_example(name: str, ranks: int, *arguments: str) -> str:
+    """Run an example with one server; return its output."""
+    example = str(ROOT / "examples" / name)
+    launcher = [sys.executable, "-m", "hvdlite.launch", "-np", str(ranks), "--servers", "1"]
+    done = subprocess.run(
+        [*launcher, sys.executable, example, *arguments],
+        env={**base_environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_digits_are_learned() -> None:
+    output = run_example("parameter_server.py", 4, "--straggler", "5", "--staleness", "3")
+    accuracy = re.search(r"test accuracy ([\d.]+)%", output)
+    assert accuracy and float(accuracy[1]) >= 95.0, output
+    assert "server 0: " in output and " pushes/s, age " in output
+
+
+def test_table_is_larger_than_a_worker_may_hold() -> None:
+    flags = ("--rows", "2000000", "--memory", "64", "--steps", "150")
+    output = run_example("parameter_server_embedding.py", 2, *flags)
+    loss = re.search(r"a table of 122 MiB; loss of frequent words ([\d.]+)", output)
+    assert loss and float(loss[1]) < 0.1, output  # It is 0.67 at first.

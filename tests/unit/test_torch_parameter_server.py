@@ -1,0 +1,394 @@
+"""Parameter servers with torch: threads of one process, over real sockets."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hvdlite.bootstrap.environment import WorkerEnvironment
+from hvdlite.errors import ArgumentError, MismatchError, RankFailedError, UndividedRateWarning
+from hvdlite.parameter_server import server
+from hvdlite.parameter_server.placement import place
+from hvdlite.parameter_server.tensors import Filling, TensorSpec
+from hvdlite.torch.optimizers.wrapping import Wrapping
+from hvdlite.torch.parameter_server.group import Group
+from hvdlite.torch.parameter_server.memory import bytes_of
+from hvdlite.torch.parameter_server.replica import Replica
+from hvdlite.torch.parameter_server.storage import TorchStorage
+from parameter_servers import Servers, storage_of
+
+
+def model_of(seed: int = 0, width: int = 8) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 2)
+    )
+
+
+def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return model(torch.randn(16, 4, generator=generator)).square().mean()
+
+
+class Wrapped(Wrapping, torch.optim.SGD):
+    """What hvd.DistributedOptimizer makes of an optimizer."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have torch cut no tensor by threads, and servers wait less for successors of the dead."""
+    monkeypatch.setattr(server, "_LINGER_SECONDS", 0.2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_same_parameters(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(*pair) and bool(pair[0].isfinite().all()) for pair in pairs)
+
+
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, weight_decay=0.1),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("servers", "width"), [(1, 8), (3, 20000)])
+def test_one_worker_trains_to_the_bits_of_plain_training(
+    kind: str, servers: int, width: int
+) -> None:
+    plain, ours = model_of(1, width), model_of(1, width)
+    optimizer = OPTIMIZERS[kind](plain.parameters())
+    with Servers(servers, storage_of(OPTIMIZERS[kind])) as running:
+        replica = Replica(running.client(), ours.named_parameters())
+        for step in range(5):
+            for model in (plain, ours):
+                loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            assert_same_parameters(plain, ours)
+
+
+def test_sparse_gradients_travel_as_rows() -> None:
+    def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.5)
+
+    plain = torch.nn.Embedding(3000, 64, sparse=True)
+    ours = torch.nn.Embedding(3000, 64, sparse=True)
+    ours.load_state_dict(plain.state_dict())
+    optimizer = make(list(plain.parameters()))
+    with Servers(2, storage_of(make)) as running:
+        client = running.client()
+        replica = Replica(client, ours.named_parameters())
+        for step in range(3):
+            words = torch.randint(0, 3000, (40,), generator=torch.Generator().manual_seed(step))
+            for model in (plain, ours):
+                model(words).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            replica.step()
+            assert_same_parameters(plain, ours)
+        sent = sum(one.workers[2].bytes_in for one in client.report().servers)
+        assert sent < 3 * 40 * (64 * 4 + 8) + 3 * 2 * 16 + 1
+
+
+def train(replica: Replica, model: torch.nn.Module, steps: range) -> None:
+    for step in steps:
+        loss_of(model, step).backward()
+        replica.step()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_any_number_of_servers_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "ps.ckpt")
+    whole, cut = model_of(2, 20000), model_of(2, 20000)
+    with Servers(1, storage_of(OPTIMIZERS[kind])) as running:
+        train(Replica(running.client(), whole.named_parameters()), whole, range(6))
+    for servers, steps in ((3, range(2)), (2, range(2, 4)), (1, range(4, 6))):
+        model = model_of(2 + steps.start, 20000)  # Later values come from the checkpoint.
+        with Servers(servers, storage_of(OPTIMIZERS[kind]), save=path) as running:
+            replica = Replica(running.client(), model.named_parameters())
+            assert replica.clock == steps.start
+            train(replica, model, steps)
+        cut = model
+        files = sorted(one.name for one in tmp_path.iterdir())
+        assert [f"ps.ckpt.{i}-of-{servers}" in files for i in range(servers)] == [True] * servers
+    assert_same_parameters(whole, cut)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "ps.ckpt")
+    with Servers(1, storage_of(OPTIMIZERS["sgd"]), save=path) as running:
+        model = model_of()
+        train(Replica(running.client(), model.named_parameters()), model, range(1))
+    message = r"of another model.*'0.weight' is float32\[9, 4\]"
+    with (
+        Servers(1, storage_of(OPTIMIZERS["sgd"]), save=path) as running,
+        pytest.raises(MismatchError, match=message),
+    ):
+        Replica(running.client(), model_of(width=9).named_parameters())
+
+
+def replayed(lines: list[dict[str, Any]], make_optimizer: Any) -> torch.nn.Module:
+    """Compute the run of a log again in one process: each gradient on the version it was of."""
+    model = model_of(7)
+    optimizer = make_optimizer(list(model.parameters()))
+    versions = [[one.detach().clone() for one in model.parameters()]]
+    for line in (one for one in lines if one["what"] == "push"):
+        now = versions[-1]
+        with torch.no_grad():
+            for one, value in zip(model.parameters(), versions[line["seen"]], strict=True):
+                one.copy_(value)
+        optimizer.zero_grad()
+        loss_of(model, 100 * line["worker"] + line["clock"]).backward()
+        with torch.no_grad():
+            for one, value in zip(model.parameters(), now, strict=True):
+                one.copy_(value)
+        optimizer.step()
+        assert line["version"] == len(versions)
+        versions.append([one.detach().clone() for one in model.parameters()])
+    return model
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+def test_the_log_of_four_workers_replayed_gives_the_same_bits(staleness: int | None) -> None:
+    make = OPTIMIZERS["sgd"]
+    errors: list[Exception] = []
+
+    def work(worker: int, model: torch.nn.Module, replica: Replica) -> None:
+        naps = random.Random(worker)
+        try:
+            for _ in range(12):
+                loss_of(model, 100 * worker + replica.clock + 1).backward()
+                time.sleep(naps.random() * 0.004)
+                replica.step()
+        except Exception as error:
+            errors.append(error)
+
+    with Servers(1, storage_of(make), workers=4) as running:
+        models = [model_of(7) for _ in range(4)]
+        replicas = [Replica(running.client(), one.named_parameters(), staleness) for one in models]
+        threads = [
+            threading.Thread(target=work, args=(number + 1, *pair))
+            for number, pair in enumerate(zip(models, replicas, strict=True))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        replicas[0].pull()
+    pushes = [one for one in running.lines if one["what"] == "push"]
+    assert sorted((one["worker"], one["clock"]) for one in pushes) == [
+        (worker, clock) for worker in range(1, 5) for clock in range(1, 13)
+    ]
+    assert_same_parameters(models[0], replayed(running.lines, make))
+    pulls = [one for one in running.lines if one["what"] == "pull"]
+    assert len(pulls) == (0 if staleness is None else 48)
+    assert all(one["least"] >= one["clock"] - (staleness or 0) for one in pulls)
+
+
+def test_a_worker_that_leaves_or_dies_is_not_waited_for() -> None:
+    make = OPTIMIZERS["sgd"]
+    with Servers(2, storage_of(make), workers=3) as running:
+        clients = [running.client() for _ in range(3)]
+        models = [model_of() for _ in clients]
+        replicas = [
+            Replica(client, model.named_parameters(), staleness=0)
+            for client, model in zip(clients, models, strict=True)
+        ]
+        ends = []
+
+        def leave() -> None:
+            time.sleep(0.2)
+            ends.append(time.monotonic())
+            clients[1].close(goodbye=True)
+            clients[2].close(goodbye=False)
+
+        leaving = threading.Thread(target=leave)
+        leaving.start()
+        train(replicas[0], models[0], range(3))
+        assert 0 <= time.monotonic() - ends[0] < 1
+        leaving.join()
+        late = model_of()
+        newcomer = Replica(running.client(), late.named_parameters(), staleness=1)
+        assert newcomer.clock == 3
+        train(newcomer, late, range(1))
+        assert not clients[0].report().servers[0].workers[3].live
+
+
+def test_a_server_that_dies_is_named_with_its_checkpoint(tmp_path: Path) -> None:
+    path = str(tmp_path / "ps.ckpt")
+    with Servers(2, storage_of(OPTIMIZERS["sgd"]), save=path, save_every=0.01) as running:
+        model = model_of()
+        replica = Replica(running.client(), model.named_parameters())
+        train(replica, model, range(2))
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "ps.ckpt.1-of-2").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        train(replica, model, range(1))  # The answer has the number of the checkpoint.
+        running.servers[1].stop()
+        running.threads[1].join()
+        with pytest.raises(RankFailedError, match="parameter server 1 died.*ps.ckpt.1-of-2") as e:
+            train(replica, model, range(2))
+        assert e.value.failed_rank == 1
+        with pytest.raises(RankFailedError, match="parameter server 1 died"):
+            replica.step()
+
+
+BAD_ARGUMENTS = [
+    ({"staleness": -1}, "staleness=-1 is not"),
+    ({"push_every": 0}, "push_every=0 is not"),
+    ({"pull_every": True}, "pull_every=True is not"),
+]
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    model = model_of()
+    with Servers(1, storage_of(OPTIMIZERS["sgd"])) as running:
+        client = running.client()
+        for arguments, message in BAD_ARGUMENTS:
+            with pytest.raises(ArgumentError, match=message):
+                Replica(client, model.named_parameters(), **arguments)
+        with pytest.raises(ArgumentError, match="running_mean' is not a parameter.*BatchNorm"):
+            Replica(client, model.state_dict(keep_vars=True).items())
+        with pytest.raises(ArgumentError, match="names and parameters"):
+            Replica(client, model.parameters())
+        with pytest.raises(ArgumentError, match="servers hold float16"):
+            Replica(client, [("a", torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64)))])
+        replica = Replica(client, model.named_parameters())
+        with pytest.raises(ArgumentError, match="found no gradient"):
+            replica.step()
+        other = running.client()
+        with pytest.raises(MismatchError, match="tensor '0.weight' is float32.9, 4. here and"):
+            Replica(other, model_of(width=9).named_parameters())
+        train(replica, model, range(1))  # The mistake of one worker does not concern another.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda params: None, "returns a torch optimizer"),
+        (lambda params: torch.optim.SGD(params[:1], lr=0.1), "not exactly the 6"),
+        (lambda params: Wrapped(params, lr=0.1), "return the plain torch.optim"),
+    ],
+)
+def test_an_optimizer_that_a_server_cannot_use_is_refused(make: Any, message: str) -> None:
+    with Servers(1, storage_of(make)) as running, pytest.raises(ArgumentError, match=message):
+        Replica(running.client(), model_of().named_parameters())
+
+
+def test_a_gradient_that_cannot_be_applied_changes_nothing() -> None:
+    make = OPTIMIZERS["sgd"]
+    with Servers(1, storage_of(make, check_finite=True), workers=2) as running:
+        good, bad = model_of(), model_of()
+        steady = Replica(running.client(), good.named_parameters())
+        broken = Replica(running.client(), bad.named_parameters())
+        loss_of(bad, 0).backward()
+        bad[0].weight.grad[1, 2] = math.nan
+        with pytest.raises(ArgumentError, match="worker|gradient of '0.weight' has a NaN"):
+            broken.step()
+        steady.pull()
+        assert_same_parameters(good, model_of())
+    words = torch.nn.Embedding(10, 4, sparse=True)
+    with Servers(1, storage_of(OPTIMIZERS["adam"])) as running:
+        replica = Replica(running.client(), words.named_parameters())
+        words(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(ArgumentError, match="Adam cannot apply this push.*sparse"):
+            replica.step()
+
+
+def test_servers_fill_a_table_alike_at_any_number() -> None:
+    spec = [TensorSpec("table", "float32", (9000, 16), Filling(0.5, 3))]
+    tables = []
+    for servers in (1, 3):
+        into = torch.zeros(9000, 16)
+        with Servers(servers, storage_of(OPTIMIZERS["sgd"])) as running:
+            remote = running.client().register("table", spec, [None])
+            remote.step(1, None, [bytes_of(into)])
+        tables.append(into)
+    assert torch.equal(*tables)
+    assert abs(float(tables[0].std()) - 0.5) < 0.01 and tables[0].unique().numel() > 140_000
+
+
+@pytest.mark.parametrize(("divided", "count"), [(True, 0), (False, 1)])
+def test_a_momentum_at_an_undivided_rate_is_warned_of(divided: bool, count: int) -> None:
+    group = Group.__new__(Group)
+    group.index, group.knows_workers = 0, False
+    group._seat = WorkerEnvironment(size=6, servers=2)
+
+    def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.1 / (group.workers if divided else 1), momentum=0.9)
+
+    parts = place([TensorSpec("w", "float32", (2,))], 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            group._warn_of_the_rate(TorchStorage("", parts, make))
+    assert [one.category for one in caught] == [UndividedRateWarning] * count
+
+
+def test_eight_workers_learn_digits_and_do_not_wait_for_a_slow_one() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    images, labels = datasets.load_digits(return_X_y=True)
+    data, target = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
+    data, target = data[order], target[order]
+    steps, done = 300, [0] * 8
+    errors: list[Exception] = []
+    done_by_the_slow: list[int] = []
+
+    def digits_model() -> torch.nn.Sequential:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
+
+    def work(number: int, model: torch.nn.Module, replica: Replica) -> None:
+        draw = torch.Generator().manual_seed(number)
+        try:
+            while done[number] < steps and len(done_by_the_slow) < 7:
+                some = torch.randint(1440, (8,), generator=draw)
+                time.sleep(0.016 if number == 7 else 0.004)
+                torch.nn.functional.cross_entropy(model(data[some]), target[some]).backward()
+                replica.step()
+                done[number] += 1
+        except Exception as error:
+            errors.append(error)
+        done_by_the_slow.append(done[7])
+
+    def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.1 / 8, momentum=0.9)
+
+    with Servers(2, storage_of(make), workers=8) as running:
+        models = [digits_model() for _ in range(8)]
+        replicas = [Replica(running.client(), one.named_parameters()) for one in models]
+        threads = [
+            threading.Thread(target=work, args=(number, models[number], replicas[number]))
+            for number in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        replicas[0].pull()
+    assert done_by_the_slow[0] < 0.7 * steps  # The first of the others is ready long before it.
+    with torch.no_grad():
+        found = models[0](data[1440:]).argmax(1)
+    accuracy = float((found == target[1440:]).float().mean())
+    assert accuracy >= 0.94
