@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step import MODELS, Contestant
+from step import Contestant
+from step_models import MODELS
 from workers import add_common_arguments, print_row, run_ranks
 
 STEPS_PER_LOOK = 20

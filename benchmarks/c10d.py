@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gloo_ranks import join_gloo, slowest
-from step import make_mlp, mlp_batch
+from step_models import make_mlp, mlp_batch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

@@ -396,7 +396,7 @@ def run_model(arguments: argparse.Namespace) -> None:
     Steps that other processes disturb would hide the difference.
     """
     import torch
-    from step import MODELS
+    from step_models import MODELS
 
     import hvdlite.torch as hvd
 

@@ -2,14 +2,18 @@
 
     python benchmarks/step.py --np 2
 
-There are two models: an MLP of 25 M parameters in 10 tensors, which needs bandwidth, and a
-transformer of 2.5 M parameters in 200 small tensors. Copies of each model train in turns of a few
-steps, in the same processes, with one thread per rank:
+There are three models (step_models.py): an MLP of 25 M parameters in 10 tensors, which needs
+bandwidth; a ResNet-50 of 25.6 M parameters in 161 tensors; and a transformer of 2.5 M parameters in
+200 small tensors. Copies of each model train in turns of a few steps, in the same processes, with
+one thread per rank:
 
-- `compute`: a plain optimizer, with a barrier where the others communicate.
+- `alone`: a plain optimizer, without communication.
+- `compute`: the same, with a barrier where the others communicate. What ranks wait for each other
+  is in it; what the others take beyond it is communication.
 - `hvdlite`: hvd.DistributedOptimizer.
 - `ddp`: torch's DistributedDataParallel over gloo.
 - `views`, with --views: hvdlite with gradient_as_bucket_view=True.
+- `together`, with --together: hvdlite with overlap=False, which submits at the end of backward.
 - `kept`, with --views: like `views`, with gradients that stay allocated
   (zero_grad(set_to_none=False)).
 - `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2.
@@ -22,23 +26,27 @@ With --modes the row also has `check_ms`: the time of one hvd.check_replicas() o
 ReplicaWatch runs in one step of `every`.
 
 A figure is the median over all steps on the slowest rank, in milliseconds. An overhead is the time
-of a step minus that of `compute`.
+of a step minus that of `compute`, and `_per_cent` is its share of `compute`. `_faults` (minor page
+faults), `_waits` and `_preempted` (voluntary and involuntary switches of threads) are of one step
+on average, on the rank with the most.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as gloo
 from gloo_ranks import join_gloo, slowest
+from step_models import MODELS
 from torch import nn
 from workers import add_common_arguments, print_row, run_ranks
 
@@ -48,48 +56,6 @@ QUICK_ROUNDS = 1
 QUICK_STEPS_PER_TURN = 1
 SENTINEL_STEPS = 100
 SENTINEL_ROUNDS = 7
-VOCABULARY = 1500
-SEQUENCE = 32
-
-
-class Transformer(nn.Module):
-    """A small language model: 200 parameter tensors, 2.5 M parameters."""
-
-    def __init__(self, width: int = 128, layers: int = 16) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Embedding(SEQUENCE, width)
-        self.layers = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
-                for _ in range(layers)
-            )
-        )
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Sequential(nn.Linear(width, width), nn.Linear(width, VOCABULARY))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        embedded = self.tokens(tokens) + self.positions.weight
-        logits = self.head(self.norm(self.layers(embedded)))
-        return logits.flatten(0, 1)
-
-
-def make_mlp() -> nn.Module:
-    """Build five linear layers: 10 tensors, 25 M parameters."""
-    widths = [1024, 2560, 2560, 2560, 2560, 1000]
-    layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def mlp_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(32, 1024), torch.randint(1000, (32,))
-
-
-def transformer_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(VOCABULARY, (8, SEQUENCE))
-    return tokens, tokens.flatten()
 
 
 @dataclass
@@ -112,10 +78,27 @@ class Contestant:
         return (time.perf_counter_ns() - begin) / 1e6
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]] = {
-    "mlp": (make_mlp, mlp_batch),
-    "transformer": (Transformer, transformer_batch),
-}
+class Usage(NamedTuple):
+    """What the system did for this process: counts since its start, or in one step."""
+
+    faults: float
+    waits: float
+    preempted: float
+
+    @classmethod
+    def now(cls) -> Usage:
+        counted = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(counted.ru_minflt, counted.ru_nvcsw, counted.ru_nivcsw)
+
+    def since(self, before: Usage, steps: int) -> Usage:
+        return Usage(*((new - old) / steps for new, old in zip(self, before, strict=True)))
+
+
+class Turn(NamedTuple):
+    """What a contestant needed in one turn."""
+
+    times: list[float]  # milliseconds of each step
+    usage: Usage  # of one step on average
 
 
 def main() -> int:
@@ -123,11 +106,13 @@ def main() -> int:
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
+    parser.add_argument("--together", action="store_true", help="also with overlap=False")
     parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
     parser.add_argument("--sentinel", action="store_true", help="only: hvdlite with and without it")
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--views"] * arguments.views
+        passed_on += ["--together"] * arguments.together
         passed_on += ["--modes"] * arguments.modes + ["--sentinel"] * arguments.sentinel
         if arguments.model:
             passed_on += ["--model", arguments.model]
@@ -150,6 +135,7 @@ def measure_all(arguments: argparse.Namespace) -> None:
             continue
         contestants = make_contestants(make_model)
         contestants |= with_views(make_model) if arguments.views else {}
+        contestants |= together(make_model) if arguments.together else {}
         contestants |= sharded(make_model) if arguments.modes else {}
         rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
         steps = QUICK_STEPS_PER_TURN if arguments.quick else STEPS_PER_TURN
@@ -169,12 +155,13 @@ def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestan
     import hvdlite.torch as hvd
 
     torch.manual_seed(0)
-    alone, ours = make_model(), make_model()
+    alone, control, ours = make_model(), make_model(), make_model()
     theirs = nn.parallel.DistributedDataParallel(make_model())
     hvd.broadcast_parameters(ours.state_dict(), root_rank=0)
     distributed = hvd.DistributedOptimizer(sgd(ours), named_parameters=ours.named_parameters())
     return {
-        "compute": Contestant(alone, sgd(alone), hvd.barrier),
+        "alone": Contestant(alone, sgd(alone), lambda: None),
+        "compute": Contestant(control, sgd(control), hvd.barrier),
         "hvdlite": Contestant(ours, distributed, lambda: None),
         "ddp": Contestant(theirs, sgd(theirs), lambda: None),
     }
@@ -200,6 +187,16 @@ def with_views(
         )
         contestants[name] = Contestant(model, distributed, lambda: None, set_to_none)
     return contestants
+
+
+def together(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
+    """Build the copy whose buckets are all submitted at the end of backward."""
+    import hvdlite.torch as hvd
+
+    model = make_model()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    distributed = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), overlap=False)
+    return {"together": Contestant(model, distributed, lambda: None)}
 
 
 def sharded(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
@@ -233,7 +230,7 @@ def measure_sentinel(name: str, quick: bool) -> None:
     model = contestants["hvdlite"].model
     row: dict[str, object] = {"benchmark": "sentinel", "model": name, "np": gloo.get_world_size()}
     row["check_ms"] = round(check_time(model), 2)
-    means = {one: slowest([statistics.mean(turn) for turn in turns[one]]) for one in turns}
+    means = {one: slowest([statistics.mean(turn.times) for turn in turns[one]]) for one in turns}
     ratios = [b / a for a, b in zip(means["hvdlite"], means["watched"], strict=True)]
     for contestant, times in means.items():
         row[f"{contestant}_ms"] = round(statistics.median(times), 3)
@@ -261,22 +258,24 @@ def measure(
     make_batch: Callable[[], tuple[torch.Tensor, ...]],
     rounds: int,
     steps: int,
-) -> dict[str, list[list[float]]]:
-    """Let the contestants take turns; return, by contestant and turn, its step times in ms."""
-    times: dict[str, list[list[float]]] = {name: [] for name in contestants}
+) -> dict[str, list[Turn]]:
+    """Let the contestants take turns; return what each needed, turn by turn."""
+    turns: dict[str, list[Turn]] = {name: [] for name in contestants}
     for round_number in range(1 + rounds):
         for name, contestant in contestants.items():
+            # The first round, and the first step of a turn, only warm up.
+            batches = [make_batch() for _ in range(1 + steps)]
             gloo.barrier()
-            turn = []
-            for _ in range(1 + steps):
-                inputs, labels = make_batch()
-                turn.append(contestant.step((inputs, labels)))
-            if round_number > 0:  # The first round, and the first step of a turn, only warm up.
-                times[name].append(turn[1:])
-    return times
+            contestant.step(batches[0])
+            before = Usage.now()
+            times = [contestant.step(batch) for batch in batches[1:]]
+            usage = Usage.now().since(before, steps)
+            if round_number > 0:
+                turns[name].append(Turn(times, usage))
+    return turns
 
 
-def row_of(name: str, model: nn.Module, turns: dict[str, list[list[float]]]) -> dict[str, object]:
+def row_of(name: str, model: nn.Module, turns: dict[str, list[Turn]]) -> dict[str, object]:
     """Make the row of one model; all ranks call this, as the figures are of the slowest rank."""
     row: dict[str, object] = {
         "benchmark": "step",
@@ -286,14 +285,21 @@ def row_of(name: str, model: nn.Module, turns: dict[str, list[list[float]]]) -> 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
     medians = {}
-    for contestant, times in turns.items():
-        by_turn = slowest([statistics.median(turn) for turn in times])
-        every_step = [step for turn in times for step in turn]
+    for contestant, own in turns.items():
+        by_turn = slowest([statistics.median(turn.times) for turn in own])
+        every_step = [step for turn in own for step in turn.times]
         medians[contestant] = slowest([statistics.median(every_step)])[0]
         row[f"{contestant}_ms"] = round(medians[contestant], 2)
         row[f"{contestant}_range_ms"] = [round(min(by_turn), 2), round(max(by_turn), 2)]
-    for contestant in [name for name in medians if name != "compute"]:
-        row[f"{contestant}_overhead_ms"] = round(medians[contestant] - medians["compute"], 2)
+        needed = slowest(
+            [statistics.mean(column) for column in zip(*(turn.usage for turn in own), strict=True)]
+        )
+        for what, count in zip(Usage._fields, needed, strict=True):
+            row[f"{contestant}_{what}"] = round(count)
+    for contestant in [name for name in medians if name not in ("alone", "compute")]:
+        overhead = medians[contestant] - medians["compute"]
+        row[f"{contestant}_overhead_ms"] = round(overhead, 2)
+        row[f"{contestant}_per_cent"] = round(100 * overhead / medians["compute"], 1)
     return row
 
 

@@ -49,6 +49,39 @@ def test_allreduce_prints_a_row_per_size(allreduce_rows: list[dict[str, Any]]) -
         assert row["times_memcpy"] > 0 and row["faster_than_gloo"] > 0
 
 
+def test_parameter_server_prints_its_throughput() -> None:
+    (row,) = rows_of("parameter_server.py", "--part", "throughput")
+    assert row["bytes"] == 1_000_000
+    assert row["hvdlite_ms"] > 0 and row["hvdlite_gigabytes_per_second"] > 0
+
+
+def test_latency_prints_a_row_per_size_and_pause_and_one_per_way() -> None:
+    printed = rows_of("latency.py", "--np", "2")
+    rows = [row for row in printed if row["benchmark"] == "latency"]
+    single = [(row["bytes"], row["pause_ms"]) for row in rows if row["tensors"] == 1]
+    assert single == [(4, 0), (4, 0.5), (4096, 0), (4096, 0.5)]
+    assert [row["way"] for row in rows[len(single) :]] == ["one by one", "in flight", "grouped"]
+    for row in rows:
+        for contestant in ("hvdlite", "without_door", "gloo"):
+            assert row[f"{contestant}_us"] >= row[f"{contestant}_best_us"] > 0
+            assert row[f"{contestant}_switches"] >= 0
+    for row in printed[len(rows) :]:
+        assert row["benchmark"] == "latency_phases"
+        assert row["call_us"] > row["negotiate_us"] > 0 and row["batches"] > 0
+    assert len(printed) == len(rows) + 5
+
+
+def test_peers_prints_rows_of_libraries_that_take_turns() -> None:
+    rows = rows_of("peers.py", "--np", "2", "--contestants", "hvdlite,mpich,openmpi")
+    single = [(row["bytes"], row["pause_ms"]) for row in rows if row["tensors"] == 1]
+    assert single == [(4, 0), (4096, 0), (4, 0.5), (4, 5)]
+    assert [row["way"] for row in rows[len(single) :]] == ["one by one", "in flight", "grouped"]
+    for row in rows:
+        own = ["hvdlite"] if row.get("way") == "grouped" else ["hvdlite", "mpich", "openmpi"]
+        for contestant in own:
+            assert row[f"{contestant}_us"] >= row[f"{contestant}_best_us"] > 0
+
+
 def test_transfers_print_a_row_per_size() -> None:
     rows = rows_of("transfers.py")
     assert [row["bytes"] for row in rows] == [1024, 65536]
@@ -59,6 +92,7 @@ def test_transfers_print_a_row_per_size() -> None:
 def test_step_prints_a_row_per_model(step_rows: list[dict[str, Any]]) -> None:
     assert [(row["model"], row["tensors"]) for row in step_rows] == [
         ("mlp", 10),
+        ("resnet", 161),
         ("transformer", 200),
     ]
     for row in step_rows:
