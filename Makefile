@@ -16,7 +16,7 @@ CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
 .PHONY: help demo demo-keras demo-elastic check style test test-cpp test-python test-clusters test-tf-versions lint \
-        tidy sanitize tsan asan bench soak docs ptx wheel install dev clean
+        tidy sanitize tsan asan bench soak docs docs-site ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
@@ -29,9 +29,10 @@ help:
 	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
 	@echo 'make lint              that, layers, and thread-safety annotations'
 	@echo 'make sanitize          the C++ tests under ThreadSanitizer and AddressSanitizer + UBSan'
-	@echo 'make soak              elastic training for minutes: resets and chaos'
+	@echo 'make soak              elastic training and parameter servers for minutes: kills and chaos'
 	@echo 'make bench             benchmarks (JSON lines)'
 	@echo 'make docs              write docs/knobs.md from the table of knobs'
+	@echo 'make docs-site         build the site from docs/ and the docstrings: build/site/html/index.html'
 	@echo 'make ptx               compile the GPU kernels (csrc/cuda/kernels/*.cu) and assemble them'
 	@echo 'make wheel             build a wheel and try it in an empty environment'
 	@echo 'make dev               install everything that the above need into .venv'
@@ -95,8 +96,10 @@ tsan: build/tsan/hvdlite_tests
 asan: build/asan/hvdlite_tests
 	ASAN_OPTIONS="detect_leaks=1 $$ASAN_OPTIONS" UBSAN_OPTIONS="print_stacktrace=1" $<
 
-bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
+bench: $(DONE)/core $(DONE)/test
 	$(IN_VENV) python benchmarks/allreduce.py
+	$(IN_VENV) python benchmarks/latency.py
+	$(IN_VENV) python benchmarks/peers.py
 	$(IN_VENV) python benchmarks/step.py
 	$(IN_VENV) python benchmarks/c10d.py
 	$(IN_VENV) python benchmarks/elastic.py
@@ -109,9 +112,13 @@ bench: $(DONE)/core $(DONE)/demo $(DONE)/demo-keras
 
 soak: $(DONE)/core
 	$(IN_VENV) python tests/elastic/soak.py
+	$(IN_VENV) python tests/parameter_server_soak.py
 
 docs: $(DONE)/core
 	$(IN_VENV) python tools/knobs_doc.py docs/knobs.md
+
+docs-site: $(DONE)/docs
+	$(IN_VENV) python tools/build_site.py build/site
 
 ptx: $(DONE)/test $(DONE)/ptx
 	$(IN_VENV) python tools/make_ptx.py
@@ -142,7 +149,7 @@ $(DONE)/core: $(CSRC) pyproject.toml | $(DONE)/tools
 
 # The extras of the hvdlite that is installed already. Tests also need tf_keras, without what it asks
 # for: `tensorflow`, the wheel for GPUs, which would overwrite tensorflow-cpu.
-$(DONE)/demo $(DONE)/demo-keras $(DONE)/test $(DONE)/test-clusters $(DONE)/ptx $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
+$(DONE)/demo $(DONE)/demo-keras $(DONE)/docs $(DONE)/test $(DONE)/test-clusters $(DONE)/ptx $(DONE)/dev: $(DONE)/%: pyproject.toml constraints.txt | $(DONE)/core
 	$(INSTALL) 'hvdlite[$*]'
 	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@

@@ -22,6 +22,53 @@ or no limit.
 """
 
 
+# Variables that the core does not know: name, default, meaning, Horovod's name.
+PYTHON = (
+    ("TOKEN", "", "The job's secret, 64 hexadecimal digits; hvdlite-run makes one", ""),
+    ("RENDEZVOUS", "", "`host:port` where ranks meet: rank 0's host, and a free port there", ""),
+    ("RANK", "", "This process's rank, under a launcher that hvdlite does not recognise", ""),
+    ("SIZE", "", "The number of ranks; 1 alone insists on a world of one", ""),
+    ("LOCAL_RANK", "", "This process's number on its host", ""),
+    ("LOCAL_SIZE", "", "How many ranks the host has", ""),
+    ("NODE", "", "The number of the host", ""),
+    ("SERVERS", "0", "How many of the first ranks are parameter servers", ""),
+    ("HOST_ID", "", "Stands for the host: only ranks with the same text share memory", ""),
+    ("EPOCH", "0", "The number of this start, where a launcher starts the job again", ""),
+    (
+        "NETWORK_INTERFACES",
+        "",
+        "Interfaces at which ranks can be reached, with commas between them",
+        "HOROVOD_GLOO_IFACE",
+    ),
+    ("BIND_ADDRESS", "", "The IP address of this host at which this rank listens", ""),
+    (
+        "START_TIMEOUT",
+        "60",
+        "Seconds that `hvd.init()` waits for all ranks; 0 means no limit",
+        "HOROVOD_START_TIMEOUT",
+    ),
+    ("ALLOW_PICKLE", "1", "0 refuses collectives of Python objects, which travel pickled", ""),
+    ("ELASTIC_SNAPSHOT", "1", "0 keeps elastic states from copying tensors at commits", ""),
+    ("ELASTIC_VERIFY", "0", "1 makes elastic ranks compare their parameters before a sync", ""),
+    ("LIVE_SERVE", "", "`host:port` of rank 0's live page, under other launchers", ""),
+    ("LIVE_TOKEN_FILE", "", "The file with the token of that page; without it one is drawn", ""),
+)
+PYTHON_INTRODUCTION = """
+## Variables that Python reads
+
+hvdlite-run sets the token, the rendezvous and the numbers of the ranks itself.
+[Other launchers](launch.md#other-launchers-torchrun-mpirun-srun) need some of them from you.
+
+| Variable | Default | What it does | Horovod's name |
+|---|---|---|---|
+"""
+# What hvdlite-run passes to its own processes.
+INTERNAL = (
+    *("AGENT_ID", "AGENT_TOKEN", "ELASTIC", "ELASTIC_HEARTBEAT", "HOSTNAME", "JOB_ID", "JOINER"),
+    *("LIVE_FD", "RESULT_FD", "TIMELINE_PARTS", "WORKER"),
+)
+
+
 def quoted(text: str) -> str:
     """Format `text` as code; return "" for an empty text."""
     return f"`{text}`" if text else ""
@@ -44,7 +91,16 @@ def knobs_page() -> str:
             quoted(knob["horovod"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        f"| {quoted(f'HVDLITE_{name}')} | {quoted(default)} | {meaning} | {quoted(horovod)} |"
+        for name, default, meaning, horovod in PYTHON
+    ]
+    internal = ", ".join(quoted(f"HVDLITE_{name}") for name in INTERNAL)
+    closing = (
+        f"hvdlite-run also sets variables for its own processes; leave them alone: {internal}."
+    )
+    python = PYTHON_INTRODUCTION + "\n".join(rows)
+    return "\n".join(lines) + "\n" + python + "\n\n" + closing + "\n"
 
 
 def main() -> None:

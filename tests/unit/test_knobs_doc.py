@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,13 @@ def test_page_is_up_to_date(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "tools" / "knobs_doc.py", page], check=True)
     written = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert page.read_text(encoding="utf-8") == written, "run `make docs`"
+
+
+def test_every_variable_that_python_reads_is_on_the_page() -> None:
+    page = set(re.findall(r"`(HVDLITE_\w+)`", (ROOT / "docs" / "knobs.md").read_text("utf-8")))
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "hvdlite").rglob("*.py"))
+    read = set(re.findall(r"""["'](HVDLITE_[A-Z_]*[A-Z])["']""", code))
+    assert sorted(read - page) == [], "add it to tools/knobs_doc.py, and run `make docs`"
 
 
 def test_every_knob_is_described() -> None:
