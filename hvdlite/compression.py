@@ -33,12 +33,27 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and a context that `decompress` receives on this rank."""
+        """Return the tensor to send, and a context that `decompress` receives on this rank.
+
+        Args:
+            tensor: this rank's input, of the adapter's framework.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return what the caller receives for the reduced tensor."""
+        """Return what the caller receives for the reduced tensor.
+
+        Args:
+            tensor: the result, of the shape and dtype that `compress` returned.
+            ctx: what `compress` returned besides.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
         raise NotImplementedError
 
 

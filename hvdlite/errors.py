@@ -74,6 +74,10 @@ class LateGradientsWarning(UserWarning):
     """Gradients of some rank are late in every step, or are forgotten; see `hvd.Late`."""
 
 
+class UndividedRateWarning(UserWarning):
+    """Parameter servers apply every worker's push, and the rate is not divided by the workers."""
+
+
 class ElasticSamplerWarning(UserWarning):
     """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
 
@@ -115,6 +119,7 @@ class ShutdownError(CollectiveError):
 
 
 HorovodInternalError = CollectiveError
+"""Horovod's name of `CollectiveError`."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -133,6 +138,10 @@ class HostsUpdatedInterrupt(RuntimeError):
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        """Say whether the state need not be sent."""
+        """Say whether the state need not be sent.
+
+        Args:
+            skip_sync: True if ranks only leave.
+        """
         super().__init__("ranks join or leave at the next boundary of this elastic job")
         self.skip_sync = skip_sync

@@ -18,6 +18,11 @@ class RankLateness:
         before_backward: how long after the median rank it submitted the first ones of the step.
         last: the share of the steps in which this rank was the last, from 0 to 1.
         step_seconds: the time from one step to the next, the same for all ranks.
+
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     for one in hvd.lateness():
+        ...         print(f"rank {one.rank} is {one.seconds * 1e3:.1f} ms late in a step")
     """
 
     rank: int

@@ -46,6 +46,11 @@ class Mesh:
         coordinates: this rank's position in each of them.
         next: the rank of the next stage, to which this rank sends activations; None in the last.
         previous: the rank of the previous stage; None in the first.
+
+    Example:
+        >>> place = hvd.mesh(dp=hvd.size())
+        >>> place.dp.size(), place.next
+        (1, None)
     """
 
     dp: ProcessSet

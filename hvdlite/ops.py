@@ -28,11 +28,17 @@ class ReduceOp(IntEnum):
 
 
 Average = ReduceOp.Average
+"""The mean of all ranks' tensors, elementwise; means of integers are rounded towards zero."""
 Sum = ReduceOp.Sum
+"""The sum of all ranks' tensors, elementwise."""
 Adasum = ReduceOp.Adasum
+"""Adaptive summation of gradients (Maleki et al., MLSys 2021); see docs/uneven_data.md."""
 Min = ReduceOp.Min
+"""The smallest of all ranks' values, elementwise."""
 Max = ReduceOp.Max
+"""The largest of all ranks' values, elementwise."""
 Product = ReduceOp.Product
+"""The product of all ranks' tensors, elementwise."""
 
 
 def op_name(op: int) -> str:

@@ -26,6 +26,12 @@ from hvdlite.errors import ArgumentError, NotInitializedError
 class ProcessSet:
     """A group of ranks. Every rank must register it before its members use it.
 
+    Example:
+        >>> first = hvd.ProcessSet([0, 1])  # two ranks of four
+        >>> hvd.add_process_set(first)
+        >>> if first.included():
+        ...     total = hvd.allreduce(tensor, process_set=first)
+
     Attributes:
         process_set_id: its number in this world, the same on every rank; None unless registered.
         ranks: the members, in ascending order.
@@ -346,6 +352,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def process_set_by_id(process_set_id: int) -> ProcessSet:
     """Return the registered process set of this number.
 
+    Args:
+        process_set_id: `ProcessSet.process_set_id`, the same on every rank; 0 is that of all ranks.
+
     Raises:
         ArgumentError: no process set has this number.
     """
@@ -356,7 +365,7 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
 
 
 def process_sets() -> list[ProcessSet]:
-    """Return the registered process sets; that of all ranks comes first."""
+    """Return the registered process sets by number; that of all ranks has the number 0."""
     return [_registered[number][0] for number in sorted(_registered)]
 
 

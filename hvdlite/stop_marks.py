@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-# A rank that ends with this status was asked to stop, has saved what it has, and wants to be run
-# again. It is EX_TEMPFAIL of sysexits.h.
 EXIT_STOPPED = 75
+"""The exit status of a rank that was asked to stop, has saved, and wants to be run again.
+
+It is EX_TEMPFAIL of sysexits.h.
+"""
 
 
 def watch_name(number: int, pid: int) -> str:

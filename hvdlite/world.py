@@ -110,6 +110,7 @@ def make_world(
         connection.links,
         connection.segment_fd,
         connection.bell_fd,
+        connection.lifeline_fd,
         gpu.nccl_folders(),
         trace_file,
         bool(knobs["timeline_mark_cycles"]),
@@ -117,6 +118,7 @@ def make_world(
         epoch,
         list((sets or {}).items()),
         connection.clock.nanoseconds,
+        connection.control_tree,
     )
     if records:
         reporting.follow(engine, connection.rank, connection.size, epoch)

@@ -36,7 +36,10 @@ CPP_LAYER_OF = {folder: layer for layer, folders in enumerate(CPP_LAYERS) for fo
 # Python: for each part of the package, the parts that it may import, lowest first. A part is a
 # folder or a single module; "hvdlite" stands for the modules directly in it. Modules of an adapter
 # that scripts for Horovod import by name stand beside its folders, although these import them.
-NEUTRAL = ("hvdlite", "hvdlite.bootstrap", "hvdlite.elastic", "hvdlite.errors")
+NEUTRAL = (
+    *("hvdlite", "hvdlite.bootstrap", "hvdlite.elastic", "hvdlite.errors"),
+    "hvdlite.parameter_server",
+)
 TORCH = (
     "hvdlite.torch.compression",
     "hvdlite.torch.collectives",
@@ -59,6 +62,7 @@ LAUNCH = (
     *("hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
+    "hvdlite.launch.servers",
     "hvdlite.launch.emit",
     "hvdlite.launch",
 )
@@ -69,12 +73,14 @@ PYTHON_PARTS: dict[str, tuple[str, ...]] = {
     "hvdlite": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite.timeline"),
     "hvdlite.elastic": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
     "hvdlite.live": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
+    "hvdlite.parameter_server": ("hvdlite.errors", "hvdlite.bootstrap", "hvdlite"),
     "hvdlite.compat": NEUTRAL,
+    "hvdlite.numpy": NEUTRAL,
     **{part: (*NEUTRAL, *TORCH[:i]) for i, part in enumerate(TORCH)},
     "hvdlite.torch": (*NEUTRAL, *TORCH),
     **{part: (*NEUTRAL, *TENSORFLOW[:i]) for i, part in enumerate(TENSORFLOW)},
     "hvdlite.tensorflow": (*NEUTRAL, *TENSORFLOW),
-    "hvdlite.keras": NEUTRAL,
+    "hvdlite.keras": (*NEUTRAL, "hvdlite.numpy"),
     "hvdlite.keras._torch": (*NEUTRAL, "hvdlite.keras", "hvdlite.torch", *TORCH),
     "hvdlite.keras._tensorflow": (*NEUTRAL, "hvdlite.keras", "hvdlite.tensorflow", *TENSORFLOW),
     "hvdlite.keras._keras2": (*NEUTRAL, "hvdlite.keras", "hvdlite.keras._tensorflow", *TENSORFLOW),
@@ -101,6 +107,7 @@ FACES = {
 PACKAGES_OF_PART = {
     "hvdlite.launch": {"cloudpickle", "rich", "yaml"},
     "hvdlite.live": {"matplotlib", "prometheus_client", "rich", "starlette", "uvicorn"},
+    "hvdlite.numpy": {"numpy"},
     "hvdlite.ray": {"ray"},
     "hvdlite.spark": {"pyarrow", "pyspark"},
     "hvdlite.torch": {"torch", "numpy", "hvdlite_autoload"},

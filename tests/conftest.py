@@ -1,12 +1,17 @@
-"""Fixtures for all tests: the session fails if tests leave processes or shared memory behind."""
+"""Fixtures for all tests: the session fails if tests leave processes or shared memory behind.
+
+Some tests look at pages in a browser.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +63,17 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.05)
     assert not children, f"tests left processes: {sorted(children)}"
     assert not entries, f"tests left shared memory: {sorted(entries)}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, one for all tests of a file."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("chromium is missing")
+    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()

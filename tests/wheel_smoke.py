@@ -1,7 +1,8 @@
 """Build the wheel as a user's pip would, and use it in an empty environment.
 
 `make wheel` runs this program. It builds the sdist, and the wheel from the sdist, both with build
-isolation. Then it runs a world of one and two ranks of hvdlite-run, without torch.
+isolation. Then it runs a world of one and two ranks of hvdlite-run, without torch. With
+`--installed` it only runs these, in the environment of its own Python: cibuildwheel tests so.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ def use_wheel(wheel: Path, folder: Path) -> None:
     show = "import hvdlite, hvdlite._core as c; print(hvdlite.__version__, c.__version__)"
     versions = run(programs / "python", "-c", show, cwd=folder).split()
     assert versions[0] == versions[1] == wheel.name.split("-")[1], versions
+    use_installed(programs, folder)
 
+
+def use_installed(programs: Path, folder: Path) -> None:
+    """Run one rank, then two, with the programs of an environment that has hvdlite."""
     script = folder / "train.py"
     script.write_text(TRAIN)
     assert "sum over 1 ranks is right" in run(programs / "python", script, cwd=folder)
@@ -98,6 +103,9 @@ def main() -> None:
     """Build, install and use the wheel."""
     with tempfile.TemporaryDirectory(prefix="hvdlite wheel ") as name:
         folder = Path(name)
+        if sys.argv[1:] == ["--installed"]:
+            use_installed(Path(sys.executable).parent, folder)
+            return
         use_wheel(build_wheel(folder), folder)
     print("wheel: it installs into an empty environment and runs there")
 

@@ -71,9 +71,8 @@ def history() -> list[Epoch]:
     """Return the newest 1,000 epochs that this worker was a member of, the newest one last.
 
     Example:
-        >>> forget()
-        >>> history()
-        []
+        >>> for epoch in hvd.elastic.history():
+        ...     print(f"epoch {epoch.number}: rank {epoch.rank} of {epoch.size}, {epoch.reason}")
     """
     with _lock:
         return list(_history)

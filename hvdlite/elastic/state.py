@@ -129,15 +129,27 @@ class State:
         return newest, added
 
     def save(self) -> None:
-        """Keep a copy of the state on this rank."""
+        """Keep a copy of the state on this rank.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no save()")
 
     def restore(self) -> None:
-        """Go back to the copy that the last `save` made."""
+        """Go back to the copy that the last `save` made.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no restore()")
 
     def sync(self) -> None:
-        """Replace the state of every rank by that of rank 0, and save it."""
+        """Replace the state of every rank by that of rank 0, and save it.
+
+        Raises:
+            NotImplementedError: a subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no sync()")
 
     def reset(self) -> None:

@@ -262,6 +262,11 @@ class RayExecutor:
 
         The workers stay: a world that the function has made goes on in the next call.
 
+        Args:
+            fn: the function; it and its arguments travel by cloudpickle.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+
         Raises:
             ArgumentError: the workers do not run.
             RankFailedError: a worker died. The others have ended, too; call `start` again.
@@ -277,17 +282,30 @@ class RayExecutor:
     ) -> list[Any]:
         """Call `fn(*args, **kwargs)` on all workers, and do not wait.
 
+        Args:
+            fn: the function; it and its arguments travel by cloudpickle.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+
         Returns:
             A reference to each result, for `ray.get`, in rank order.
         """
         return self._running().submit("call", shared_call(fn, args, kwargs))
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call `fn` on all workers with the object that `start` made; return all results."""
+        """Call `fn` on all workers with the object that `start` made; return all results.
+
+        Args:
+            fn: the function, which gets the object as its only argument.
+        """
         return self._running().call("execute", fn)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Call `fn` with the object of rank 0 alone; return its result."""
+        """Call `fn` with the object of rank 0 alone; return its result.
+
+        Args:
+            fn: the function, which gets the object as its only argument.
+        """
         group = self._running()
         return group.results([group.actors[0].answer.remote("execute", fn)])[0]
 

@@ -30,7 +30,13 @@ class BF16Compressor(_Cast):
 
 
 class Compression:
-    """The compressors that come with hvdlite.
+    """The compressors that come with hvdlite: give one as `compression=`.
+
+    Attributes:
+        none: sends tensors as they are.
+        fp16: sends float32 and float64 as float16; values beyond 65504 overflow.
+        bf16: sends them as bfloat16: the range of float32 with two to three decimal digits.
+        int8: sends 260 bytes for 256 numbers between hosts, for averages and sums.
 
     Example:
         >>> wire, ctx = Compression.fp16.compress(tf.ones(2))

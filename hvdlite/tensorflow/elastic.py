@@ -42,6 +42,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         func: its first argument is a state.
 
+    Returns:
+        A function with the same arguments, which returns what `func` returns.
+
     Example:
         >>> @hvd.elastic.run
         ... def train(state): ...

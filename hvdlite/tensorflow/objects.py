@@ -28,6 +28,9 @@ def broadcast_object(
         name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: its members take part; by default all ranks.
 
+    Returns:
+        A copy of the root's object; on the root, the object itself.
+
     Example:
         >>> hvd.broadcast_object({"seed": 7}, root_rank=0)["seed"]
         7
@@ -42,6 +45,8 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
     """Return `broadcast_object` as a function of the object alone.
+
+    Arguments as for `broadcast_object`.
 
     Example:
         >>> from_first = hvd.broadcast_object_fn(root_rank=0)
@@ -64,6 +69,9 @@ def allgather_object(
         session: accepted for scripts written for Horovod; without effect.
         name: identifies the operation on all ranks; a call without a name is numbered.
         process_set: its members take part; by default all ranks.
+
+    Returns:
+        The objects, in rank order.
 
     Example:
         >>> hvd.allgather_object(hvd.rank())

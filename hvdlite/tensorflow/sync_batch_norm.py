@@ -25,8 +25,17 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     Arguments, weights, moving averages and inference are those of
     `keras.layers.BatchNormalization`. Every rank calls its layers of this kind in the same order.
     The layer does not work with `jit_compile=True`, because a step waits for the other ranks once
-    per layer, in both directions. With `process_set`, only the members of that process set are
-    combined; it is not saved with a model.
+    per layer, in both directions.
+
+    Args:
+        args: the arguments of `keras.layers.BatchNormalization`.
+        fused: accepted for scripts written for Horovod; only False.
+        process_set: only the batches of its members are combined; by default those of all ranks.
+            It is not saved with a model.
+        kwargs: the arguments of `keras.layers.BatchNormalization`, by name.
+
+    Raises:
+        ArgumentError: Keras's backend is not TensorFlow, or `fused` or `synchronized` is True.
 
     Example:
         >>> model = keras.Sequential([

@@ -11,7 +11,6 @@ part has the offset to rank 0's clock, which the merge adds.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -205,6 +204,8 @@ def merge_leftovers(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m hvdlite.timeline merge TARGET PARTS...`; return its exit status."""
+    import argparse  # Ranks import this module, and do not use it.
+
     parser = argparse.ArgumentParser(prog="python -m hvdlite.timeline")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("merge", help="make one timeline of the parts of several ranks")

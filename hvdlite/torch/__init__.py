@@ -16,6 +16,7 @@ from hvdlite.api import *
 from hvdlite.join import join
 from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.torch import elastic
+from hvdlite.torch import parameter_server as parameter_server
 from hvdlite.torch.collectives.allreduce import (
     allreduce,
     allreduce_,
@@ -58,6 +59,7 @@ from hvdlite.torch.local import DiLoCo, LocalSGD
 from hvdlite.torch.noise_scale import NoiseScale
 from hvdlite.torch.optimizer import DistributedOptimizer
 from hvdlite.torch.optimizers.late import Late
+from hvdlite.torch.remote_embedding import RemoteEmbedding
 from hvdlite.torch.replica_watch import ReplicaWatch, check_replicas
 from hvdlite.torch.sampler import DistributedSampler
 from hvdlite.torch.sharded import ShardedOptimizer
@@ -74,6 +76,7 @@ __all__ = [
     "Late",
     "LocalSGD",
     "NoiseScale",
+    "RemoteEmbedding",
     "ReplicaWatch",
     "ShardedOptimizer",
     "SyncBatchNorm",

@@ -137,7 +137,7 @@ class DistributedDataParallel(nn.Module):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward() accumulate on this rank; the next one outside sends the sum.
+        """Return a context in which backward() only accumulates; the next one sends the sum.
 
         Example:
             >>> with model.no_sync():

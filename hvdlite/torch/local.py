@@ -65,6 +65,9 @@ class Local(Wrapping):
 
         Args:
             closure: evaluates the model again and returns the loss, on this rank.
+
+        Returns:
+            What the step of the wrapped class returns: the loss of the closure, or None.
         """
         self._opt_called = True  # LR schedulers check this
         if not self._rounds.takes_part:
@@ -231,8 +234,8 @@ def DiLoCo(
 ) -> Local:
     """`LocalSGD` with the defaults of DiLoCo (Douillard et al., 2023), for AdamW and slow links.
 
-    With fewer than 100 rounds take outer_momentum=0.5, because 0.9 overshoots. The arguments and
-    errors are those of `LocalSGD`.
+    With fewer than 100 rounds take outer_momentum=0.5, because 0.9 overshoots. Arguments, result
+    and errors are those of `LocalSGD`.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4)

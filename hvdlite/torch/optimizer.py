@@ -125,7 +125,7 @@ class Distributed(Attending):
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Change the number of backward() calls that accumulate before gradients are sent."""
+        """Make `passes` the number of backward() calls that add up before gradients are sent."""
         self._reducer.set_passes(passes)
 
     def micro_batches(
@@ -183,6 +183,9 @@ class Distributed(Attending):
             synchronous: seconds of a step in which every rank does all micro-batches.
             seconds: seconds of a step with `micro_batches`.
 
+        Raises:
+            HvdliteError: there was no loop over `micro_batches` yet.
+
         Example:
             >>> optimizer.effective_speed_up(synchronous=0.065, seconds=0.031)
             1.6
@@ -209,6 +212,13 @@ class Distributed(Attending):
         Args:
             closure: evaluates the model again and returns the loss. Gradients are reduced after
                 each evaluation, and so is the loss: every rank takes the same decisions.
+
+        Returns:
+            What the step of the wrapped class returns: the loss of the closure, or None.
+
+        Raises:
+            ArgumentError: there is a closure, and the optimizer was made with `late`.
+            HvdliteError: a reduction has failed, or `skip_synchronize` left one in flight.
         """
         self._opt_called = True  # LR schedulers check this
         if self._micro_batches is not None:
@@ -300,6 +310,7 @@ def DistributedOptimizer(
     gradient_as_bucket_view: bool = False,
     reduce_in: str = "backward",
     late: Late | None = None,
+    overlap: bool = True,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
@@ -329,6 +340,7 @@ def DistributedOptimizer(
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
         late: lets steps go on without late ranks; loops then read `optimizer.behind`.
+        overlap: False submits all buckets at the end of backward(), see docs/performance.md.
 
     Returns:
         The optimizer, now of a subclass of its class, with the methods of `Distributed`.
@@ -346,10 +358,7 @@ def DistributedOptimizer(
     _check_options(optimizer, op, bucket_cap_mb, weight, gradient_as_bucket_view, reduce_in)
     names = _names_of(optimizer, named_parameters)
     if op == ops.Adasum:
-        adasum: Distributed = distribute_adasum(
-            optimizer, names, compression, bucket_cap_mb, process_set
-        )
-        return adasum
+        return _adasum(optimizer, names, compression, bucket_cap_mb, process_set)
     settings = Settings(
         reduction=reduction,
         compression=compression,
@@ -360,9 +369,15 @@ def DistributedOptimizer(
         weight=weight,
         bucket_view=gradient_as_bucket_view,
         in_backward=reduce_in == "backward",
+        overlap=overlap,
         late=late,
     )
     return _distribute(optimizer, names, settings)
+
+
+def _adasum(optimizer: Any, names: dict[torch.Tensor, str], *arguments: Any) -> Distributed:
+    adasum: Distributed = distribute_adasum(optimizer, names, *arguments)
+    return adasum
 
 
 def _reduction(

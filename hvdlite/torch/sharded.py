@@ -235,7 +235,7 @@ class Sharded(Distributed):
         return values
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of all parameters; the next `step` drops what other ranks update.
+        """Load the `state_dict` of all parameters; the next `step` drops what other ranks update.
 
         The file may come from any number of ranks, and from a plain optimizer.
         """

@@ -22,7 +22,12 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]
     Every sample counts the same, also if ranks have unequal batches, or one has none. Arguments,
     parameters, running moments and evaluation are those of `torch.nn.BatchNorm2d`. In training
     every rank calls its layers of this kind in the same order; each layer waits for the other ranks
-    once in forward, and once in backward. With `process_set`, only its members are combined.
+    once in forward, and once in backward.
+
+    Args:
+        args: the arguments of `torch.nn.BatchNorm2d`; the number of channels comes first.
+        process_set: only the batches of its members are combined; by default those of all ranks.
+        options: the arguments of `torch.nn.BatchNorm2d`, by name.
 
     Example:
         >>> model = torch.nn.Sequential(

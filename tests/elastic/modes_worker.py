@@ -25,7 +25,7 @@ from hvdlite.torch.optimizers.rounds import Rounds
 EVERY = 5
 COMMIT = 10
 DEATHS = {2: ("phase", 13), 1: ("round", 16)}  # by worker: where, and in which step
-STEPS = 40  # at least, and so many more as it takes until three ranks have met again
+STEPS = 80  # at least, and so many more as it takes until three ranks have met again
 WORKER = int(os.environ["HVDLITE_WORKER"])
 SYNCHRONOUS = ("dropped", "compressed", "measured")
 

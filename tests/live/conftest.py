@@ -1,9 +1,7 @@
-"""A page over a made-up run, and a browser to look at it."""
+"""A page over a made-up run."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -71,17 +69,3 @@ def serve() -> Iterator[Callable[[Run], Served]]:
     for one in served:
         one.page.stop(End(0, ""))
         assert not [t for t in threading.enumerate() if t is one.page._thread], "it still serves"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium, one for all tests of a file."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("chromium is missing")
-    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=program, args=flags)
-        yield browser
-        browser.close()

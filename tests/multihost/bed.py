@@ -99,7 +99,8 @@ class Bed:
         self._inits: list[subprocess.Popen[bytes]] = []
         self._pids: list[int] = []
 
-    def _space(self, host: int) -> str:
+    def space(self, host: int) -> str:
+        """Return the name of a host's network namespace."""
         return f"{self._mark}{host}"
 
     def __enter__(self) -> Bed:
@@ -120,7 +121,7 @@ class Bed:
         _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", bridge, "link", "set", "br0", "up")
         for host, address in enumerate(self.addresses):
-            space = self._space(host)
+            space = self.space(host)
             _run("ip", "netns", "add", space)
             _run("ip", "-n", space, "link", "set", "lo", "up")
             peer = ["peer", "name", f"v{host}", "netns", bridge]
@@ -155,7 +156,7 @@ class Bed:
         with open(self._folder / f"{name}.log", "wb") as log:
             init_process = subprocess.Popen(
                 [
-                    *("nsenter", f"--net=/run/netns/{self._space(host)}", "unshare", *spaces),
+                    *("nsenter", f"--net=/run/netns/{self.space(host)}", "unshare", *spaces),
                     *("--propagation", "private", "sh", "-c", init),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -192,6 +193,7 @@ class Bed:
         host: int = 0,
         env: Mapping[str, str] | None = None,
         cwd: Path | str = "/tmp",
+        stderr: int | None = subprocess.PIPE,
     ) -> subprocess.Popen[bytes]:
         """Start hvdlite-run on a host; the caller ends it (see `end`)."""
         command = [sys.executable, "-m", "hvdlite.launch", "--ssh-config", str(self.ssh_config)]
@@ -200,7 +202,7 @@ class Bed:
             env={**base_environment(), "OMP_NUM_THREADS": "1", **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             start_new_session=True,
         )
 
@@ -242,12 +244,12 @@ class Bed:
 
     def set_link(self, host: int, up: bool) -> None:
         """Take a host's network interface up or down."""
-        _run("ip", "-n", self._space(host), "link", "set", "eth0", "up" if up else "down")
+        _run("ip", "-n", self.space(host), "link", "set", "eth0", "up" if up else "down")
 
     def limit_rate(self, host: int, rate: str) -> None:
         """Limit the rate at which a host sends, in tc's notation, such as "50mbit"."""
         limit = ["tbf", "rate", rate, "burst", "64k", "latency", "50ms"]
-        _run("tc", "-n", self._space(host), "qdisc", "replace", "dev", "eth0", "root", *limit)
+        _run("tc", "-n", self.space(host), "qdisc", "replace", "dev", "eth0", "root", *limit)
 
     def lose_packets(self, host: int, per_thousand: int) -> None:
         """Drop `per_thousand` of 1000 packets that a host receives, at random."""
@@ -273,13 +275,13 @@ class Bed:
         )
         file = self._folder / "rules"
         file.write_text(rules)
-        _run("ip", "netns", "exec", self._space(host), "nft", "-f", str(file))
+        _run("ip", "netns", "exec", self.space(host), "nft", "-f", str(file))
 
     def mend(self) -> None:
         """Undo every disturbance."""
         for host in range(len(self.names)):
             self.set_link(host, up=True)
-            space = self._space(host)
+            space = self.space(host)
             for command in (
                 ["tc", "-n", space, "qdisc", "del", "dev", "eth0", "root"],
                 ["ip", "netns", "exec", space, "nft", "flush", "ruleset"],
@@ -290,7 +292,7 @@ class Bed:
         for init in self._inits:
             init.send_signal(signal.SIGKILL)  # The kernel then kills all processes of the host.
             init.wait()
-        for space in [*map(self._space, range(len(self.names))), f"{self._mark}b"]:
+        for space in [*map(self.space, range(len(self.names))), f"{self._mark}b"]:
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
         shutil.rmtree(self._folder)
 

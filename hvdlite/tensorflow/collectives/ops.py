@@ -122,6 +122,11 @@ def grouped_allreduce(
 
     tf.IndexedSlices among them are gathered, each by itself, and returned as tf.IndexedSlices.
 
+    All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
+
+    Returns:
+        The new tensors, in the same order.
+
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
@@ -171,6 +176,9 @@ def broadcast(
         ignore_name_scope: accepted for scripts of Horovod; a name is always taken as it is.
         process_set: its members take part; by default all ranks.
 
+    Returns:
+        A tensor with the root's values.
+
     Raises:
         ArgumentError: the tensor cannot be used, or `root_rank` is not a rank.
         tf.errors.FailedPreconditionError: the ranks' tensors differ in shape or dtype, or they name
@@ -191,6 +199,13 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
     In a function, the barrier waits for everything that was traced before it, and the function does
     not return before the barrier; operations traced after it do not wait for it.
+
+    Args:
+        process_set: its members wait for each other; by default all ranks.
+        name: identifies the operation on all ranks; a call without a name is numbered.
+
+    Raises:
+        HorovodInternalError: the world is over, for example because a rank died.
 
     Example:
         >>> hvd.barrier()
@@ -217,6 +232,9 @@ def join(device: int = -1) -> int:
     Args:
         device: accepted for scripts written for Horovod; without effect.
 
+    Returns:
+        The rank that joined last.
+
     Raises:
         ArgumentError: the call is in a function, which would run it once, while it is traced.
 
@@ -232,7 +250,8 @@ def join(device: int = -1) -> int:
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Return this process's rank when the operation runs, for functions kept across worlds.
 
-    `name` is the name of the operation in a graph, here and in the other queries.
+    Args:
+        name: the name of the operation in a graph.
 
     Example:
         >>> int(hvd.rank_op())
@@ -243,13 +262,26 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 @traced_as_it_is
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return the size of a process set (0: the world) when the operation runs."""
+    """Return the size of a process set when the operation runs.
+
+    Args:
+        process_set_id: the number of the process set; 0 is that of all ranks.
+        name: the name of the operation in a graph.
+
+    Example:
+        >>> int(hvd.size_op())
+        1
+    """
     return requests.query_set("size", process_set_id, name)
 
 
 @traced_as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Return 1 if this rank is a member of a process set when the operation runs, else 0.
+
+    Args:
+        process_set_id: the number of the process set; 0 is that of all ranks.
+        name: the name of the operation in a graph.
 
     Example:
         >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
@@ -260,23 +292,47 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 @traced_as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's local rank when the operation runs."""
+    """Return this process's local rank when the operation runs; arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.local_rank_op())
+        0
+    """
     return requests.query("local_rank", name)
 
 
 @traced_as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks on this host when the operation runs."""
+    """Return the number of ranks on this host when the operation runs; arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.local_size_op())
+        1
+    """
     return requests.query("local_size", name)
 
 
 @traced_as_it_is
 def cross_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this host's number among hosts with this `local_rank`, when the operation runs."""
+    """Return this host's number among hosts with this `local_rank`, when the operation runs.
+
+    Arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.cross_rank_op())
+        0
+    """
     return requests.query("cross_rank", name)
 
 
 @traced_as_it_is
 def cross_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of hosts with this `local_rank`, when the operation runs."""
+    """Return the number of hosts with this `local_rank`, when the operation runs.
+
+    Arguments as for `rank_op`.
+
+    Example:
+        >>> int(hvd.cross_size_op())
+        1
+    """
     return requests.query("cross_size", name)

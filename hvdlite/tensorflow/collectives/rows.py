@@ -62,6 +62,11 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """Gather several tensors; those of one dtype complete together. Otherwise as `allgather`.
 
+    All ranks give as many `tensors`.
+
+    Returns:
+        The new tensors, in the same order.
+
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
@@ -135,6 +140,11 @@ def grouped_reducescatter(
     """Reduce-scatter several tensors; those of one dtype complete together.
 
     Otherwise as `reducescatter`.
+
+    All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
+
+    Returns:
+        This rank's rows of each tensor, in the same order.
 
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([tf.ones([5, 3]), tf.ones([5])])

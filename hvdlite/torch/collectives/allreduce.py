@@ -15,7 +15,8 @@ import torch
 
 from hvdlite import ops as neutral
 from hvdlite.compression import cast_in_core, send_compressed
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, member_id
+from hvdlite.torch.collectives import compiled, door
 from hvdlite.torch.collectives.gradients import check_differentiable, tie
 from hvdlite.torch.collectives.handle import Handle
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
@@ -150,6 +151,23 @@ def allreduce(
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss", weight=len(batch))
     """
+    if weight is None and compression is Compression.none:
+        if compiled.in_graph():
+            chosen, number = neutral.choose_op(average, op), member_id(process_set)
+            factors = prescale_factor, postscale_factor
+            return compiled.allreduce(tensor, name, chosen, *factors, number)
+        taken = door.allreduce(
+            tensor,
+            average,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+            door.NEW,
+        )
+        if taken is not None:
+            return taken
     sent = single("allreduce", tensor, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return _reduce_compressed(sent, reduction, compression)[0]
@@ -168,10 +186,28 @@ def allreduce_async(
 ) -> Handle:
     """Start to reduce a tensor over all ranks into a new one; arguments as for `allreduce`.
 
+    Returns:
+        A handle, for `synchronize`, which returns the new tensor and raises the errors.
+
     Example:
         >>> handle = hvd.allreduce_async(loss.detach(), name="loss")
         >>> mean_loss = hvd.synchronize(handle)
     """
+    if weight is None:
+        taken = door.handle_of(
+            door.allreduce(
+                tensor,
+                average,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+                door.NEW_ASYNC,
+            )
+        )
+        if taken is not None:
+            return taken
     sent = single("allreduce", tensor, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return start_reducing(sent, reduction, in_place=False).first()
@@ -188,11 +224,27 @@ def allreduce_(
     *,
     weight: float | None = None,
 ) -> torch.Tensor:
-    """Reduce a contiguous tensor over all ranks in place; arguments as for `allreduce`.
+    """Reduce a contiguous tensor over all ranks in place; arguments and errors as for `allreduce`.
+
+    Returns:
+        The same tensor.
 
     Example:
         >>> hvd.allreduce_(running_mean)
     """
+    if weight is None:
+        taken = door.allreduce(
+            tensor,
+            average,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+            door.IN_PLACE,
+        )
+        if taken is not None:
+            return taken
     sent = single("allreduce", tensor, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return start_reducing(sent, reduction, in_place=True, blocking=True).wait()[0]
@@ -211,11 +263,30 @@ def allreduce_async_(
 ) -> Handle:
     """Start to reduce a contiguous tensor in place; arguments as for `allreduce`.
 
+    Returns:
+        A handle, for `synchronize`, which returns the same tensor and raises the errors. Until then
+        the tensor must be neither read nor changed.
+
     Example:
         >>> handle = hvd.allreduce_async_(running_mean)
         >>> hvd.synchronize(handle) is running_mean
         True
     """
+    if weight is None:
+        taken = door.handle_of(
+            door.allreduce(
+                tensor,
+                average,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+                door.IN_PLACE_ASYNC,
+            )
+        )
+        if taken is not None:
+            return taken
     sent = single("allreduce", tensor, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return start_reducing(sent, reduction, in_place=True).first()
@@ -235,9 +306,27 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Reduce several tensors, of any dtypes, that complete together; otherwise as `allreduce`.
 
+    All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
+
+    Returns:
+        The new tensors, in the same order.
+
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
+    if weight is None and compression is Compression.none:
+        taken: list[torch.Tensor] | None = door.allreduce(
+            tensors,
+            average,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+            door.NEW,
+        )
+        if taken is not None:
+            return taken
     sent = grouped("allreduce", tensors, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return _reduce_compressed(sent, reduction, compression)
@@ -254,12 +343,30 @@ def grouped_allreduce_async(
     *,
     weight: float | None = None,
 ) -> Handle:
-    """Start a `grouped_allreduce`; `synchronize` returns the list of new tensors.
+    """Start a `grouped_allreduce`; arguments as for `grouped_allreduce`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the list of new tensors and raises the errors.
 
     Example:
         >>> handle = hvd.grouped_allreduce_async([loss, accuracy], name="metrics")
         >>> loss, accuracy = hvd.synchronize(handle)
     """
+    if weight is None:
+        taken = door.handle_of(
+            door.allreduce(
+                tensors,
+                average,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+                door.NEW_ASYNC,
+            )
+        )
+        if taken is not None:
+            return taken
     sent = grouped("allreduce", tensors, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return start_reducing(sent, reduction, in_place=False)
@@ -276,11 +383,27 @@ def grouped_allreduce_(
     *,
     weight: float | None = None,
 ) -> list[torch.Tensor]:
-    """Reduce several contiguous tensors in place; they complete together.
+    """Reduce several contiguous tensors in place; otherwise as `grouped_allreduce`.
+
+    Returns:
+        The list of the same tensors.
 
     Example:
         >>> hvd.grouped_allreduce_([running_mean, running_var])
     """
+    if weight is None:
+        taken: list[torch.Tensor] | None = door.allreduce(
+            tensors,
+            average,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+            door.IN_PLACE,
+        )
+        if taken is not None:
+            return taken
     sent = grouped("allreduce", tensors, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     results: list[torch.Tensor] = start_reducing(
@@ -300,12 +423,31 @@ def grouped_allreduce_async_(
     *,
     weight: float | None = None,
 ) -> Handle:
-    """Start a `grouped_allreduce_`; `synchronize` returns the list of the same tensors.
+    """Start a `grouped_allreduce_`; arguments as for `grouped_allreduce`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the list of the same tensors and raises the
+        errors. Until then the tensors must be neither read nor changed.
 
     Example:
         >>> handle = hvd.grouped_allreduce_async_([running_mean, running_var])
         >>> hvd.synchronize(handle)
     """
+    if weight is None:
+        taken = door.handle_of(
+            door.allreduce(
+                tensors,
+                average,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+                door.IN_PLACE_ASYNC,
+            )
+        )
+        if taken is not None:
+            return taken
     sent = grouped("allreduce", tensors, name, process_set)
     reduction = reduction_of(average, op, prescale_factor, postscale_factor, weight, process_set)
     return start_reducing(sent, reduction, in_place=True)

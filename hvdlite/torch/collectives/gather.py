@@ -114,7 +114,10 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an `allgather`.
+    """Start an `allgather`; arguments as for `allgather`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the new tensor and raises the errors.
 
     Example:
         >>> handle = hvd.allgather_async(predictions)
@@ -131,6 +134,11 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """Gather several tensors, of any dtypes, that complete together; otherwise as `allgather`.
 
+    All ranks give as many `tensors`.
+
+    Returns:
+        The new tensors, in the same order.
+
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
@@ -144,7 +152,10 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a `grouped_allgather`; `synchronize` returns the list of new tensors.
+    """Start a `grouped_allgather`; arguments as for `grouped_allgather`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the list of new tensors and raises the errors.
 
     Example:
         >>> handle = hvd.grouped_allgather_async([predictions, labels])
@@ -249,7 +260,10 @@ def reducescatter_async(
     *,
     splits: Splits = None,
 ) -> Handle:
-    """Start a `reducescatter`.
+    """Start a `reducescatter`; arguments as for `reducescatter`.
+
+    Returns:
+        A handle, for `synchronize`, which returns this rank's rows and raises the errors.
 
     Example:
         >>> handle = hvd.reducescatter_async(torch.ones(5, 3), op=hvd.Sum)
@@ -271,6 +285,11 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Reduce-scatter several tensors that complete together; otherwise as `reducescatter`.
 
+    All ranks give as many `tensors`, each with the same shape and dtype on all ranks.
+
+    Returns:
+        This rank's rows of each tensor, in the same order.
+
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([torch.ones(5, 3), torch.ones(5)])
     """
@@ -287,7 +306,10 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start a `grouped_reducescatter`; `synchronize` returns the list of new tensors.
+    """Start a `grouped_reducescatter`; arguments as for `grouped_reducescatter`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the list of new tensors and raises the errors.
 
     Example:
         >>> handle = hvd.grouped_reducescatter_async([torch.ones(5, 3), torch.ones(5)])
@@ -372,7 +394,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start an `alltoall`; `synchronize` returns its result.
+    """Start an `alltoall`; arguments as for `alltoall`.
+
+    Returns:
+        A handle, for `synchronize`, which returns what `alltoall` does and raises the errors.
 
     Example:
         >>> handle = hvd.alltoall_async(torch.ones(2 * hvd.size(), 3))

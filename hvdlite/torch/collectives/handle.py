@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hvdlite import _core
 from hvdlite.torch.collectives.submit import Submission
+
+Core = Submission | _core.Handle  # the latter where no tensor is on a GPU
 
 
 class Handle:
     """A collective in flight: `poll` it, and `synchronize` it for the result.
 
-    The handle keeps the tensors of the collective alive.
+    The asynchronous functions return handles; scripts do not make them. A handle keeps the tensors
+    of its collective alive.
+
+    Args:
+        core: the core's handle of the collective.
+        finish: makes the result of what the core returns.
+
+    Example:
+        >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+        >>> total = handle.wait()
     """
 
     __slots__ = ("_core", "_finish", "_result")
 
-    def __init__(self, core: Submission, finish: Callable[[Submission], Any]) -> None:
+    def __init__(self, core: Core, finish: Callable[[Any], Any]) -> None:
         self._core = core
-        self._finish: Callable[[Submission], Any] | None = finish
+        self._finish: Callable[[Any], Any] | None = finish
         self._result: Any = None
 
     def done(self) -> bool:
@@ -45,6 +57,9 @@ class Handle:
 def poll(handle: Handle) -> bool:
     """Return whether an asynchronous collective has completed, so that `synchronize` is immediate.
 
+    Args:
+        handle: what an asynchronous function returned.
+
     Example:
         >>> handle = hvd.allreduce_async(torch.ones(2))
         >>> while not hvd.poll(handle):
@@ -55,6 +70,9 @@ def poll(handle: Handle) -> bool:
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous collective and return its result.
+
+    Args:
+        handle: what an asynchronous function returned.
 
     Returns:
         A tensor; for grouped collectives a list of tensors. In-place collectives return the tensors

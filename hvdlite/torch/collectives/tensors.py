@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -109,11 +109,16 @@ def result_of(
     if not in_place:
         return output
     if tensor.data_ptr() != output.data_ptr():
-        raise HvdliteError(
-            f"'{name}' was given other memory, by tensor.data = ... or tensor.set_(), while a "
-            "collective wrote to it in place; the result is lost: synchronize() the handle first"
-        )
+        raise_moved(name)
     return tensor
+
+
+def raise_moved(name: str) -> NoReturn:
+    """Raise the error of a tensor that has other memory than when its collective began."""
+    raise HvdliteError(
+        f"'{name}' was given other memory, by tensor.data = ... or tensor.set_(), while a "
+        "collective wrote to it in place; the result is lost: synchronize() the handle first"
+    )
 
 
 def spec(

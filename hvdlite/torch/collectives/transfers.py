@@ -182,7 +182,11 @@ def send_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a `send`; the tensor must not change before `synchronize` returns.
+    """Start a `send`; arguments as for `send`.
+
+    Returns:
+        A handle, for `synchronize`, which returns what `send` does and raises the errors. Until
+        then the tensor must not change.
 
     Example:
         >>> handle = hvd.send_async(activations, to=1)
@@ -230,7 +234,11 @@ def recv_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start a `recv`; the tensor must not be used before `synchronize` returns the result.
+    """Start a `recv`; arguments as for `recv`.
+
+    Returns:
+        A handle, for `synchronize`, which returns the result and raises the errors. Until then the
+        tensor must not be used.
 
     Example:
         >>> handle = hvd.recv_async(torch.empty(32, 64), source=0)

@@ -2,11 +2,11 @@
 
 A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
 last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
-each of its parameters has had its passes, so that communication overlaps with the rest of backward.
-`synchronize` submits the other buckets, whose parameters took no part on this rank, and waits for
-all. It runs at the end of the last backward of the cycle, so that gradients are reduced when
-backward() returns. On a rank without a backward, and always with reduce_in="step", it runs in
-`step`.
+each of its parameters has had its passes, so that communication overlaps with the rest of backward
+(with overlap=False only if owners get the gradients, to free the others). `synchronize` submits
+all other buckets, for example of parameters that took no part on this rank, and waits for all. It
+runs at the end of the last backward of the cycle, so that gradients are reduced when backward()
+returns. On a rank without a backward, and always with reduce_in="step", it runs in `step`.
 
 A further backward may add to gradients that are reduced and not yet used or zeroed; they are then
 reduced again. The gradients before it are the same on all ranks, so an average keeps them; a sum
@@ -233,7 +233,7 @@ class GradientReducer:
         self._cycle.passes[param] = passes
         if passes == self.settings.passes:
             bucket.missing -= 1
-            if bucket.missing == 0:
+            if bucket.missing == 0 and (self.settings.overlap or self.divides):
                 self._submit(bucket, blocking=False)
 
     def _refuse_pass(self, param: torch.Tensor) -> None:

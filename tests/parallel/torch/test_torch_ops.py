@@ -11,6 +11,7 @@ import torch
 
 import hvdlite.torch as hvd
 from harness import run_world
+from hvdlite.torch.collectives import door
 from parallel.scenarios import make_tests, run_all, sizes
 
 PRELOAD = ("torch._dynamo",)
@@ -340,9 +341,29 @@ def scenario_duplicate_name() -> None:
     assert hvd.synchronize(handle)[0] == sum(ranks())
 
 
-def scenario_compiled_function() -> None:
+def scenario_allreduce_in_one_graph() -> None:
+    def mean_of_squares(x: torch.Tensor, name: str | None) -> torch.Tensor:
+        shares = hvd.allreduce((x * x).t(), name=name, prescale_factor=2.0)
+        return shares.sum() + hvd.allreduce(x, op=hvd.Max, name=name and "max").amax().detach()
+
+    compiled = torch.compile(mean_of_squares, backend="aot_eager", fullgraph=True)
+    for name in (None, "squares"):
+        for _ in range(2):
+            whole, own = (mine(2, 3).requires_grad_() for _ in range(2))
+            expected, result = mean_of_squares(whole, name), compiled(own, name)
+            expected.backward()
+            result.backward()
+            assert torch.equal(result, expected) and torch.equal(own.grad, whole.grad)
+    with raises(hvd.ArgumentError, "average, the second argument"):
+        torch.compile(lambda x: hvd.allreduce(x, hvd.Sum), backend="eager")(mine(2))
+    strided = mine(4, 6)[:, ::2].requires_grad_()
+    arguments = (strided, "checked", int(hvd.Sum), 1.0, 0.5, 0)
+    torch.library.opcheck(torch.ops.hvdlite.allreduce.default, arguments)
+
+
+def scenario_other_collectives_in_a_compiled_function() -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
-        return hvd.allreduce(x * 2, op=hvd.Sum) + 1
+        return hvd.allreduce_(x * 2, op=hvd.Sum) + 1
 
     compiled = torch.compile(scaled, backend="eager")
     with warnings.catch_warnings():
@@ -355,7 +376,13 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
+def body_without_door() -> dict[str, str]:
+    with door.shut():
+        return run_all(globals())
+
+
 test_ops = make_tests(body, sizes(1, 3), timeout=100)
+test_ops_without_the_fast_door = make_tests(body_without_door, sizes(2), timeout=100)
 
 
 def alone() -> list[float]:

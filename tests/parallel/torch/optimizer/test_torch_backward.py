@@ -75,6 +75,22 @@ def scenario_reduce_in_step_is_as_before() -> None:
         make(make_model(), reduce_in="forward")
 
 
+def scenario_without_overlap_gradients_have_the_same_bits() -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}):
+        results = []
+        for overlap in (True, False):
+            model, sent = make_model(), []
+            optimizer = make(model, overlap=overlap, bucket_cap_mb=1e-6, **options)
+            # The first layer's gradient comes last, when the others can be in flight.
+            see = lambda _, seen=sent, one=optimizer._reducer: seen.append(one.in_flight)  # noqa: E731
+            model[0].weight.register_post_accumulate_grad_hook(see)
+            backward(model)
+            assert sent == [overlap] and not optimizer._reducer.in_flight
+            results.append(gradients(model))
+            del optimizer, see
+        assert all(map(torch.equal, *results))
+
+
 def scenario_the_last_of_several_passes_reduces() -> None:
     for view in (False, True):
         model, alone = make_model(), make_model()
