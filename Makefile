@@ -8,7 +8,8 @@ JOBS ?= $(shell nproc)
 
 # Programs of .venv come first. Not for making .venv itself.
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
-INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One pip at a time, also under `make -j`.
+INSTALL := flock .venv/pip.lock .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DONE := .venv/done
 
 CSRC := $(shell find csrc)
