@@ -49,18 +49,24 @@ void report_failure(const char* file, int line, const std::string& text) {
 int run_all(const char* filter) {
   std::signal(SIGALRM, &on_deadline);
   int passed = 0;
-  int failed = 0;
+  std::vector<const char*> failed;
   for (const Test& test : tests()) {
     if (std::strstr(test.name, filter) == nullptr) continue;
     running = test.name;
     const int before = failures;
     ::alarm(kSecondsPerTest);
     test.body();
-    ++(failures == before ? passed : failed);
+    if (failures == before) {
+      ++passed;
+    } else {
+      failed.push_back(test.name);
+    }
   }
   ::alarm(0);
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed > 0 || passed == 0 ? 1 : 0;
+  // Once more at the end: whoever has only the last lines of a log wants to know.
+  for (const char* name : failed) std::printf("failed: %s\n", name);
+  std::printf("%d passed, %zu failed\n", passed, failed.size());
+  return !failed.empty() || passed == 0 ? 1 : 0;
 }
 
 }  // namespace hvdlite::testing
