@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite import observed
 from hvdlite.bootstrap.environment import host_name, live_pipe, live_service
+from hvdlite.errors.codes import with_code
 
 if TYPE_CHECKING:
     from hvdlite.live.reporter import Reporter
@@ -93,4 +94,4 @@ def _pipe(rank: int, size: int) -> int | None:
 
 
 def _say(line: str) -> None:
-    print(f"hvdlite [0] {line}", file=sys.stderr, flush=True)
+    print(f"hvdlite [0] {with_code(line)}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdlite import errors
+from hvdlite.errors.codes import with_code
 
 # csrc/tensorflow/xla.cc ends a message with it if the call failed because the world has ended.
 MARK = "[hvdlite.errors.CollectiveError]"
@@ -51,7 +52,7 @@ def both(error: Any) -> Any:
     """
     for kind in _KINDS:
         if type(error) is kind.__base__:
-            return kind(error.node_def, error.op, error.message)
+            return kind(error.node_def, error.op, with_code(error.message))
     return error
 
 

@@ -63,7 +63,7 @@ int run_all(const char* filter) {
     }
   }
   ::alarm(0);
-  // Once more at the end: whoever has only the last lines of a log wants to know.
+  // Names once more at the end, for readers of the last lines of a log.
   for (const char* name : failed) std::printf("failed: %s\n", name);
   std::printf("%d passed, %zu failed\n", passed, failed.size());
   return !failed.empty() || passed == 0 ? 1 : 0;

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE.parent))  # for docs_site.anchors
 _VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 _SETTINGS = (_HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -16,7 +18,8 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 root_doc = "index"
 exclude_patterns = ["repository"]
 
-myst_heading_anchors = 4  # the anchors that git hosts make of headings
+myst_heading_anchors = 4
+myst_heading_slug_func = "docs_site.anchors.slug_of"
 myst_enable_extensions = ["fieldlist"]
 smartquotes_action = "D"  # Quotes stay straight; Sphinx writes dashes as --.
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from hvdlite.errors.codes import with_code
 from hvdlite.launch.output.region import Region
 from hvdlite.launch.process.sinks import STDERR, STDOUT
 
@@ -72,8 +73,8 @@ class Console:
         return any(isinstance(self._failed.get(fd), BrokenPipeError) for fd in (STDOUT, STDERR))
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher itself to stderr."""
-        self.write(STDERR, f"hvdlite-run: {text}\n".encode())
+        """Write a line of the launcher itself to stderr, with the code of its message."""
+        self.write(STDERR, f"hvdlite-run: {with_code(text)}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:
         """Queue bytes without blocking; bytes for a descriptor that has failed are dropped."""

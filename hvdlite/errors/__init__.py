@@ -4,6 +4,9 @@ Every error is an `HvdliteError`. Those that end the world (a peer died, a deadl
 `CollectiveError`s: no later collective of this world can succeed, and each raises the same root
 cause. Mistakes (`MismatchError`, `DuplicateNameError`, `ArgumentError`) leave the world usable.
 
+The text of an error or a warning ends in a code, such as [HVD012], if docs/troubleshooting.md has a
+row for it. `error.args[0]` is the text without the code.
+
 Example:
     >>> from hvdlite.errors import HvdliteError, MismatchError
     >>> issubclass(MismatchError, HvdliteError)
@@ -12,8 +15,17 @@ Example:
 
 from __future__ import annotations
 
+from hvdlite.errors.codes import with_code
 
-class HvdliteError(RuntimeError):
+
+class _Coded(Exception):
+    """An exception whose text ends in the code of its row in docs/troubleshooting.md."""
+
+    def __str__(self) -> str:
+        return with_code(super().__str__())
+
+
+class HvdliteError(_Coded, RuntimeError):
     """Base of all errors of hvdlite.
 
     Attributes:
@@ -66,23 +78,23 @@ class DivergenceError(HvdliteError):
     ranks: tuple[int, ...] = ()
 
 
-class ReplicasDifferWarning(UserWarning):
+class ReplicasDifferWarning(_Coded, UserWarning):
     """Ranks train different models: parameters were not broadcast, or gradients not reduced."""
 
 
-class LateGradientsWarning(UserWarning):
+class LateGradientsWarning(_Coded, UserWarning):
     """Gradients of some rank are late in every step, or are forgotten; see `hvd.Late`."""
 
 
-class UndividedRateWarning(UserWarning):
+class UndividedRateWarning(_Coded, UserWarning):
     """Parameter servers apply every worker's push, and the rate is not divided by the workers."""
 
 
-class ElasticSamplerWarning(UserWarning):
+class ElasticSamplerWarning(_Coded, UserWarning):
     """An ElasticSampler's samples are missed or repeated; the message says why and what to do."""
 
 
-class StopHandlerWarning(UserWarning):
+class StopHandlerWarning(_Coded, UserWarning):
     """A handler of `hvd.stop_on` was replaced, or replaced one that cannot be called."""
 
 
