@@ -6,7 +6,7 @@ import re
 
 from myst_parser.slugs import github_slugify
 
-_CODE = re.compile(r"(HVD\d+): ")
+_CODE = re.compile(r"(HVD\d+)\b")
 
 
 def slug_of(title: str) -> str:
