@@ -97,7 +97,7 @@ class _Run:
         )
         if thread_caps(self._what.environment, 1):
             for text in texts:
-                self._console.say(f"{text}; set OMP_NUM_THREADS to choose")
+                self._console.note(f"{text}; set OMP_NUM_THREADS to choose")
         return [threads[name] for name in self._names]
 
     def _own(self, placement: Placement, rendezvous: str) -> dict[str, str]:

@@ -26,6 +26,9 @@ class WorkerReport:
         bytes_in: bytes that it has sent.
         bytes_out: bytes that it has received.
         waited: seconds for which it waited for workers behind it.
+
+    Example:
+        slow = [n for n, one in group.report().servers[0].workers.items() if one.age_mean > 20]
     """
 
     clock: int
@@ -51,6 +54,10 @@ class ServerReport:
         nbytes: the number of bytes of the values that it holds.
         checkpoint: the file of its last checkpoint; None if there is none.
         workers: by the number of a worker.
+
+    Example:
+        for server in group.report().servers:
+            print(server.server, server.nbytes, server.checkpoint)
     """
 
     server: int
@@ -66,14 +73,31 @@ class ServerReport:
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> ServerReport:
-        """Read what `as_json` returned in another process."""
+        """Read what `as_json` returned in another process.
+
+        Args:
+            said: that value.
+
+        Returns:
+            The report that `as_json` was called on.
+        """
         workers = {int(key): WorkerReport(**one) for key, one in said["workers"].items()}
         return cls(**{**said, "workers": workers})
 
 
 @dataclass(frozen=True)
 class Report:
-    """What all servers say; `group.report()` returns it."""
+    """What all servers say; `group.report()` returns it, and `print` shows it as lines.
+
+    Attributes:
+        servers: for each server and collection, such as a model or a table, one report.
+
+    Example:
+        report = group.report()
+        print(report)
+        if report.age_mean > 4 * group.workers:
+            print("some worker is slow, and its gradients are old")
+    """
 
     servers: list[ServerReport]
 

@@ -11,10 +11,11 @@ import torch
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.client import RemoteCollection, Rows
 from hvdlite.parameter_server.tensors import Filling, TensorSpec
-from hvdlite.torch.parameter_server.group import Group
+from hvdlite.torch import parameter_server
 from hvdlite.torch.parameter_server.memory import NAMES, bytes_of
 
-_tables: WeakKeyDictionary[Group, itertools.count[int]] = WeakKeyDictionary()  # made in a group
+# By group, the numbers of the tables that are made in it.
+_tables: WeakKeyDictionary[parameter_server.Group, itertools.count[int]] = WeakKeyDictionary()
 
 
 class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
@@ -40,7 +41,7 @@ class RemoteEmbedding(torch.nn.Module):  # type: ignore[misc]
         self,
         rows: int,
         width: int,
-        group: Group,
+        group: parameter_server.Group,
         *,
         name: str | None = None,
         std: float = 1.0,

@@ -67,8 +67,10 @@ class Reference:
         """Return the text of a page with its fences replaced."""
 
         def replaced(fence: re.Match[str]) -> str:
-            names = fence["names"].split()
-            return "\n\n".join(self._documented(Entry(fence["module"], name)) for name in names)
+            module, names = fence["module"], fence["names"].split()
+            # Types in signatures are those of this module.
+            here = f"```{{py:currentmodule}} {module}\n```"
+            return "\n\n".join([here, *(self._documented(Entry(module, one)) for one in names)])
 
         return FENCE.sub(replaced, page)
 
@@ -192,6 +194,7 @@ _CALLED_BY_FRAMEWORKS = {"after_create_session", "begin", "forward", "set_model"
 _CALLED_BY_HVDLITE = {
     *("Handle.first", "Handle.then", "Late.members", "Late.seconds"),
     *("NoiseScale.forget", "NoiseScale.received", "NoiseScale.sends"),
+    *("Group.client", "Group.serve_storage", "ServerReport.as_json", "ServerReport.from_json"),
     *("Shards.begin_fit", "Shards.begin_pass", "Shards.record_batches"),
     "State.forget_host_updates",
 }

@@ -13,14 +13,14 @@ from hvdlite.launch.emit.request import EmitRequest
 _NEEDS_EMIT = {"ntasks_per_node": "--ntasks-per-node", "name": "--name", "image": "--image"}
 # What a described job cannot have, by the name in the options.
 _WITHOUT = {
-    "hosts": "-H",
-    "hostfile": "--hostfile",
+    "hosts": "-H (the cluster chooses the hosts)",
+    "hostfile": "--hostfile (the cluster chooses the hosts)",
     "nproc_per_node": "--nproc-per-node (write --ntasks-per-node)",
     "compat": "--compat",
     "min_np": "--min-np",
     "max_np": "--max-np",
     "host_discovery_script": "--host-discovery-script",
-    "nodes": "--nodes",
+    "nodes": "--nodes (write --ntasks-per-node, from which the number of nodes follows)",
     "output_filename": "--output-filename",
     "prefix_output_with_timestamp": "--prefix-output-with-timestamp",
 }
@@ -60,7 +60,9 @@ def emit_request(options: argparse.Namespace, variables: Mapping[str, str]) -> E
         return None
     for dest, flag in _WITHOUT.items():
         if getattr(options, dest):
-            raise ArgumentError(f"{flag} and --emit: a described job cannot have both")
+            raise ArgumentError(
+                f"{flag} and --emit: a job that is described for a cluster cannot have both"
+            )
     if options.num_proc is None:
         raise ArgumentError("--emit: say how many ranks the job has with -np")
     if not math.isfinite(options.grace):

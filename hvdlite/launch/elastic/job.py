@@ -248,7 +248,7 @@ class ElasticRun:
         threads = threads_per_rank(available_cores(), slots)
         if here and thread_caps(self._what.environment, 1):
             text = threads_text(threads, available_cores(), slots)
-            self._console.say(f"{text}; set OMP_NUM_THREADS to choose")
+            self._console.note(f"{text}; set OMP_NUM_THREADS to choose")
         return threads
 
     def _supervise(

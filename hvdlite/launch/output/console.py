@@ -74,7 +74,11 @@ class Console:
 
     def say(self, text: str) -> None:
         """Write a line of the launcher itself to stderr, with the code of its message."""
-        self.write(STDERR, f"hvdlite-run: {with_code(text)}\n".encode())
+        self.note(with_code(text))
+
+    def note(self, text: str) -> None:
+        """Write a line of the launcher that says how things are, and has no code therefore."""
+        self.write(STDERR, f"hvdlite-run: {text}\n".encode())
 
     def write(self, fd: int, data: bytes) -> None:
         """Queue bytes without blocking; bytes for a descriptor that has failed are dropped."""

@@ -92,7 +92,7 @@ class ServersRun:
         )
         if thread_caps(self._what.environment, 1):
             for text in texts:
-                self._console.say(f"{text}; set OMP_NUM_THREADS to choose")
+                self._console.note(f"{text}; set OMP_NUM_THREADS to choose")
         return threads
 
     def _part(self, address: str, host: AgentHost) -> dict[str, Any]:

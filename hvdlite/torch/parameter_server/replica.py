@@ -20,6 +20,11 @@ class Replica:
     Attributes:
         clock: the number of steps that this worker has done; one that joins later begins where the
             last of the others is.
+
+    Example:
+        replica = group.replica(model.named_parameters())
+        loss_of(model, batch).backward()
+        replica.step()
     """
 
     def __init__(
@@ -30,7 +35,18 @@ class Replica:
         push_every: int = 1,
         pull_every: int = 1,
     ) -> None:
-        """Register the parameters, and pull their values; see `Group.replica`."""
+        """Register the parameters, and pull their values; see `Group.replica`.
+
+        Args:
+            client: the connections of this worker.
+            named_parameters: `model.named_parameters()`.
+            staleness: how many steps this worker may be ahead of the slowest one; None: any number.
+            push_every: in every how many steps gradients are pushed.
+            pull_every: in every how many steps values are pulled.
+
+        Raises:
+            ArgumentError: an argument cannot be used.
+        """
         if staleness is not None and (type(staleness) is not int or staleness < 0):
             raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
         for name, every in (("push_every", push_every), ("pull_every", pull_every)):

@@ -165,7 +165,7 @@ def test_both_sides_hear_a_heartbeat(server: Server) -> None:
 def test_a_silent_registrar_is_lost(server: Server) -> None:
     worker = Worker(server, heartbeat=0.1)
     assert worker.ends.get(timeout=LIMIT) == (
-        "worker 7 lost the registrar: it was silent for 1.1 s"
+        "worker 7 lost the registrar: it was silent for 1.1 s [HVD322]"
     )
     assert set(map(str, server.receive_until_the_end())) == {"{'kind': 'alive'}"}
     with pytest.raises(BootstrapError, match=r"it was silent for 1\.1 s"):
@@ -191,7 +191,7 @@ def test_a_worker_that_was_late_itself_does_not_call_the_registrar_silent(server
 def test_a_registrar_that_hangs_up_is_lost(server: Server) -> None:
     worker = Worker(server)
     server.hang_up()
-    assert worker.ends.get(timeout=LIMIT) == "worker 7 lost the registrar: it hung up"
+    assert worker.ends.get(timeout=LIMIT) == "worker 7 lost the registrar: it hung up [HVD322]"
     with pytest.raises(BootstrapError, match="lost the registrar"):
         worker.client.send({"kind": "alive"})
     worker.client.close()
@@ -209,7 +209,7 @@ def test_an_exception_of_the_handler_ends_the_connection(
     worker.client._on_message = fail
     server.send({"kind": "epoch"})
     reason = worker.ends.get(timeout=LIMIT)
-    assert reason == f"worker 7 failed on message 'epoch' of the registrar: {error!r}"
+    assert reason == f"worker 7 failed on message 'epoch' of the registrar: {error!r} [HVD324]"
     assert server.receive() is None
     assert worker.ends.empty()
 
@@ -219,7 +219,10 @@ def test_a_refused_worker_hears_why(server: Server) -> None:
     server.send({"kind": "refused", "reason": "worker 7 has left"})
     server.hang_up()
     assert worker.messages.get(timeout=LIMIT)["kind"] == "refused"
-    assert worker.ends.get(timeout=LIMIT) == ("the registrar refused worker 7: worker 7 has left")
+    assert (
+        worker.ends.get(timeout=LIMIT)
+        == "the registrar refused worker 7: worker 7 has left [HVD323]"
+    )
 
 
 @pytest.mark.parametrize(
