@@ -159,7 +159,7 @@ try: horovod.run(number, min_np=2)
 except ArgumentError as error: print(error)
 """
     lines = run(code, np=1)
-    assert lines == ["[5, 6]", "min-np 2 is more than np 1, with which the job starts"]
+    assert lines == ["[5, 6]", "min-np 2 is more than np 1, with which the job starts [HVD420]"]
 
 
 def test_without_the_flag_there_is_no_horovod(tmp_path: Path) -> None:
