@@ -1,4 +1,8 @@
-"""examples/torch_digits.py: its accuracy, and the same loss curve on 1, 2 and 4 ranks."""
+"""examples/torch_digits.py: its accuracy, and the same loss curve on 1, 2 and 4 ranks.
+
+Sums of other batches are rounded differently, and training makes such differences grow: how fast
+depends on the processor. So the curves are compared closely at first, and by their course later.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,18 @@ def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     assert re.search(r"[\d,]+ samples/s on 2 rank\(s\), [\d,]+ alone: [\d.]+ times", output), output
     alone, together = curves.values()
     assert len(alone) == len(together) > 400
-    assert max(abs(a - b) for a, b in zip(alone, together, strict=True)) < 1e-3
+    same_curve(alone, together)
+    assert sum(together[-50:]) < 1.1 * sum(alone[-50:])
 
 
 def test_same_curve_on_four_ranks_and_without_a_launcher(tmp_path: Path) -> None:
     _, four = run(4, tmp_path / "four", "--epochs", "2")
     _, one = run(1, tmp_path / "one", "--epochs", "2")
     (a,), (b,) = four.values(), one.values()
-    assert max(abs(x - y) for x, y in zip(a, b, strict=True)) < 1e-3
+    same_curve(a, b)
+
+
+def same_curve(one: list[float], other: list[float]) -> None:
+    differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    assert max(differences[:50]) < 1e-4
+    assert max(differences) < 0.05
