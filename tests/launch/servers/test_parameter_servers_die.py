@@ -106,7 +106,8 @@ def run_example(name: str, ranks: int, *arguments: str) -> str:
 
 
 def test_digits_are_learned() -> None:
-    output = run_example("parameter_server.py", 4, "--straggler", "5", "--staleness", "3")
+    flags = ("--straggler", "5", "--staleness", "3", "--steps", "800")
+    output = run_example("parameter_server.py", 4, *flags)
     accuracy = re.search(r"test accuracy ([\d.]+)%", output)
     assert accuracy and float(accuracy[1]) >= 95.0, output
     assert "server 0: " in output and " pushes/s, age " in output
