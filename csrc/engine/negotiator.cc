@@ -135,7 +135,7 @@ Status Negotiator::receive(std::vector<Round>& rounds) {
     return unanswered();
   }
   if (coordinator_->idle()) {
-    live_.stalls.clear();
+    live_.stalls.set(frozen_stalls());
   } else {
     look_at_waits(Clock::now());
   }

@@ -147,8 +147,13 @@ class Negotiator {
   // Thaws where nothing comes that fits; and looks at a thaw that does not come.
   Status look_at_votes(Coordinator::TimePoint now);
   Patience vote_patience() const;
-  // Of ranks that do not vote, although asked to thaw: a message.
-  std::string describe_silence(const std::vector<int>& ranks) const;
+  // Who does not vote, as far as this rank knows: rank 0 where it has not passed on that a rank
+  // wants to thaw, because others need not know that.
+  Ballot::Missing silent() const;
+  const Request& waiting_request() const;
+  std::string describe_silence(const Ballot::Missing& silent) const;
+  // Rank 0: what waits for ranks that do not vote, for the live view.
+  std::vector<Stall> frozen_stalls() const;
   Deadline frozen_wake_at() const;
 
   const int rank_;
@@ -179,8 +184,9 @@ class Negotiator {
   bool leaving_ = false;             // this rank takes part in no schedule any more
   std::vector<EntryPtr> held_;       // by slot: submitted and not run; otherwise null
   std::size_t held_count_ = 0;       // of them that are not null
-  Coordinator::TimePoint progress_;  // the last round, or the first entry after it
+  Coordinator::TimePoint progress_;  // the end of the last round, or the first entry after it
   Coordinator::TimePoint last_round_;
+  bool ran_round_ = false;         // since run_frozen() was called last
   bool warned_ = false;            // since progress_
   std::vector<Arrival> arrivals_;  // by rank; kept for its capacity
 

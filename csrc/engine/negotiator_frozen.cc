@@ -19,6 +19,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLongestVote = std::chrono::milliseconds(250);
 // So long something may wait that is in the schedule, but not yet its turn.
 constexpr auto kLongestGap = std::chrono::milliseconds(10);
+// Who does not know exactly which rank is silent lets those speak first who do.
+constexpr double kVagueFactor = 1.25;
+constexpr std::size_t kRanksShown = 8;  // in a message
 
 // FNV-1a.
 std::uint64_t check_of(const Freeze& freeze) {
@@ -111,6 +114,8 @@ void Negotiator::admit(const std::vector<EntryPtr>& entries) {
 }
 
 void Negotiator::cast_vote() {
+  if (!schedule_.on()) return;
+  if (coordinator_ && timeline_.on()) want_thaw();  // it shows what the coordinator does
   if (!schedule_.can_vote()) return;
   const std::uint64_t position = schedule_.position();
   Vote vote{schedule_.round(), schedule_.vote(), check_, {}};
@@ -126,7 +131,11 @@ void Negotiator::cast_vote() {
 }
 
 Status Negotiator::run_frozen(std::vector<Round>& rounds) {
-  HVDLITE_RETURN_IF_ERROR(look_at_votes(Clock::now()));
+  const auto now = Clock::now();
+  // What waited while a round ran has not waited for votes.
+  if (std::exchange(ran_round_, false)) progress_ = now;
+  cast_vote();
+  HVDLITE_RETURN_IF_ERROR(look_at_votes(now));
   cast_vote();
   if (!schedule_.voted() || !ballot_.count()) return Status();
   const Result<std::uint64_t> lowest = ballot_.lowest();
@@ -153,6 +162,7 @@ Round Negotiator::take_round(const std::vector<std::uint32_t>& slots) {
   ++counters_.frozen_rounds;
   progress_ = last_round_ = Clock::now();
   warned_ = false;
+  ran_round_ = true;
   if (coordinator_) {
     tell_steps(round);
     say_who_is_late();
@@ -227,48 +237,82 @@ void Negotiator::thaw(const Ran& ran) {
 
 Patience Negotiator::vote_patience() const {
   if (!schedule_.voted()) return kLongestGap;
-  // The warning of a stall comes from the coordinator.
-  if (stall_warning_ <= 0) return kLongestVote;
-  return std::min<Patience>(kLongestVote, delay_of(stall_warning_ / 4));
+  // Warnings and errors of what stalls come from the coordinator.
+  Patience patience = kLongestVote;
+  for (const double seconds : {stall_warning_, stall_shutdown_}) {
+    if (seconds > 0) patience = std::min<Patience>(patience, delay_of(seconds / 4));
+  }
+  return patience;
 }
 
 Status Negotiator::look_at_votes(Coordinator::TimePoint now) {
-  if (coordinator_ && timeline_.on()) want_thaw();  // it shows what the coordinator does
   if (!waits_for_votes()) return Status();
   const Patience waited = now - progress_;
-  if (waited > vote_patience()) want_thaw();
+  if (waited <= vote_patience()) return Status();
+  want_thaw();
   if (!schedule_.voted() || ballot_.count()) return Status();
-  const bool fails = stall_shutdown_ > 0 && waited > delay_of(stall_shutdown_);
-  const bool warns = !warned_ && stall_warning_ > 0 && waited > delay_of(stall_warning_);
+  const Ballot::Missing ranks = silent();
+  const double factor = ranks.some ? kVagueFactor : 1;
+  const bool fails = stall_shutdown_ > 0 && waited > delay_of(factor * stall_shutdown_);
+  const bool warns = !warned_ && stall_warning_ > 0 && waited > delay_of(factor * stall_warning_);
   if (!fails && !warns) return Status();
   warned_ = true;
-  const std::vector<int> ranks = ballot_.missing();
   const std::string text = describe_silence(ranks);
-  if (fails) return Status(StatusCode::kStalled, text, ranks.front());
+  const int rank = ranks.some || ranks.ranks.empty() ? -1 : ranks.ranks.front();
+  if (fails) return Status(StatusCode::kStalled, text, rank);
   log(LogLevel::kWarning, rank_, text);
-  live_.events.add("stall", ranks.front(), "", text);
+  live_.events.add("stall", rank, waiting_request().name, text);
   return Status();
 }
 
-std::string Negotiator::describe_silence(const std::vector<int>& ranks) const {
+Ballot::Missing Negotiator::silent() const {
+  if (!coordinator_ && thawed_epoch_ < epoch_) return {{kCoordinatorRank}};
+  return ballot_.missing();
+}
+
+const Request& Negotiator::waiting_request() const {
   const auto held = std::find_if(held_.begin(), held_.end(), [](auto& one) { return one; });
-  const Request& request =
-      held == held_.end() ? pending_.begin()->second->request : (*held)->request;
+  return held == held_.end() ? pending_.begin()->second->request : (*held)->request;
+}
+
+std::string Negotiator::describe_silence(const Ballot::Missing& silent) const {
   std::string names;
-  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
-  return describe(request) + " waits for " + (ranks.size() == 1 ? "rank " : "ranks ") + names +
+  const std::size_t count = silent.ranks.size();
+  for (std::size_t i = 0; i < std::min(count, kRanksShown); ++i) {
+    names += (i == 0 ? "" : ", ") + std::to_string(silent.ranks[i]);
+  }
+  if (count > kRanksShown) names += " and " + std::to_string(count - kRanksShown) + " more";
+  return describe(waiting_request()) + " waits for " + (silent.some ? "one of " : "") +
+         (count == 1 ? "rank " : "ranks ") + names +
          ", whose engine does not answer (stopped, or busy in a callback?)";
+}
+
+std::vector<Stall> Negotiator::frozen_stalls() const {
+  if (!schedule_.on() || !schedule_.voted() || !waits_for_votes()) return {};
+  // After that time the schedule has thawed, unless some engine does not answer.
+  if (Clock::now() - progress_ < Stalls::kShortest) return {};
+  std::vector<int> missing = ballot_.missing().ranks;
+  std::vector<int> submitted;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!std::binary_search(missing.begin(), missing.end(), rank)) submitted.push_back(rank);
+  }
+  return {{waiting_request().name, progress_, std::move(submitted), std::move(missing)}};
 }
 
 Deadline Negotiator::frozen_wake_at() const {
   if (!waits_for_votes()) return Deadline::never();
+  const Patience waited = Clock::now() - progress_;
   Patience at = Patience::max();
   if (!schedule_.thaws()) at = vote_patience();
-  if (!warned_ && stall_warning_ > 0) at = std::min(at, delay_of(stall_warning_));
-  if (stall_shutdown_ > 0) at = std::min(at, delay_of(stall_shutdown_));
+  if (coordinator_ && waited <= Stalls::kShortest) at = std::min<Patience>(at, Stalls::kShortest);
+  for (const double seconds : {warned_ ? 0 : stall_warning_, stall_shutdown_}) {
+    if (seconds <= 0) continue;
+    const Patience patience = delay_of(seconds);
+    at = std::min(at, waited <= patience ? patience : delay_of(kVagueFactor * seconds));
+  }
   if (at == Patience::max()) return Deadline::never();
   // A little later than that, so that it has surely passed.
-  return Deadline::after(progress_ + at + std::chrono::milliseconds(1) - Clock::now());
+  return Deadline::after(at + std::chrono::milliseconds(1) - waited);
 }
 
 }  // namespace hvdlite

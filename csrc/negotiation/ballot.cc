@@ -200,14 +200,24 @@ Result<std::uint64_t> Ballot::lowest() const {
                 misfit_);
 }
 
-std::vector<int> Ballot::missing() const {
-  std::vector<int> ranks(locals_.begin() + static_cast<std::ptrdiff_t>(counted_), locals_.end());
-  if (!ranks.empty() || complete_) return ranks;
-  for (const Other& other : others_) {
-    if (!other.counted) ranks.push_back(other.rank);
+Ballot::Missing Ballot::missing() const {
+  Missing found;
+  for (std::size_t i = counted_; i < locals_.size(); ++i) {
+    const int local = locals_[i];
+    const BallotLine& line = line_of(*fabric_.segments[local], vote_.round);
+    if (line.round.load() != vote_.round && !gone_[local]) found.ranks.push_back(local);
   }
-  if (ranks.empty()) ranks.push_back(locals_[0]);
-  return ranks;
+  if (!found.ranks.empty()) return found;
+  const Topology& topology = fabric_.topology;
+  for (int rank = 0; rank < topology.size; ++rank) {
+    const int host = topology.host_of[rank];
+    const bool told = std::any_of(others_.begin(), others_.end(), [&](const Other& other) {
+      return other.counted && topology.host_of[other.rank] == host;
+    });
+    if (!topology.same_host(rank) && !told) found.ranks.push_back(rank);
+  }
+  found.some = found.ranks.size() > 1;
+  return found;
 }
 
 }  // namespace hvdlite

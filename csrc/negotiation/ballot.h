@@ -52,8 +52,14 @@ class Ballot {
   const Stamps& stamps(int rank) const { return stamps_[rank]; }
   // The rank has left cleanly, and votes no more.
   void excuse(int rank) { gone_[rank] = true; }
-  // Those whose vote has not been seen here; of another host its leader.
-  std::vector<int> missing() const;
+  // For whom this rank waits, after count() has returned false.
+  struct Missing {
+    std::vector<int> ranks;
+    // Only some of them are missing, at least one: all of this host have voted, and of other hosts
+    // this rank knows no more.
+    bool some = false;
+  };
+  Missing missing() const;
 
  private:
   struct Other {  // the leader of another host

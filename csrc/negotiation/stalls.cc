@@ -24,16 +24,14 @@ void Stalls::find(Coordinator& coordinator, Coordinator::TimePoint now) {
     found.push_back({tally->request.name, tally->since, Coordinator::submitters(*book, *tally),
                      coordinator.missing_ranks(*book, *tally)});
   }
+  set(std::move(found));
+}
+
+void Stalls::set(std::vector<Stall> found) {
+  if (empty_ && found.empty()) return;
   empty_ = found.empty();
   MutexLock lock(mutex_);
   stalls_ = std::move(found);
-}
-
-void Stalls::clear() {
-  if (empty_) return;
-  empty_ = true;
-  MutexLock lock(mutex_);
-  stalls_.clear();
 }
 
 std::vector<Stall> Stalls::get() const {

@@ -26,7 +26,8 @@ class Stalls {
 
   // Keeps those that have waited the longest. Rank 0's runner.
   void find(Coordinator& coordinator, Coordinator::TimePoint now);
-  void clear();
+  // Likewise, of what the coordinator does not know; none: nothing waits.
+  void set(std::vector<Stall> found);
   // The longest first. Any thread.
   std::vector<Stall> get() const;
 

@@ -1,6 +1,7 @@
 // Engines whose schedule is frozen: nothing is said while nothing changes, whatever changes is seen
 // before it does harm, and results have the same bits as without.
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <random>
 
@@ -169,6 +170,35 @@ TEST(frozen_schedule_thaws_where_a_part_of_it_comes_alone) {
   }
 }
 
+// Rank 0 has submitted all of the step when its first round begins, and that round takes long.
+TEST(frozen_schedule_stays_while_a_long_round_runs) {
+  run_world(
+      {0, 0},
+      [](int rank, Engine& engine) {
+        freeze(engine, 2);
+        const Counters before = engine.counters();
+        for (int step = 0; step < 5; ++step) {
+          std::vector<float> a(8, 1);
+          std::vector<float> b(9, 1);
+          const EntryPtr first = allreduce_entry("grad0", a);
+          const EntryPtr second = allreduce_entry("grad1", b);
+          if (rank == 0) first->completion->then([] { std::this_thread::sleep_for(50ms); });
+          if (rank == 1) std::this_thread::sleep_for(5ms);
+          CHECK_OK(engine.enqueue(first, /*blocking=*/false));
+          if (rank == 1) std::this_thread::sleep_for(5ms);
+          CHECK_OK(engine.enqueue(second, /*blocking=*/false));
+          CHECK_OK(finish(engine, first));
+          CHECK_OK(finish(engine, second));
+          CHECK_EQ(b[8], 2.0F);
+        }
+        const Counters after = engine.counters();
+        CHECK(after.frozen_rounds.get() > before.frozen_rounds.get() + 5);
+        CHECK_EQ(after.thaws.get(), before.thaws.get());
+        run_step(engine, 2);  // so that nobody leaves before all have counted
+      },
+      frozen_config());
+}
+
 TEST(frozen_schedule_knows_that_a_rank_has_left) {
   for (const Hosts& hosts : kWorlds) {
     auto engines = make_engines(hosts, frozen_config());
@@ -240,27 +270,61 @@ TEST(frozen_schedule_thaws_before_a_stall_is_told) {
       config);
 }
 
-// Rank 1's engine is busy in a callback, so it cannot even vote to thaw.
-TEST(frozen_schedule_tells_of_an_engine_that_does_not_answer) {
+// The engine of rank `busy` is busy in a callback, so that it cannot even vote to thaw, until every
+// other rank has said for whom it waits: `told`, by rank; "": this one submits nothing before that.
+void check_silent_engine(const Hosts& hosts, int busy, const std::vector<std::string>& told) {
   Config config = frozen_config();
-  config.stall_warning = 0.1;
-  run_world(
-      {0, 0},
-      [](int rank, Engine& engine) {
-        freeze(engine, 2);
-        std::vector<float> last(8, 1);
-        const EntryPtr entry = allreduce_entry("grad0", last);
-        if (rank == 1) entry->completion->then([] { std::this_thread::sleep_for(500ms); });
-        CHECK_OK(run(engine, entry));
-        std::vector<float> values(4, 1);
-        CHECK_OK(run(engine, allreduce_entry("new", values)));
-        CHECK_EQ(values[0], 2.0F);
-        if (rank == 1) return;
+  config.stall_warning = 0.3;
+  const auto waiting = std::count_if(told.begin(), told.end(), [](auto& one) { return one != ""; });
+  std::atomic<int> seen{0};
+  const auto all_have_seen = [&] { return seen.load() == waiting; };
+  const auto body = [&](int rank, Engine& engine) {
+    freeze(engine, 2);
+    std::vector<float> last(8, 1);
+    const EntryPtr entry = allreduce_entry("grad0", last);
+    if (rank == busy) entry->completion->then([&] { CHECK(soon(all_have_seen)); });
+    CHECK_OK(run(engine, entry));
+    const std::string& text = told[static_cast<std::size_t>(rank)];
+    if (text.empty()) CHECK(soon(all_have_seen));
+    std::vector<float> values(4, 1);
+    const EntryPtr next = allreduce_entry("new", values);
+    CHECK_OK(engine.enqueue(next, /*blocking=*/false));
+    if (!text.empty()) {
+      const auto is_told = [&](const Event& one) {
+        return one.kind == "stall" && one.name == "new" &&
+               has(one.text,
+                   "allreduce 'new' waits for " + text + ", whose engine does not answer");
+      };
+      CHECK(soon([&] {
         const std::vector<Event> events = engine.live().events;
-        CHECK(std::any_of(events.begin(), events.end(), [](const Event& one) {
-          return one.kind == "stall" && one.rank == 1 &&
-                 has(one.text, "allreduce 'new' waits for rank 1, whose engine does not answer");
-        }));
-      },
-      config);
+        return std::any_of(events.begin(), events.end(), is_told);
+      }));
+      // The live view has it from rank 0.
+      CHECK(rank > 0 || soon([&] {
+              const std::vector<Stall> stalls = engine.live().stalls;
+              return stalls.size() == 1 && stalls[0].name == "new" &&
+                     std::count(stalls[0].missing.begin(), stalls[0].missing.end(), busy) == 1 &&
+                     stalls[0].submitted[0] == 0;
+            }));
+      ++seen;
+    }
+    CHECK_OK(finish(engine, next));
+    CHECK_EQ(values[0], static_cast<float>(engine.size()));
+    if (rank == 0) CHECK(soon([&] { return engine.live().stalls.empty(); }));
+  };
+  run_world(hosts, body, config);
+}
+
+TEST(frozen_schedule_tells_of_an_engine_that_does_not_answer) {
+  std::vector<std::thread> worlds;
+  const auto check = [&](const Hosts& hosts, int busy, const std::vector<std::string>& told) {
+    worlds.emplace_back([=] { check_silent_engine(hosts, busy, told); });
+  };
+  check({0, 0}, 1, {"rank 1", ""});
+  check({0, 0, 0, 0}, 2, {"rank 2", "rank 2", "", "rank 2"});
+  check({0, 0, 1, 1}, 3, {"one of ranks 2, 3", "one of ranks 2, 3", "rank 3", ""});
+  check({0, 1, 1}, 2, {"one of ranks 1, 2", "rank 2", ""});
+  // Rank 2 has not heard from rank 0 that rank 1 wants to negotiate, so it is not to blame.
+  check({0, 0, 0}, 0, {"", "rank 0", ""});
+  for (std::thread& world : worlds) world.join();
 }

@@ -50,7 +50,7 @@ std::unique_ptr<Operation> make(Kind kind, std::uint32_t set = 0) {
 class Leaving {
  public:
   // Rank 0 stays for half of `shutdown_timeout`, in seconds, where there are process sets.
-  explicit Leaving(const Hosts& hosts, double shutdown_timeout = 5) {
+  explicit Leaving(const Hosts& hosts, double shutdown_timeout = kShortStay) {
     Config config = quick_config();
     config.shutdown_timeout = shutdown_timeout;
     engines_ = make_engines(hosts, config);

@@ -319,7 +319,7 @@ class FrozenModel {
 TEST(frozen_model_of_random_programs_runs_alike_everywhere) {
   std::uint64_t frozen_runs = 0;
   std::uint64_t thaws = 0;
-  for (unsigned seed = 1; seed <= 4000; ++seed) {
+  for (unsigned seed = 1; seed <= 2000; ++seed) {
     FrozenModel model(seed);
     const bool ended = model.run();
     if (!ended) CHECK_EQ(seed, 0U);
@@ -328,8 +328,8 @@ TEST(frozen_model_of_random_programs_runs_alike_everywhere) {
     frozen_runs += model.frozen_runs();
     thaws += model.thaws();
   }
-  CHECK(frozen_runs > 100000);
-  CHECK(thaws > 4000);
+  CHECK(frozen_runs > 50000);
+  CHECK(thaws > 2000);
 }
 
 TEST(cycle_watch_wants_cycles_alike_and_pays_for_early_thaws) {
