@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@ namespace hvdlite::testing {
 namespace {
 
 constexpr unsigned kSecondsPerTest = 120;
+constexpr double kLongSeconds = 5;  // such tests are named, with their time
 
 struct Test {
   const char* name;
@@ -55,7 +57,10 @@ int run_all(const char* filter) {
     running = test.name;
     const int before = failures;
     ::alarm(kSecondsPerTest);
+    const auto begun = std::chrono::steady_clock::now();
     test.body();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    if (took.count() > kLongSeconds) std::printf("%5.1f s: %s\n", took.count(), test.name);
     if (failures == before) {
       ++passed;
     } else {
