@@ -319,7 +319,8 @@ class FrozenModel {
 TEST(frozen_model_of_random_programs_runs_alike_everywhere) {
   std::uint64_t frozen_runs = 0;
   std::uint64_t thaws = 0;
-  for (unsigned seed = 1; seed <= 2000; ++seed) {
+  constexpr unsigned kPrograms = testing::cases_of_model(2000);
+  for (unsigned seed = 1; seed <= kPrograms; ++seed) {
     FrozenModel model(seed);
     const bool ended = model.run();
     if (!ended) CHECK_EQ(seed, 0U);
@@ -328,8 +329,8 @@ TEST(frozen_model_of_random_programs_runs_alike_everywhere) {
     frozen_runs += model.frozen_runs();
     thaws += model.thaws();
   }
-  CHECK(frozen_runs > 50000);
-  CHECK(thaws > 2000);
+  CHECK(frozen_runs > 25 * kPrograms);
+  CHECK(thaws > kPrograms);
 }
 
 TEST(cycle_watch_wants_cycles_alike_and_pays_for_early_thaws) {
