@@ -11,6 +11,7 @@ import numpy as np
 from hvdlite.errors import ArgumentError
 from hvdlite.keras.adapters import seam
 from hvdlite.parameter_server.client import Client, RemoteCollection, Rows
+from hvdlite.parameter_server.clocks import check_pace
 from hvdlite.parameter_server.tensors import ITEM_BYTES, TensorSpec
 
 
@@ -43,11 +44,7 @@ class RemoteOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         Raises:
             ArgumentError: a number cannot be used.
         """
-        if staleness is not None and (type(staleness) is not int or staleness < 0):
-            raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
-        for name, every in (("push_every", push_every), ("pull_every", pull_every)):
-            if type(every) is not int or every < 1:
-                raise ArgumentError(f"{name}={every!r} is not a number of steps from 1 on")
+        check_pace(staleness, push_every, pull_every)
         super().__init__(learning_rate=0.0, name="remote")
         self.clock = 0
         self._client = client

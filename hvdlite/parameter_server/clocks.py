@@ -18,6 +18,8 @@ Example:
 
 from __future__ import annotations
 
+from hvdlite.errors import ArgumentError
+
 
 class Clocks:
     """The clocks of the workers that take part in a collection. The caller locks."""
@@ -58,3 +60,21 @@ class Clocks:
     def may_pull(self, clock: int, staleness: int | None) -> bool:
         """Return whether a worker at this clock may get values now; None sets no bound."""
         return staleness is None or self.least >= clock - staleness
+
+
+def check_pace(staleness: int | None, push_every: int, pull_every: int) -> None:
+    """Check how a worker wants to keep step with the others, and how often it pushes and pulls.
+
+    Args:
+        staleness: how many steps it may be ahead of the slowest worker; None: any number.
+        push_every: in every how many steps it pushes.
+        pull_every: in every how many steps it pulls.
+
+    Raises:
+        ArgumentError: a number cannot be used.
+    """
+    if staleness is not None and (type(staleness) is not int or staleness < 0):
+        raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
+    for name, every in (("push_every", push_every), ("pull_every", pull_every)):
+        if type(every) is not int or every < 1:
+            raise ArgumentError(f"{name}={every!r} is not a number of steps from 1 on")

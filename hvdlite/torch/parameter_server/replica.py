@@ -8,6 +8,7 @@ import torch
 
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.client import Client, Rows
+from hvdlite.parameter_server.clocks import check_pace
 from hvdlite.parameter_server.tensors import TensorSpec
 from hvdlite.torch.parameter_server.memory import NAMES, bytes_of
 
@@ -47,11 +48,7 @@ class Replica:
         Raises:
             ArgumentError: an argument cannot be used.
         """
-        if staleness is not None and (type(staleness) is not int or staleness < 0):
-            raise ArgumentError(f"staleness={staleness!r} is not None, 0 or a number of steps")
-        for name, every in (("push_every", push_every), ("pull_every", pull_every)):
-            if type(every) is not int or every < 1:
-                raise ArgumentError(f"{name}={every!r} is not a number of steps from 1 on")
+        check_pace(staleness, push_every, pull_every)
         self._staleness = staleness
         self._push_every = push_every
         self._pull_every = pull_every
