@@ -24,6 +24,8 @@ result before it calls the continuation. A function that XLA compiles makes one 
 instead (`graph.xla`).
 """
 
+import atexit
+import gc
 import importlib
 from typing import Any
 
@@ -114,6 +116,11 @@ __all__ = [
 __all__ += api.__all__
 
 basics.watch(take_own_gpu)
+
+# An exception that a script has caught leaves the datasets of that `fit` in reference cycles. To
+# destroy one, TensorFlow waits until Python code that loads its next batch has returned, which
+# never happens once the interpreter is shutting down: the process would hang.
+atexit.register(gc.collect)
 
 # These import Keras, and are looked up at first use: TensorFlow does not need Keras.
 _LATER = {

@@ -136,3 +136,34 @@ def test_models_that_differ_are_an_error_on_every_rank(backend: str) -> None:
         assert "kernel" in broadcast["message"]
         for message in (fitted["message"], broadcast["message"]):
             assert "rank 0" in message and "rank 1" in message
+
+
+class SlowBatches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of which the third and later ones take a moment to load."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 2:
+            time.sleep(1.0)
+        return data(4)
+
+
+def catches_an_error_while_a_batch_is_loaded() -> dict[str, Any]:
+    start()
+
+    def fail(batch: int, logs: Any) -> None:
+        if batch == 1:
+            raise hvd.HvdliteError("a step failed")
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    return outcome_of(compiled(), SlowBatches(), callbacks=[callback])
+
+
+def test_process_ends_although_a_batch_is_being_loaded() -> None:
+    """Without a collection at exit TensorFlow waits for ever for the thread that loads it."""
+    (only,) = run_world(
+        1, catches_an_error_while_a_batch_is_loaded, timeout=60.0, env=environment("tensorflow")
+    )
+    assert only.value["message"] == "a step failed"
