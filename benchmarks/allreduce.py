@@ -10,6 +10,8 @@ affects all of them:
 - `hvdlite`: hvd.allreduce_.
 - `memcpy`: every rank copies a private buffer of that size, all at the same time; the yardstick.
 - `gloo`: torch.distributed.all_reduce.
+- `gradients`, with --gradients: hvd.allreduce_ of a tensor in the memory that the ranks of a host
+  share, as the gradients of a DistributedOptimizer with gradient_as_bucket_view=True are.
 - `fp16`, with --fp16: hvd.allreduce with Compression.fp16, which casts in the core.
 - `fp16_by_hand`, with --fp16: the same, but torch casts before and after.
 
@@ -43,9 +45,11 @@ def main() -> int:
     add_common_arguments(parser)
     parser.add_argument("--sizes", help="comma-separated sizes in bytes instead of the usual ones")
     parser.add_argument("--fp16", action="store_true", help="also cast to float16 on the way")
+    parser.add_argument("--gradients", action="store_true", help="also in memory that ranks share")
     arguments = parser.parse_args()
     if not arguments.worker:
         passed_on = ["--quick"] * arguments.quick + ["--fp16"] * arguments.fp16
+        passed_on += ["--gradients"] * arguments.gradients
         if arguments.sizes:
             passed_on += ["--sizes", arguments.sizes]
         return run_ranks(__file__, arguments.np, arguments.output, passed_on)
@@ -68,6 +72,8 @@ def measure_all(arguments: argparse.Namespace) -> None:
         contestants = contestants_for(tensor, hvd.allreduce_, hvd.Sum)
         if arguments.fp16:
             contestants |= casting_contestants_for(tensor)
+        if arguments.gradients:
+            contestants |= gradients_for(size)
         figures = measure(contestants, arguments.quick)
         if hvd.rank() == 0:
             print_row(row_of(size, hvd.size(), figures))
@@ -88,6 +94,19 @@ def contestants_for(
         "memcpy": lambda: ctypes.memmove(target, source, copy.nbytes),
         "gloo": lambda: gloo.all_reduce(tensor),
     }
+
+
+def gradients_for(size: int) -> dict[str, Callable[[], object]]:
+    """Return, by contestant, a call that works on a tensor in gradient memory."""
+    import hvdlite.torch as hvd
+    from hvdlite import basics
+
+    memory = basics.engine().lend_gradient_memory(size)
+    if memory is None:
+        raise SystemExit("there is no room for gradient memory: see HVDLITE_SHM_GRADIENTS")
+    tensor = torch.frombuffer(memory, dtype=torch.float32).fill_(0.0)
+    name = f"benchmark.gradients.{size}"
+    return {"gradients": lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)}
 
 
 def casting_contestants_for(tensor: torch.Tensor) -> dict[str, Callable[[], object]]:
@@ -140,7 +159,10 @@ def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object
     that it is faster than gloo.
     """
     ours = figures["hvdlite"]
-    casts = {f"{name}_us": round(figures[name], 2) for name in figures if name.startswith("fp16")}
+    others = set(figures) - {"hvdlite", "memcpy", "gloo"}
+    asked = {f"{name}_us": round(figures[name], 2) for name in figures if name in others}
+    if "gradients" in figures:
+        asked["gradients_ratio"] = round(figures["gradients"] / ours, 2)
     return {
         "benchmark": "allreduce",
         "np": ranks,
@@ -151,7 +173,7 @@ def row_of(size: int, ranks: int, figures: dict[str, float]) -> dict[str, object
         "hvdlite_gb_per_s": round(size / ours / 1e3, 3),
         "times_memcpy": round(ours / figures["memcpy"], 2),
         "faster_than_gloo": round(figures["gloo"] / ours, 2),
-        **casts,
+        **asked,
     }
 
 

@@ -10,10 +10,11 @@ one thread per rank:
 - `alone`: a plain optimizer, without communication.
 - `compute`: the same, with a barrier where the others communicate. What ranks wait for each other
   is in it; what the others take beyond it is communication.
-- `hvdlite`: hvd.DistributedOptimizer.
+- `hvdlite`: hvd.DistributedOptimizer, measured when it has chosen whether to overlap.
 - `ddp`: torch's DistributedDataParallel over gloo.
 - `views`, with --views: hvdlite with gradient_as_bucket_view=True.
-- `together`, with --together: hvdlite with overlap=False, which submits at the end of backward.
+- `overlapped` and `together`, with --together: hvdlite with overlap=True and with overlap=False,
+  which submits at the end of backward.
 - `kept`, with --views: like `views`, with gradients that stay allocated
   (zero_grad(set_to_none=False)).
 - `sharded` and `sharded_2`, with --modes: hvd.ShardedOptimizer, stages 1 and 2.
@@ -50,8 +51,11 @@ from step_models import MODELS
 from torch import nn
 from workers import add_common_arguments, print_row, run_ranks
 
+from hvdlite.torch.optimizers import overlap
+
 ROUNDS = 12
 STEPS_PER_TURN = 5
+SETTLING_STEPS = overlap.WARMUP + 2 * overlap.PAIRS
 QUICK_ROUNDS = 1
 QUICK_STEPS_PER_TURN = 1
 SENTINEL_STEPS = 100
@@ -66,6 +70,7 @@ class Contestant:
     optimizer: torch.optim.Optimizer
     before_step: Callable[[], object]
     set_to_none: bool = True
+    settles: bool = False  # whether its first steps find out how the others are done
 
     def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         """Train one step; return its time in milliseconds."""
@@ -106,7 +111,7 @@ def main() -> int:
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
-    parser.add_argument("--together", action="store_true", help="also with overlap=False")
+    parser.add_argument("--together", action="store_true", help="also with overlap=True, False")
     parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
     parser.add_argument("--sentinel", action="store_true", help="only: hvdlite with and without it")
     arguments = parser.parse_args()
@@ -162,7 +167,7 @@ def make_contestants(make_model: Callable[[], nn.Module]) -> dict[str, Contestan
     return {
         "alone": Contestant(alone, sgd(alone), lambda: None),
         "compute": Contestant(control, sgd(control), hvd.barrier),
-        "hvdlite": Contestant(ours, distributed, lambda: None),
+        "hvdlite": Contestant(ours, distributed, lambda: None, settles=True),
         "ddp": Contestant(theirs, sgd(theirs), lambda: None),
     }
 
@@ -185,18 +190,21 @@ def with_views(
         distributed = hvd.DistributedOptimizer(
             make_optimizer(model), model.named_parameters(), gradient_as_bucket_view=True
         )
-        contestants[name] = Contestant(model, distributed, lambda: None, set_to_none)
+        contestants[name] = Contestant(model, distributed, lambda: None, set_to_none, settles=True)
     return contestants
 
 
 def together(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
-    """Build the copy whose buckets are all submitted at the end of backward."""
+    """Build the copies whose buckets are submitted during backward, and at its end."""
     import hvdlite.torch as hvd
 
-    model = make_model()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    distributed = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), overlap=False)
-    return {"together": Contestant(model, distributed, lambda: None)}
+    contestants = {}
+    for name, overlaps in (("overlapped", True), ("together", False)):
+        model = make_model()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), overlap=overlaps)
+        contestants[name] = Contestant(model, optimizer, lambda: None)
+    return contestants
 
 
 def sharded(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
@@ -266,7 +274,9 @@ def measure(
             # The first round, and the first step of a turn, only warm up.
             batches = [make_batch() for _ in range(1 + steps)]
             gloo.barrier()
-            contestant.step(batches[0])
+            settling = contestant.settles and round_number == 0 and rounds > QUICK_ROUNDS
+            for _ in range(SETTLING_STEPS if settling else 1):
+                contestant.step(batches[0])
             before = Usage.now()
             times = [contestant.step(batch) for batch in batches[1:]]
             usage = Usage.now().since(before, steps)

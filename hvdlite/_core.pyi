@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from typing_extensions import Buffer
+
 __version__: str
 
 # Element types and reduce operations, by their number on the wire.
@@ -11,10 +13,7 @@ REDUCIBLE: frozenset[str]  # those that a reduction computes; the others are cop
 REDUCE_OPS: dict[str, int]  # "average": 0, "sum": 1, "adasum": 2, "min", "max", "product": 5
 
 def knobs() -> list[dict[str, str]]:
-    """List the rows of the table of knobs.
-
-    Each has name, environment, horovod, type, default, unit, help and, of an int, a range.
-    """
+    """List the knobs: name, environment, horovod, type, default, unit, help; of an int, a range."""
 
 def knob_values() -> dict[str, str | int | float]:
     """Return the present value of every knob, by its name."""
@@ -91,6 +90,10 @@ class GradientMemory:
         """The memory as bytes, for frameworks that make a tensor of it and hold this object."""
 
 @final
+class SharedGradientMemory(Buffer):
+    """Memory that the ranks of a host share; see `Engine.lend_gradient_memory`."""
+
+@final
 class Handle:
     """One submitted collective. It keeps `keep` alive until the core is done with the memory."""
 
@@ -136,17 +139,11 @@ class Handle:
 
     @property
     def members(self) -> int:
-        """What an average divides by: the ranks of the process set that had not joined.
-
-        All ranks of the set with HVDLITE_AVERAGE_OVER_JOINED=1.
-        """
+        """What an average divides by, after completion (see HVDLITE_AVERAGE_OVER_JOINED)."""
 
     @property
     def late(self) -> bool:
-        """Whether the roll was closed without this rank, so that the result is the others'.
-
-        After completion.
-        """
+        """Whether, after completion, the roll was closed without this rank."""
 
     @property
     def epoch(self) -> int:
@@ -284,8 +281,7 @@ class Engine:
         """Submit an allgather along the first dimension (others must agree; ndim >= 1).
 
         The results go to the tensors' output addresses where these have a capacity, and otherwise
-        see `Handle.take_output`. A rank on which a result has more bytes than that takes part as
-        the others do; its handle then raises ArgumentError.
+        see `Handle.take_output`. On a rank where that is too small the handle raises ArgumentError.
         """
 
     def reducescatter(
@@ -377,10 +373,7 @@ class Engine:
     def commit(
         self, name: str, transaction: str, process_set: int = 0, blocking: bool = False
     ) -> Handle:
-        """Submit the end of a transaction, in an elastic job: its collectives complete with it.
-
-        They do so on all ranks or, if a rank dies, on none; then all of them are redone.
-        """
+        """Submit the end of an elastic job's transaction: all ranks complete all of it, or none."""
 
     def join(self, blocking: bool = False) -> Handle:
         """Say that this rank gives nothing more until every rank has said so.
@@ -409,6 +402,13 @@ class Engine:
 
         Raises:
             hvdlite.errors.OutOfMemoryError: there is no room on the GPU.
+        """
+
+    def lend_gradient_memory(self, bytes: int) -> SharedGradientMemory | None:
+        """Lend host memory in which tensors are to lie that an allreduce changes in place.
+
+        Where those of a batch lie alike in it on all ranks of one host, they are reduced there,
+        without staging. None: no room (HVDLITE_SHM_GRADIENTS). A fork shares it with its parent.
         """
 
     def abort(self, reason: str) -> None:
@@ -447,7 +447,8 @@ class Engine:
 
         "bytes" are of reduced tensors, as they travel within a host; "messages_sent" of the control
         plane; "frozen_rounds" ran without negotiation (HVDLITE_FREEZE), until "thaws";
-        "bytes_to_other_hosts" are of the CPU's data plane; "nonfinite": see HVDLITE_CHECK_FINITE.
+        "bytes_to_other_hosts" are of the CPU's data plane, and so are "bytes_unstaged", which were
+        reduced in memory that `lend_gradient_memory` gave; "nonfinite": see HVDLITE_CHECK_FINITE.
         """
 
     def live(self) -> dict[str, Any]:
@@ -478,9 +479,8 @@ class Engine:
         """Tell how late the ranks are (csrc/negotiation/lateness.h); only rank 0 sees any steps.
 
         Returns:
-            "steps": how many; "step_seconds": their mean time; "ranks": by rank, means of the
-            seconds after the median, of those before backward, and of the share in which the rank
-            was the last.
+            "steps": how many; "step_seconds": their mean; "ranks": by rank, means of the seconds
+            after the median, of those before backward, and of the steps in which it was the last.
         """
 
     def parked(self, key: str) -> int:

@@ -114,8 +114,9 @@ class Backend {
   // collective may be drawn on its row kTraceRow (TraceSpan), a device's on a row of its own
   // (Trace::span).
   virtual void trace_to(Trace&) {}
-  // Likewise: counts the bytes that this rank sends to ranks of other hosts.
-  virtual void count_in(Counter& /*to_other_hosts*/) {}
+  // Likewise: counts the bytes that this rank sends to ranks of other hosts, and those that the
+  // ranks of a host reduce without staging (host/shared_gradients.h).
+  virtual void count_in(Counter& /*to_other_hosts*/, Counter& /*unstaged*/) {}
 
   virtual Status allreduce(const Allreduce& call, Patience patience) = 0;
   // Whether allreduce() by this op makes the copies that pieces ask for (Piece::copy): each part of

@@ -45,6 +45,8 @@
     "Chunk of the shared-memory pipeline; staging of one chunk should stay in the cache")          \
   X(std::int64_t, shm_small, 16 << 10, "bytes", "",                                                \
     "Up to this size an all-reduce in shared memory takes one synchronisation instead of two")     \
+  X(std::int64_t, shm_gradients, std::int64_t{4} << 30, "bytes", "",                               \
+    "Room for gradient memory that the ranks of a host share, for each rank; 0 for none")          \
   X(std::int64_t, tcp_chunk, 4 << 20, "bytes", "",                                                 \
     "Chunk of the pipeline when the ranks span several hosts")                                     \
   X(std::int64_t, autotune, 0, "", "HOROVOD_AUTOTUNE",                                             \
@@ -93,6 +95,7 @@
   R(spin_us, -1, 60'000'000)                                                                       \
   R(shm_chunk, 64, 1 << 30)                                                                        \
   R(shm_small, 0, 1 << 30)                                                                         \
+  R(shm_gradients, 0, std::int64_t{1} << 40)                                                       \
   R(tcp_chunk, 64, 1 << 30)                                                                        \
   R(autotune, 0, 1)                                                                                \
   R(autotune_warmup_samples, 0, 1'000'000)                                                         \

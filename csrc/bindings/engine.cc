@@ -203,6 +203,7 @@ py::dict row_of_counters(const Counters& counters) {
   row["frozen_rounds"] = counters.frozen_rounds.get();
   row["thaws"] = counters.thaws.get();
   row["bytes_to_other_hosts"] = counters.bytes_to_other_hosts.get();
+  row["bytes_unstaged"] = counters.bytes_unstaged.get();
   row["nonfinite"] = counters.nonfinite.get();
   return row;
 }
@@ -351,6 +352,13 @@ std::unique_ptr<GradientMemoryObject> allocate_gradient_memory(const HolderPtr& 
   return std::make_unique<GradientMemoryObject>(std::move(memory.value()));
 }
 
+std::unique_ptr<SharedGradientMemoryObject> lend_gradient_memory(const HolderPtr& self,
+                                                                 std::size_t bytes) {
+  GradientArea::Part part = self->engine().lend_gradient_memory(bytes);
+  if (part == nullptr) return nullptr;
+  return std::make_unique<SharedGradientMemoryObject>(std::move(part));
+}
+
 }  // namespace
 
 void register_engine(py::module_& module) {
@@ -399,6 +407,7 @@ void register_engine(py::module_& module) {
       .def("add_process_set", &add_process_set, py::arg("name"), py::arg("ranks"))
       .def("remove_process_set", &remove_process_set, py::arg("name"), py::arg("process_set"))
       .def("allocate_gradient_memory", &allocate_gradient_memory, py::arg("gpu"), py::arg("bytes"))
+      .def("lend_gradient_memory", &lend_gradient_memory, py::arg("bytes"))
       .def("abort", &abort, py::arg("reason"))
       .def("suspend", &suspend, py::arg("reason"))
       .def("commit_counts", [](const HolderPtr& self) { return self->engine().commit_counts(); })

@@ -14,10 +14,18 @@ py::dict GradientMemoryObject::cuda_array_interface() const {
   return row;
 }
 
+py::buffer_info SharedGradientMemoryObject::bytes() const {
+  return {reinterpret_cast<std::uint8_t*>(part_->data()),
+          static_cast<py::ssize_t>(part_->size())};
+}
+
 void register_gradient_memory(py::module_& module) {
   py::class_<GradientMemoryObject>(module, "GradientMemory", py::is_final())
       .def_property_readonly("__cuda_array_interface__",
                              &GradientMemoryObject::cuda_array_interface);
+  py::class_<SharedGradientMemoryObject>(module, "SharedGradientMemory", py::is_final(),
+                                         py::buffer_protocol())
+      .def_buffer(&SharedGradientMemoryObject::bytes);
 }
 
 }  // namespace hvdlite

@@ -1,7 +1,8 @@
-// An area of gradient memory (gpu/gradient_memory.h) as Python holds it. Frameworks make tensors of
-// it without a copy, by __cuda_array_interface__, and hold this object as long as those tensors
-// live. Thread: any that holds the GIL; the destructor releases the GIL while it waits for the
-// device.
+// Gradient memory as Python holds it: an area on a GPU (gpu/gradient_memory.h), or a part of what
+// the ranks of a host share (transport/gradient_area.h). Frameworks make tensors of it without a
+// copy, by __cuda_array_interface__ or the buffer protocol, and hold this object as long as those
+// tensors live. Thread: any that holds the GIL; the destructor of the first releases the GIL while
+// it waits for the device.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,6 +12,7 @@
 #include "bindings/unlocked.h"
 #include "gpu/gradient_memory.h"
 #include "os/fd.h"
+#include "transport/gradient_area.h"
 
 namespace hvdlite {
 
@@ -35,6 +37,22 @@ class GradientMemoryObject {
 
  private:
   GradientMemory::Holder memory_;
+};
+
+class SharedGradientMemoryObject {
+ public:
+  explicit SharedGradientMemoryObject(GradientArea::Part part) : part_(std::move(part)) {}
+  ~SharedGradientMemoryObject() {
+    // The parent's pages are the same ones, and it still uses them.
+    if (forked()) new GradientArea::Part(std::move(part_));  // NOLINT: never deleted
+  }
+  SharedGradientMemoryObject(const SharedGradientMemoryObject&) = delete;
+  SharedGradientMemoryObject& operator=(const SharedGradientMemoryObject&) = delete;
+
+  pybind11::buffer_info bytes() const;
+
+ private:
+  GradientArea::Part part_;
 };
 
 void register_gradient_memory(pybind11::module_& module);

@@ -8,7 +8,7 @@
 
 #include "entry/entry_check.h"
 #include "execution/batch_run.h"
-#include "os/huge_pages.h"
+#include "os/pages.h"
 
 namespace hvdlite {
 namespace {

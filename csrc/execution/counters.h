@@ -15,6 +15,7 @@ struct Counters {
   Counter frozen_rounds;         // that ran without negotiation
   Counter thaws;                 // frozen schedules that have ended
   Counter bytes_to_other_hosts;  // of the host's data plane; Backend::count_in
+  Counter bytes_unstaged;        // likewise
   Counter nonfinite;             // see finite_check.h
 };
 

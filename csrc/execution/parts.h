@@ -43,7 +43,7 @@ struct EngineParts {
         sets(size, highest_set),
         live(size, config.lateness_interval, clock_offset) {
     backend->trace_to(*trace);
-    backend->count_in(counters.bytes_to_other_hosts);
+    backend->count_in(counters.bytes_to_other_hosts, counters.bytes_unstaged);
     if (elastic == nullptr) return;
     if (fabric != nullptr) commits = std::make_shared<CommitBook>();
     for (const auto& [id, ranks] : elastic->process_sets) sets.add(id, ranks);

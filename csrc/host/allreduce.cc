@@ -10,6 +10,9 @@ namespace {
 constexpr std::uint64_t kAhead = 4;
 // A piece's part for one host is not cut below this: system calls would cost more than they hide.
 constexpr std::uint64_t kLeastPart = 128 << 10;  // bytes
+// Chunks of a batch that are staged in any case: the second is published before it is known where
+// the tensors of all ranks lie.
+constexpr std::uint64_t kStaged = 2;
 
 }  // namespace
 
@@ -60,14 +63,21 @@ Status HostAllreduce::reduce_chunks(const Batch& batch) {
   const auto chunk = [&](const Staging::Step& step, std::uint64_t k) {
     return Chunk{batch, step, batch.cut(chunk_at(elements, per_chunk, k))};
   };
-  return plane_.pipeline(
-      batch.layout, batch.patience, kAllreduce, chunk_count(elements, per_chunk),
-      [&](const Staging::Step& step, std::uint64_t k) { return publish(chunk(step, k)); },
+  const std::uint64_t count = chunk_count(elements, per_chunk);
+  std::uint64_t staged = count;
+  HVDLITE_RETURN_IF_ERROR(plane_.pipeline(
+      batch.layout, batch.patience, kAllreduce, staged,
+      [&](const Staging::Step& step, std::uint64_t k) {
+        return publish(chunk(step, k), /*shows=*/k == 0 && count > kStaged);
+      },
       [&](const Staging::Step& step, std::uint64_t k) -> Status {
         const Chunk taken = chunk(step, k);
         HVDLITE_RETURN_IF_ERROR(reduce_slice(taken));
+        if (k == 0 && count > kStaged && gradients_.found(batch, step)) staged = kStaged;
         return take_results(taken);
-      });
+      }));
+  if (staged == count) return Status();
+  return gradients_.reduce(batch, {kStaged * per_chunk, elements});
 }
 
 std::uint64_t HostAllreduce::piece_bytes(std::uint64_t bytes, std::size_t hosts) const {
@@ -135,10 +145,11 @@ Status HostAllreduce::reduce_crossing_chunks(const Batch& batch) {
   return Status();
 }
 
-Status HostAllreduce::publish(const Chunk& chunk) {
+Status HostAllreduce::publish(const Chunk& chunk, bool shows) {
   const Batch& batch = chunk.batch;
   Staging& staging = plane_.staging();
   HVDLITE_RETURN_IF_ERROR(staging.reuse(chunk.step));
+  if (shows) gradients_.show(batch, chunk.step);
   std::byte* buffer = staging.own_buffer(chunk.step);
   batch.save_inputs(chunk.elements);
   if (!batch.own_slice_in_place) {

@@ -13,7 +13,8 @@
 // exchange its slice of it. Where every host has one member only, nothing is staged: pieces of the
 // batch cross between hosts from tensor to tensor, or through small buffers. A small batch within
 // one host takes one synchronisation: each member publishes everything and reduces everything for
-// itself, in the same order and so to the same bits. Thread: the engine's runner.
+// itself, in the same order and so to the same bits. From the third chunk on, tensors in gradient
+// memory are not staged (shared_gradients.h). Thread: the engine's runner.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,7 @@
 #include "host/crossing.h"
 #include "host/packed_exchange.h"
 #include "host/plane.h"
+#include "host/shared_gradients.h"
 #include "kernels/chunks.h"
 #include "kernels/pieces.h"
 
@@ -32,7 +34,7 @@ namespace hvdlite {
 
 class HostAllreduce {
  public:
-  explicit HostAllreduce(HostPlane& plane) : plane_(plane), packed_(plane) {}  // borrowed
+  explicit HostAllreduce(HostPlane& plane) : plane_(plane), packed_(plane), gradients_(plane) {}  // borrowed
   // `layout` is that of call.group. Any op but kAdasum.
   Status run(const HostLayout& layout, const Allreduce& call, Patience patience);
 
@@ -55,8 +57,8 @@ class HostAllreduce {
   Status reduce_crossing_chunks(const Batch& batch);  // between hosts
   Status reduce_crossing_pieces(const Batch& batch);  // the same, with one member per host
 
-  // (1) Publishes this rank's input of the chunk.
-  Status publish(const Chunk& chunk);
+  // (1) Publishes this rank's input of the chunk, and `shows` where the batch's tensors lie.
+  Status publish(const Chunk& chunk, bool shows = false);
   // As a driver: (2) to (4) of a chunk that does not cross, or crosses packed.
   Status reduce_slice(const Chunk& chunk);
   // As a driver: (2) and the scatter of (3), piece by piece, into these slots (`alone`: the batch
@@ -71,6 +73,7 @@ class HostAllreduce {
 
   HostPlane& plane_;
   PackedExchange packed_;
+  SharedGradients gradients_;
   // Memory that is kept between batches. What is in it belongs to the one function that fills it,
   // and to what that calls.
   PieceList pieces_;

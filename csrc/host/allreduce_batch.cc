@@ -63,6 +63,25 @@ void AllreduceBatch::finish(Range range, Sources sources, std::byte* to) const {
   });
 }
 
+void AllreduceBatch::finish_in_place(Range range, Distances members) const {
+  const TraceSpan traced = plane.part("reduce");
+  std::vector<const void*> sources(members.size());
+  pieces.for_each(range, [&](const Piece& piece, const std::byte* input, std::byte* output,
+                             std::uint64_t, std::uint64_t count) {
+    std::transform(members.begin(), members.end(), sources.begin(),
+                   [&](std::ptrdiff_t distance) { return input + distance; });
+    reduction.finish(sources, output, count, piece.postscale);
+  });
+}
+
+void AllreduceBatch::copy_from(Range range, std::ptrdiff_t member) const {
+  const TraceSpan traced = plane.part("copy");
+  pieces.for_each(range, [&](const Piece&, const std::byte* input, std::byte* output, std::uint64_t,
+                             std::uint64_t count) {
+    std::memcpy(output, input + member, count * element_bytes);
+  });
+}
+
 void AllreduceBatch::finish_cast(Range range, Sources sources, std::byte* to) const {
   {
     const TraceSpan traced = plane.part("reduce");

@@ -49,6 +49,14 @@ struct AllreduceBatch {
   // and to the outputs; of a group on many hosts a result that is cast goes to `to` alone.
   void finish(Range range, Sources sources, std::byte* to) const;
 
+  // Where this rank's tensors are both input and output, and those of the members lie alike: so
+  // many bytes from each of this rank's elements to the same element of each member.
+  using Distances = std::span<const std::ptrdiff_t>;
+  // Ends the reduction of `range` where the elements lie.
+  void finish_in_place(Range range, Distances members) const;
+  // Copies another member's elements to this rank's.
+  void copy_from(Range range, std::ptrdiff_t member) const;
+
  private:
   void finish_cast(Range range, Sources sources, std::byte* to) const;
 };

@@ -24,7 +24,9 @@ class HostBackend : public Backend {
 
   std::string_view name() const override { return "host"; }
   void trace_to(Trace& trace) override { plane_.trace_to(trace, kTraceRow); }
-  void count_in(Counter& to_other_hosts) override { plane_.count_in(to_other_hosts); }
+  void count_in(Counter& to_other_hosts, Counter& unstaged) override {
+    plane_.count_in(to_other_hosts, unstaged);
+  }
   Status allreduce(const Allreduce& call, Patience patience) override;
   bool copies_inputs(ReduceOp op) const override { return op != ReduceOp::kAdasum; }
   Status allgather(const Allgather& call, Patience patience) override;

@@ -32,8 +32,15 @@ class HostPlane {
   void tune(const Tunables& tunables) { tunables_ = tunables; }
   // Parts of a collective and waits are drawn on this row from here on. Both are borrowed.
   void trace_to(Trace& trace, const char* row);
-  // Bytes for ranks of other hosts are counted here from now on. Borrowed.
-  void count_in(Counter& to_other_hosts) { to_other_hosts_ = &to_other_hosts; }
+  // Bytes for ranks of other hosts, and bytes that are not staged, are counted here from now on.
+  // Both are borrowed.
+  void count_in(Counter& to_other_hosts, Counter& unstaged) {
+    to_other_hosts_ = &to_other_hosts;
+    unstaged_ = &unstaged;
+  }
+  void count_unstaged(std::uint64_t bytes) {
+    if (unstaged_ != nullptr) *unstaged_ += bytes;
+  }
   // A part of the collective for the timeline, to the end of the scope.
   TraceSpan part(const char* name) const { return {trace_, trace_row_, name}; }
 
@@ -44,10 +51,11 @@ class HostPlane {
   Result<std::uint64_t> share_bytes(const HostLayout& layout, std::size_t parts) const;
 
   // Runs steps 0 to `steps` - 1, each published (publish(step, k)) before the one before it is
-  // taken (take(step, k)): while others work on step k, this rank already publishes k + 1.
+  // taken (take(step, k)): while others work on step k, this rank already publishes k + 1. Functions
+  // may lower `steps`, not below those that have begun.
   template <typename Publish, typename Take>
   Status pipeline(const HostLayout& layout, Patience patience, const char* operation,
-                  std::uint64_t steps, Publish publish, Take take);
+                  const std::uint64_t& steps, Publish publish, Take take);
   // Begins an exchange with other ranks, and ends the one before it; the plane owns it.
   Exchange& begin_exchange(Patience patience, const char* operation) {
     exchange_.begin(patience, operation);
@@ -70,11 +78,12 @@ class HostPlane {
   Trace* trace_ = nullptr;
   const char* trace_row_ = "";
   Counter* to_other_hosts_ = nullptr;
+  Counter* unstaged_ = nullptr;
 };
 
 template <typename Publish, typename Take>
 Status HostPlane::pipeline(const HostLayout& layout, Patience patience, const char* operation,
-                           std::uint64_t steps, Publish publish, Take take) {
+                           const std::uint64_t& steps, Publish publish, Take take) {
   const auto begin = [&] { return staging_.begin(layout.locals, patience, operation); };
   Staging::Step step = begin();
   HVDLITE_RETURN_IF_ERROR(publish(step, 0));

@@ -43,6 +43,19 @@ std::vector<const void*> Staging::buffers(const Step& step, std::size_t offset) 
   return addresses;
 }
 
+void Staging::show(const Step& step, Place place) {
+  Lane::Place& shown = fabric_.own_segment->lane(step.locals->group.lane).places[step.buffer];
+  // publish() comes behind these.
+  shown.begin.store(place.begin, std::memory_order_relaxed);
+  shown.check.store(place.check, std::memory_order_relaxed);
+}
+
+Staging::Place Staging::place_of(const Step& step, int local_index) const {
+  const Lane& lane = segment_of(*step.locals, local_index).lane(step.locals->group.lane);
+  const Lane::Place& shown = lane.places[step.buffer];
+  return {shown.begin.load(std::memory_order_relaxed), shown.check.load(std::memory_order_relaxed)};
+}
+
 void Staging::advance(const Step& step, Counter counter) {
   // Sequentially consistent: a sleeper publishes its flag, then looks at this counter.
   (fabric_.own_segment->lane(step.locals->group.lane).*counter).store(step.number);
@@ -66,6 +79,11 @@ Status Staging::await_published(const Step& step, int local_index) {
 Status Staging::await_reduced(const Step& step, int drivers) {
   return await(*step.locals, &Lane::reduced, step.number, 0, drivers, step.patience,
                step.operation);
+}
+
+Status Staging::await_done(const Step& step) {
+  return await(*step.locals, &Lane::done, step.number, 0,
+               static_cast<int>(step.locals->group.ranks.size()), step.patience, step.operation);
 }
 
 Status Staging::await(const Locals& locals, Counter counter, std::uint64_t number, int first,

@@ -18,6 +18,8 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +43,13 @@ class Staging {
     int buffer = 0;
     Patience patience{0};
     const char* operation = "";  // for messages
+  };
+
+  // Where a local's tensors lie in its gradient memory, or nowhere.
+  struct Place {
+    static constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
+    std::uint64_t begin = kNowhere;  // of the first tensor
+    std::uint64_t check = 0;         // of how the others lie behind it
   };
 
   explicit Staging(Fabric& fabric) : fabric_(fabric) {}  // borrowed
@@ -67,6 +76,15 @@ class Staging {
   // The addresses `offset` bytes after the begin of every local's buffer, in their order.
   std::vector<const void*> buffers(const Step& step, std::size_t offset) const;
 
+  // The gradient memory of a local (transport/gradient_area.h), which only that local writes to.
+  std::span<std::byte> gradients_of(const Locals& locals, int local_index) const {
+    return segment_of(locals, local_index).gradients();
+  }
+  // Shows the others where this rank's tensors lie. Comes before publish(), after reuse().
+  void show(const Step& step, Place place);
+  // What a local has shown that has published the step; until this rank is done with the step.
+  Place place_of(const Step& step, int local_index) const;
+
   // What this rank has done in the step.
   void publish(const Step& step);
   void reduced(const Step& step);
@@ -75,6 +93,7 @@ class Staging {
   Status await_published(const Step& step);                   // by all locals
   Status await_published(const Step& step, int local_index);  // by one
   Status await_reduced(const Step& step, int drivers);        // by the first `drivers` locals
+  Status await_done(const Step& step);                        // by all locals
 
  private:
   using Counter = std::atomic<std::uint64_t> Lane::*;

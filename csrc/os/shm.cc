@@ -24,7 +24,7 @@ Result<Mapping> Mapping::shared(const Fd& memfd, std::uint64_t bytes) {
 }
 
 Result<Mapping> Mapping::anonymous(std::uint64_t bytes) {
-  std::byte* data = map_pages(-1, bytes, MAP_PRIVATE | MAP_ANONYMOUS);
+  std::byte* data = map_pages(-1, bytes, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
   if (data == nullptr) return system_error("mmap of private memory", errno);
   return Mapping(data, bytes);
 }
@@ -37,6 +37,18 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 Mapping::~Mapping() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+void Mapping::discard(std::uint64_t begin, std::uint64_t bytes) const {
+  // The first is for a file, the second for private memory. Where the system does neither, the
+  // pages stay in use.
+  if (::madvise(data_ + begin, bytes, MADV_REMOVE) != 0) {
+    ::madvise(data_ + begin, bytes, MADV_DONTNEED);
+  }
+}
+
+void Mapping::keep_out_of_dumps(std::uint64_t begin, std::uint64_t bytes) const {
+  if (bytes > 0) ::madvise(data_ + begin, bytes, MADV_DONTDUMP);
 }
 
 Result<Fd> create_memfd(std::uint64_t bytes) {

@@ -22,6 +22,11 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
 
+  // Gives pages back to the system. Their next use finds zeros, in every mapping of them.
+  void discard(std::uint64_t begin, std::uint64_t bytes) const;
+  // Leaves pages out of core dumps, which would otherwise allocate all that were never used.
+  void keep_out_of_dumps(std::uint64_t begin, std::uint64_t bytes) const;
+
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
 

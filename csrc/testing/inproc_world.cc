@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -11,6 +12,9 @@
 namespace hvdlite {
 namespace {
 
+// Of a rank: sanitizers have less address space than the system.
+constexpr std::uint64_t kMostGradientBytes = 8 << 20;
+
 // The memory that bells point into. It lives as long as any fabric of the world, because each
 // fabric may ring any rank.
 struct WorldMemory {
@@ -19,9 +23,9 @@ struct WorldMemory {
 };
 
 Status add_rank(WorldMemory& memory, const Topology& topology, const Config& config) {
-  const int local_size = topology.local_size(topology.rank);
-  Result<std::shared_ptr<Segment>> segment =
-      Segment::in_process(SegmentLayout::make(local_size, config));
+  SegmentLayout layout = SegmentLayout::make(topology.local_size(topology.rank), config);
+  layout.gradient_bytes = std::min(layout.gradient_bytes, kMostGradientBytes);
+  Result<std::shared_ptr<Segment>> segment = Segment::in_process(layout);
   HVDLITE_RETURN_IF_ERROR(segment.status());
   memory.segments.push_back(segment.value());
   memory.bells.push_back(make_bell());

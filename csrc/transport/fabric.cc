@@ -85,6 +85,7 @@ Fabric::Fabric(Topology its_topology)
       data(topology.size) {}
 
 Status Fabric::open(Fd own_bell, const Config& config) {
+  gradients = std::make_shared<GradientArea>(own_segment);
   const int local_size = topology.local_size(topology.rank);
   Result<std::unique_ptr<Waiter>> made = Waiter::make(
       own_segment->sleeping(), std::move(own_bell), awake_times(config, local_size), topology.size);

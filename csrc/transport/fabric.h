@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "os/fd.h"
 #include "transport/channel.h"
+#include "transport/gradient_area.h"
 #include "transport/segment.h"
 #include "transport/topology.h"
 #include "transport/waiter.h"
@@ -40,6 +41,7 @@ struct Fabric {
   Topology topology;
   std::shared_ptr<Segment> own_segment;
   std::vector<std::shared_ptr<Segment>> segments;  // by rank; null on other hosts
+  std::shared_ptr<GradientArea> gradients;         // of own_segment
   std::vector<Bell> bells;                         // by rank; rings do nothing for other hosts
   std::vector<Fd> bell_fds;                        // owners behind `bells`
   // By rank; null for self, and in a control tree for ranks that are not linked.
@@ -51,7 +53,7 @@ struct Fabric {
   Fd lifeline;
   std::unique_ptr<Waiter> waiter;  // last, so destroyed first
 
-  // Makes the waiter, which sleeps on this eventfd and shows that in `own_segment`.
+  // Makes `gradients`, and the waiter, which sleeps on this eventfd and shows that in `own_segment`.
   Status open(Fd own_bell, const Config& config);
   // Lets the waiter see all channels.
   Status attach();

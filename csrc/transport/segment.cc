@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <new>
 
+#include "os/pages.h"
 #include "transport/byte_ring.h"
 
 namespace hvdlite {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x68766c6974653033;  // "hvlite03"
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kMagic = 0x68766c6974653034;  // "hvlite04"
 constexpr std::uint64_t kRingBytes = 64 << 10;
 constexpr std::uint64_t kDataRingBytes = 256 << 10;
 constexpr std::uint64_t kLargestLocalSize = 4096;
@@ -20,6 +20,7 @@ struct Header {
   std::uint64_t ring_bytes;
   std::uint64_t data_ring_bytes;
   std::uint64_t buffer_bytes;
+  std::uint64_t gradient_bytes;
   alignas(64) std::atomic<std::uint32_t> sleeping;
 };
 
@@ -27,8 +28,6 @@ constexpr std::uint64_t kBallotAt = 256;
 constexpr std::uint64_t kRingsAt = 512;
 static_assert(sizeof(Header) <= kBallotAt);
 static_assert(kBallotAt + sizeof(BallotPaper) <= kRingsAt);
-
-std::uint64_t round_up(std::uint64_t value) { return (value + kPage - 1) / kPage * kPage; }
 
 std::uint64_t data_rings_at(const SegmentLayout& layout) {
   return kRingsAt + layout.local_size * ByteRing::footprint(layout.ring_bytes);
@@ -39,7 +38,12 @@ std::uint64_t lanes_at(const SegmentLayout& layout) {
 }
 
 std::uint64_t buffers_at(const SegmentLayout& layout) {
-  return round_up(lanes_at(layout) + kLaneCount * sizeof(Lane));
+  return round_up(lanes_at(layout) + kLaneCount * sizeof(Lane), kPage);
+}
+
+std::uint64_t gradients_at(const SegmentLayout& layout) {
+  const std::uint64_t end = buffers_at(layout) + kStagingBuffers * layout.buffer_bytes;
+  return layout.gradient_bytes == 0 ? end : round_up(end, kHugePage);
 }
 
 void write_header(const Mapping& mapping, const SegmentLayout& layout) {
@@ -48,13 +52,14 @@ void write_header(const Mapping& mapping, const SegmentLayout& layout) {
   header->ring_bytes = layout.ring_bytes;
   header->data_ring_bytes = layout.data_ring_bytes;
   header->buffer_bytes = layout.buffer_bytes;
+  header->gradient_bytes = layout.gradient_bytes;
   header->magic = kMagic;
 }
 
 }  // namespace
 
 std::uint64_t SegmentLayout::total_bytes() const {
-  return buffers_at(*this) + kStagingBuffers * buffer_bytes;
+  return gradients_at(*this) + gradient_bytes;
 }
 
 SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
@@ -63,8 +68,15 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   layout.ring_bytes = kRingBytes;
   layout.data_ring_bytes = kDataRingBytes;
   // At least one page, even when all chunks are smaller.
-  layout.buffer_bytes = round_up(static_cast<std::uint64_t>(
-      std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})));
+  layout.buffer_bytes =
+      round_up(static_cast<std::uint64_t>(std::max({std::int64_t{1}, config.shm_chunk,
+                                                    config.tcp_chunk, config.shm_small})),
+               kPage);
+  // A rank that has its host to itself shares them with nobody.
+  if (local_size > 1) {
+    layout.gradient_bytes =
+        round_up(static_cast<std::uint64_t>(std::max(std::int64_t{0}, config.shm_gradients)), kPage);
+  }
   return layout;
 }
 
@@ -86,14 +98,16 @@ Result<std::shared_ptr<Segment>> Segment::map(const Fd& memfd) {
   if (!mapping.ok()) return mapping.status();
   const auto* header = reinterpret_cast<const Header*>(mapping.value().data());
   const SegmentLayout layout{header->local_size, header->ring_bytes, header->data_ring_bytes,
-                             header->buffer_bytes};
+                             header->buffer_bytes, header->gradient_bytes};
   if (header->magic != kMagic || layout.local_size > kLargestLocalSize ||
       layout.ring_bytes != kRingBytes || layout.data_ring_bytes != kDataRingBytes ||
-      layout.buffer_bytes > bytes.value() || layout.total_bytes() != bytes.value()) {
+      layout.buffer_bytes > bytes.value() || layout.gradient_bytes > bytes.value() ||
+      layout.total_bytes() != bytes.value()) {
     return Status(
         StatusCode::kInternal,
         "a shared segment has another layout; run the same version of hvdlite on all ranks");
   }
+  mapping.value().keep_out_of_dumps(gradients_at(layout), layout.gradient_bytes);
   return std::shared_ptr<Segment>(new Segment(std::move(mapping.value()), layout));
 }
 
@@ -129,6 +143,14 @@ Lane& Segment::lane(int index) const {
 std::byte* Segment::staging_buffer(int index) const {
   return mapping_.data() + buffers_at(layout_) +
          static_cast<std::uint64_t>(index) * layout_.buffer_bytes;
+}
+
+std::span<std::byte> Segment::gradients() const {
+  return {mapping_.data() + gradients_at(layout_), layout_.gradient_bytes};
+}
+
+void Segment::discard_gradients(std::uint64_t begin, std::uint64_t bytes) const {
+  mapping_.discard(gradients_at(layout_) + begin, bytes);
 }
 
 }  // namespace hvdlite

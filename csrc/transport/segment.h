@@ -5,7 +5,8 @@
 //   rings      one inbound byte ring per rank of the host (control channels; own index unused)
 //   data rings likewise, larger, for the data channels; memory that nobody uses costs nothing
 //   lanes      one cache line of counters per process set: written by the owner, read by peers
-//   buffers      two staging buffers for collectives, each `buffer_bytes` long, page-aligned
+//   buffers    two staging buffers for collectives, each `buffer_bytes` long, page-aligned
+//   gradients  room for the owner's gradient memory (gradient_area.h), `gradient_bytes` long
 //
 // The owner creates the memfd (Segment::create), touches it first, and passes it to its peers,
 // which map it. The memfd is sealed against shrinking, so that no peer can make another one fault.
@@ -18,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/config.h"
 #include "base/status.h"
@@ -36,6 +38,11 @@ struct alignas(64) Lane {
   std::atomic<std::uint64_t> arrived;  // chunks whose input the owner has published
   std::atomic<std::uint64_t> reduced;  // chunks whose slice the owner has reduced
   std::atomic<std::uint64_t> done;     // chunks whose result the owner has taken
+  // Of the step that uses this buffer: where the owner's tensors lie (host/staging.h).
+  struct Place {
+    std::atomic<std::uint64_t> begin;
+    std::atomic<std::uint64_t> check;
+  } places[kStagingBuffers];
 };
 
 // A vote on the round of this number, or what was decided.
@@ -57,6 +64,7 @@ struct SegmentLayout {
   std::uint64_t ring_bytes = 0;       // capacity of one inbound ring
   std::uint64_t data_ring_bytes = 0;  // capacity of one of the data channels
   std::uint64_t buffer_bytes = 0;     // capacity of one staging buffer
+  std::uint64_t gradient_bytes = 0;   // capacity of the gradients
   std::uint64_t total_bytes() const;
   static SegmentLayout make(int local_size, const Config& config);
 };
@@ -78,6 +86,9 @@ class Segment {
   std::byte* data_ring(int local_index) const;     // likewise, of layout().data_ring_bytes
   Lane& lane(int index) const;
   std::byte* staging_buffer(int index) const;
+  std::span<std::byte> gradients() const;
+  // Gives pages of the gradients back to the system, page by page.
+  void discard_gradients(std::uint64_t begin, std::uint64_t bytes) const;
 
  private:
   Segment(Mapping mapping, SegmentLayout layout) : mapping_(std::move(mapping)), layout_(layout) {}

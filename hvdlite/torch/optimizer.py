@@ -310,7 +310,7 @@ def DistributedOptimizer(
     gradient_as_bucket_view: bool = False,
     reduce_in: str = "backward",
     late: Late | None = None,
-    overlap: bool = True,
+    overlap: bool | None = None,
 ) -> Distributed:
     """Make an optimizer step with the gradients of all ranks.
 
@@ -340,7 +340,8 @@ def DistributedOptimizer(
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
         late: lets steps go on without late ranks; loops then read `optimizer.behind`.
-        overlap: False submits all buckets at the end of backward(), see docs/performance.md.
+        overlap: False submits all buckets at the end of backward(); on CPUs None measures both,
+            in steps 11 to 30, and keeps the faster one; see docs/performance.md.
 
     Returns:
         The optimizer, now of a subclass of its class, with the methods of `Distributed`.

@@ -7,6 +7,7 @@ is then passed on to the outer backward.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -67,3 +68,15 @@ def queue(call: Callable[[], None]) -> None:
 def _current_node() -> Any:
     """Return the node that autograd evaluates in this thread; None outside of a backward."""
     return torch._C._current_autograd_node()
+
+
+def calling(owner: object, method: str) -> Callable[..., None]:
+    """Return a function that calls a method of an object as long as the object lives."""
+    reference = weakref.ref(owner)
+
+    def call(*arguments: Any) -> None:
+        living = reference()
+        if living is not None:
+            getattr(living, method)(*arguments)
+
+    return call

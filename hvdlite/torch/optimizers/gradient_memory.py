@@ -4,7 +4,8 @@ A reducer has one block of memory for each dtype and device. The block contains 
 buckets one after the other: the gradients of a bucket, then its flags. Each tensor begins at a
 multiple of ALIGNMENT. The core lays out a batch for a GPU in the same way, also a batch of several
 buckets, so it can reduce such a batch in place. On a GPU the block is memory of the core that is
-registered with NCCL; on CPUs it is a plain tensor.
+registered with NCCL. On CPUs it is memory that the ranks of the host share, so that the core reads
+the gradients of all ranks where they lie; and a plain tensor where there is no room for that.
 """
 
 from __future__ import annotations
@@ -146,7 +147,12 @@ def _carve(wanted: Sequence[tuple[_Kind, int]]) -> Iterator[torch.Tensor]:
 
 
 def _allocate_block(dtype: torch.dtype, device: torch.device, count: int) -> torch.Tensor:
-    if device.type != "cuda" or count == 0:
-        return torch.empty(count, dtype=dtype, device=device)
-    slot = basics.engine().allocate_gradient_memory(device.index, count * dtype.itemsize)
-    return torch.as_tensor(slot, device=device).view(dtype)
+    engine, size = basics.engine(), count * dtype.itemsize
+    if device.type == "cuda" and count > 0:
+        slot = engine.allocate_gradient_memory(device.index, size)
+        return torch.as_tensor(slot, device=device).view(dtype)
+    if device.type == "cpu" and count > 0:
+        memory = engine.lend_gradient_memory(size)
+        if memory is not None:
+            return torch.frombuffer(memory, dtype=dtype)
+    return torch.empty(count, dtype=dtype, device=device)

@@ -3,7 +3,7 @@
 A *pass* is one backward through a parameter. A *cycle* begins with the first gradient after the
 last cycle and ends in `synchronize`. In a cycle a bucket is submitted, from inside backward, when
 each of its parameters has had its passes, so that communication overlaps with the rest of backward
-(with overlap=False only if owners get the gradients, to free the others). `synchronize` submits
+(where `overlap` says so, or owners get the gradients, to free the others). `synchronize` submits
 all other buckets, for example of parameters that took no part on this rank, and waits for all. It
 runs at the end of the last backward of the cycle, so that gradients are reduced when backward()
 returns. On a rank without a backward, and always with reduce_in="step", it runs in `step`.
@@ -19,9 +19,8 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -30,12 +29,13 @@ from hvdlite.errors import ArgumentError, CollectiveError, HvdliteError
 from hvdlite.torch.collectives.submit import Reduction
 from hvdlite.torch.compression import PowerSGD
 from hvdlite.torch.optimizers import phases
-from hvdlite.torch.optimizers.backward import BackwardEnd, queue
+from hvdlite.torch.optimizers.backward import BackwardEnd, calling, queue
 from hvdlite.torch.optimizers.bucket_making import make_buckets
 from hvdlite.torch.optimizers.gradient_bucket import GradientBucket
 from hvdlite.torch.optimizers.layout import differs, explain, meet_without_parameters
 from hvdlite.torch.optimizers.low_rank import Schedule, settle
 from hvdlite.torch.optimizers.observer import GradientObserver
+from hvdlite.torch.optimizers.overlap import Overlap
 from hvdlite.torch.optimizers.ownership import Division, Ownership
 from hvdlite.torch.optimizers.reduced_once import ReducedOnce
 from hvdlite.torch.optimizers.replicas import ReplicaCheck, warn
@@ -112,7 +112,7 @@ class GradientReducer:
         self._takes_part = False
         self.name = name
         self.read_groups = read_groups
-        self._watched = WatchedParameters(read_groups, names, _calling(self, "_on_gradient"))
+        self._watched = WatchedParameters(read_groups, names, calling(self, "_on_gradient"))
         self._buckets: Sequence[GradientBucket] = ()
         self._bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._cycle = _Cycle()
@@ -121,7 +121,7 @@ class GradientReducer:
         self._phases: phases.Phases | None = None  # likewise
         if isinstance(settings.compression, PowerSGD):
             self._schedule = Schedule(settings.compression, settings.reduction.process_set)
-            self._phases = phases.Phases(_calling(self, "_on_failed_advance"))
+            self._phases = phases.Phases(calling(self, "_on_failed_advance"))
         self.roll_call: RollCall | None = None
         if settings.late is not None:
             self.roll_call = RollCall(settings.late, name, settings.reduction.process_set)
@@ -129,7 +129,8 @@ class GradientReducer:
         self._restarts = operation_names.restarts()
         self._replicas = ReplicaCheck(name, settings.reduction.process_set)
         self._transaction = StepTransaction(name, settings.reduction.process_set)
-        self._end = BackwardEnd(_calling(self, "_on_backward_end"))
+        self._overlap = Overlap(settings.overlap, read_groups())
+        self._end = BackwardEnd(calling(self, "_on_backward_end"))
         self._once = ReducedOnce(self._watched.names)
         self._division: Division | None = None
         self._owners: Ownership | None = None  # of the parameters in the buckets, with `divide`
@@ -233,7 +234,7 @@ class GradientReducer:
         self._cycle.passes[param] = passes
         if passes == self.settings.passes:
             bucket.missing -= 1
-            if bucket.missing == 0 and (self.settings.overlap or self.divides):
+            if bucket.missing == 0 and (self._overlap.now or self.divides):
                 self._submit(bucket, blocking=False)
 
     def _refuse_pass(self, param: torch.Tensor) -> None:
@@ -313,6 +314,7 @@ class GradientReducer:
         self._reduced = False
         self._cycle.backwards = 0
         self._transaction.begin()
+        self._overlap.begin()
 
     def _leave_behind(self) -> None:
         """Drop a cycle that began before the ranks of an elastic job met at a boundary."""
@@ -328,9 +330,7 @@ class GradientReducer:
         if self._reduced:
             return
         self._open_cycle()
-        self._submit_rest(blocking=True)
-        self._advance()
-        self._wait()
+        self._reduce_now()
         if self.takes_part and not self._buckets:
             self._replicas.begin_anew()  # as the other ranks do if they train something
             meet_without_parameters(self.name, self.settings.reduction.process_set)
@@ -338,13 +338,12 @@ class GradientReducer:
     def before_forward(self) -> None:
         """Finish the reductions of a backward that raised, if there was one."""
         if self._cycle.open and self.waiting and self.may_synchronize():
-            self._drop_what_is_under_way()
+            self._reduce_now(dropped=True)  # because other ranks wait for them
 
-    def _drop_what_is_under_way(self) -> None:
-        """Finish the reductions of a backward that raised, because other ranks wait for them."""
+    def _reduce_now(self, dropped: bool = False) -> None:
         self._submit_rest(blocking=True)
         self._advance()
-        self._wait(dropped=True)
+        self._wait(dropped)
 
     def _submit_rest(self, blocking: bool) -> None:
         for bucket in self._buckets:
@@ -392,6 +391,8 @@ class GradientReducer:
         self._end_cycle()
         if failure is not None:
             raise failure
+        if used and (chosen := self._overlap.end()) is not None:
+            basics.engine().note("tuned", self.name, chosen)
         self._reduced = self.takes_part  # a later member looks again in its next step
         summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum
         if summed or self.divides:
@@ -454,7 +455,7 @@ class GradientReducer:
         After a backward that raised, finish the reductions for which other ranks may wait.
         """
         if self.settings.in_backward and self.waiting and self.may_synchronize():
-            self._drop_what_is_under_way()
+            self._reduce_now(dropped=True)
         if self.waiting:
             raise HvdliteError(
                 "zero_grad() between backward() and step() would race with the reduction of the "
@@ -486,15 +487,3 @@ class GradientReducer:
         self._bucket_of = {param: bucket for bucket in self._buckets for param in bucket.params}
         if self._phases is not None:
             self._phases.buckets = self._buckets
-
-
-def _calling(reducer: GradientReducer, method: str) -> Callable[..., None]:
-    """Return a function that calls a method of a reducer as long as the reducer lives."""
-    reference = weakref.ref(reducer)
-
-    def call(*arguments: Any) -> None:
-        reducer = reference()
-        if reducer is not None:
-            getattr(reducer, method)(*arguments)
-
-    return call

@@ -27,6 +27,6 @@ class Settings:
     weight: Weight
     bucket_view: bool = False  # gradient_as_bucket_view
     in_backward: bool = True  # reduce_in="backward"
-    overlap: bool = True  # whether backward submits buckets before its end
+    overlap: bool | None = None  # whether backward submits buckets before its end; None measures
     late: Late | None = None
     of_model: bool = False  # of a DistributedDataParallel, rather than of an optimizer

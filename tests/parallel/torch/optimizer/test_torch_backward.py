@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hvdlite.torch as hvd
+from hvdlite import basics
+from hvdlite.torch.optimizers.overlap import PAIRS, WARMUP
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
@@ -89,6 +91,20 @@ def scenario_without_overlap_gradients_have_the_same_bits() -> None:
             results.append(gradients(model))
             del optimizer, see
         assert all(map(torch.equal, *results))
+
+
+def scenario_overlap_is_chosen_in_the_first_steps() -> None:
+    """While both ways are tried, and after it, gradients have the bits that overlap gives."""
+    ours, theirs = make_model(), make_model()
+    chooses, overlaps = make(ours), make(theirs, overlap=True)
+    for _ in range(WARMUP + 2 * PAIRS + 2):
+        for model, optimizer in ((ours, chooses), (theirs, overlaps)):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        assert all(map(torch.equal, gradients(ours), gradients(theirs)))
+    told = [row[4] for row in basics.engine().live()["events"] if row[1] == "tuned"]
+    assert ["ms with overlap" in text for text in told] == [True] * (hvd.size() > 1)
 
 
 def scenario_the_last_of_several_passes_reduces() -> None:

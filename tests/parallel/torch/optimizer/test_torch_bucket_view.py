@@ -12,6 +12,7 @@ from torch import nn
 
 import hvdlite.torch as hvd
 from harness import run_world
+from hvdlite import basics
 from hvdlite.torch.optimizers import gradient_memory
 from parallel.scenarios import check, make_tests, names_in, run_all, sizes
 from parallel.torch import test_torch_join, test_torch_process_sets
@@ -134,6 +135,31 @@ def scenario_parameters_of_several_types_and_groups() -> None:
             train(True, ours, groups=groups[0]), train(False, theirs, groups=groups[1])
         )
         assert len(slots_of(ours)) == 2
+
+
+def make_wide() -> nn.Module:
+    """Make a model whose gradients take several chunks of shared memory."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 700), nn.Tanh(), nn.Linear(700, 700), nn.Linear(700, 1))
+
+
+def unstaged() -> int:
+    return basics.engine().counters()["bytes_unstaged"]
+
+
+def scenario_gradients_that_are_kept_are_shared_with_the_host() -> None:
+    for set_to_none in (True, False):
+        before = unstaged()
+        ours = train(True, make_wide(), set_to_none=set_to_none)
+        assert (unstaged() > before) == (not set_to_none and hvd.size() > 1)
+        assert_same_bits(ours, train(False, make_wide(), set_to_none=set_to_none))
+
+
+def scenario_kept_gradients_of_one_rank_alone_are_not_shared() -> None:
+    before = unstaged()
+    ours = train(True, make_wide(), set_to_none=hvd.rank() == 0)
+    assert hvd.size() == 1 or unstaged() == before
+    assert_same_bits(ours, train(False, make_wide()))
 
 
 def scenario_gradients_stay_where_they_are() -> None:
