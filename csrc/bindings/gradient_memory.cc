@@ -15,8 +15,7 @@ py::dict GradientMemoryObject::cuda_array_interface() const {
 }
 
 py::buffer_info SharedGradientMemoryObject::bytes() const {
-  return {reinterpret_cast<std::uint8_t*>(part_->data()),
-          static_cast<py::ssize_t>(part_->size())};
+  return {reinterpret_cast<std::uint8_t*>(part_->data()), static_cast<py::ssize_t>(part_->size())};
 }
 
 void register_gradient_memory(py::module_& module) {

@@ -4,7 +4,7 @@
 
 #include "entry/entry_check.h"
 #include "execution/executor.h"
-#include "host/peer_errors.h"
+#include "plane/peer_errors.h"
 
 namespace hvdlite {
 namespace {

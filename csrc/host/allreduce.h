@@ -25,16 +25,17 @@
 #include "host/allreduce_batch.h"
 #include "host/crossing.h"
 #include "host/packed_exchange.h"
-#include "host/plane.h"
 #include "host/shared_gradients.h"
 #include "kernels/chunks.h"
 #include "kernels/pieces.h"
+#include "plane/plane.h"
 
 namespace hvdlite {
 
 class HostAllreduce {
  public:
-  explicit HostAllreduce(HostPlane& plane) : plane_(plane), packed_(plane), gradients_(plane) {}  // borrowed
+  explicit HostAllreduce(HostPlane& plane)
+      : plane_(plane), packed_(plane), gradients_(plane) {}  // borrowed
   // `layout` is that of call.group. Any op but kAdasum.
   Status run(const HostLayout& layout, const Allreduce& call, Patience patience);
 

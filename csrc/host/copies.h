@@ -3,8 +3,8 @@
 #pragma once
 
 #include "backend/backend.h"
-#include "host/layout.h"
-#include "host/plane.h"
+#include "plane/layout.h"
+#include "plane/plane.h"
 
 namespace hvdlite {
 

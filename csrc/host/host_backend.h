@@ -9,9 +9,9 @@
 #include "backend/backend.h"
 #include "base/config.h"
 #include "host/allreduce.h"
-#include "host/layout.h"
-#include "host/plane.h"
 #include "host/reducescatter.h"
+#include "plane/layout.h"
+#include "plane/plane.h"
 
 namespace hvdlite {
 

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "host/layout.h"
-#include "host/plane.h"
-#include "host/reduction.h"
 #include "kernels/chunks.h"
 #include "kernels/pieces.h"
+#include "plane/layout.h"
+#include "plane/plane.h"
+#include "plane/reduction.h"
 
 namespace hvdlite {
 

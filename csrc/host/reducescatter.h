@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "host/plane.h"
-#include "host/reduction.h"
 #include "kernels/chunks.h"
+#include "plane/plane.h"
+#include "plane/reduction.h"
 
 namespace hvdlite {
 

@@ -27,16 +27,16 @@ Staging::Place SharedGradients::place_of(const AllreduceBatch& batch) const {
   Staging::Place place{0, kCheckBegin};
   bool inside = true;
   bool first = true;
-  batch.pieces.for_each({0, batch.pieces.elements()}, [&](const Piece&, const std::byte* input,
-                                                          std::byte* output, std::uint64_t,
-                                                          std::uint64_t count) {
-    const std::uint64_t begin = number_of(output) - from;  // huge where it lies before the area
-    inside = inside && input == output && begin < area.size() &&
-             count * batch.element_bytes <= area.size() - begin;
-    if (first) place.begin = begin;
-    first = false;
-    place.check = mix(place.check, begin - place.begin);
-  });
+  batch.pieces.for_each(
+      {0, batch.pieces.elements()}, [&](const Piece&, const std::byte* input, std::byte* output,
+                                        std::uint64_t, std::uint64_t count) {
+        const std::uint64_t begin = number_of(output) - from;  // huge where it lies before the area
+        inside = inside && input == output && begin < area.size() &&
+                 count * batch.element_bytes <= area.size() - begin;
+        if (first) place.begin = begin;
+        first = false;
+        place.check = mix(place.check, begin - place.begin);
+      });
   return inside ? place : Staging::Place();
 }
 

@@ -53,7 +53,8 @@ struct Fabric {
   Fd lifeline;
   std::unique_ptr<Waiter> waiter;  // last, so destroyed first
 
-  // Makes `gradients`, and the waiter, which sleeps on this eventfd and shows that in `own_segment`.
+  // Makes `gradients`, and the waiter, which sleeps on this eventfd and shows that in
+  // `own_segment`.
   Status open(Fd own_bell, const Config& config);
   // Lets the waiter see all channels.
   Status attach();

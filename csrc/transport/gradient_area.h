@@ -3,8 +3,8 @@
 // have mapped it, so an all-reduce reads its tensors where they lie (host/shared_gradients.h). Only
 // the owner writes to it.
 //
-// A fabric has the area of its rank. A part ends when its last holder lets go of it, and may outlive
-// the fabric. Threads: any may call lend() and let go of a part.
+// A fabric has the area of its rank. A part ends when its last holder lets go of it, and may
+// outlive the fabric. Threads: any may call lend() and let go of a part.
 #pragma once
 
 #include <cstddef>

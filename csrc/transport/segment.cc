@@ -58,9 +58,7 @@ void write_header(const Mapping& mapping, const SegmentLayout& layout) {
 
 }  // namespace
 
-std::uint64_t SegmentLayout::total_bytes() const {
-  return gradients_at(*this) + gradient_bytes;
-}
+std::uint64_t SegmentLayout::total_bytes() const { return gradients_at(*this) + gradient_bytes; }
 
 SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   SegmentLayout layout;
@@ -68,14 +66,14 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
   layout.ring_bytes = kRingBytes;
   layout.data_ring_bytes = kDataRingBytes;
   // At least one page, even when all chunks are smaller.
-  layout.buffer_bytes =
-      round_up(static_cast<std::uint64_t>(std::max({std::int64_t{1}, config.shm_chunk,
-                                                    config.tcp_chunk, config.shm_small})),
-               kPage);
+  layout.buffer_bytes = round_up(
+      static_cast<std::uint64_t>(
+          std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})),
+      kPage);
   // A rank that has its host to itself shares them with nobody.
   if (local_size > 1) {
-    layout.gradient_bytes =
-        round_up(static_cast<std::uint64_t>(std::max(std::int64_t{0}, config.shm_gradients)), kPage);
+    layout.gradient_bytes = round_up(
+        static_cast<std::uint64_t>(std::max(std::int64_t{0}, config.shm_gradients)), kPage);
   }
   return layout;
 }

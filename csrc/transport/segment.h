@@ -12,7 +12,7 @@
 // which map it. The memfd is sealed against shrinking, so that no peer can make another one fault.
 // Worlds of threads use the same layout over private memory, with one mapping for all threads,
 // because ThreadSanitizer follows addresses. Sizes are 64-bit throughout. Fabrics own their
-// Segments. waiter.h, byte_ring.h and host/staging.h say which thread may touch which part.
+// Segments. waiter.h, byte_ring.h and plane/staging.h say which thread may touch which part.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ struct alignas(64) Lane {
   std::atomic<std::uint64_t> arrived;  // chunks whose input the owner has published
   std::atomic<std::uint64_t> reduced;  // chunks whose slice the owner has reduced
   std::atomic<std::uint64_t> done;     // chunks whose result the owner has taken
-  // Of the step that uses this buffer: where the owner's tensors lie (host/staging.h).
+  // Of the step that uses this buffer: where the owner's tensors lie (plane/staging.h).
   struct Place {
     std::atomic<std::uint64_t> begin;
     std::atomic<std::uint64_t> check;

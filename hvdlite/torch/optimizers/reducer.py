@@ -391,7 +391,8 @@ class GradientReducer:
         self._end_cycle()
         if failure is not None:
             raise failure
-        if used and (chosen := self._overlap.end()) is not None:
+        chosen = self._overlap.end() if used else None
+        if chosen is not None and basics.rank() == 0:
             basics.engine().note("tuned", self.name, chosen)
         self._reduced = self.takes_part  # a later member looks again in its next step
         summed = self.settings.in_backward and self.settings.reduction.op == ops.Sum

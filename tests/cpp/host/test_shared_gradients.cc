@@ -147,7 +147,8 @@ TEST(shared_gradients_are_staged_where_a_rank_has_them_elsewhere) {
         std::memcpy(pieces[i].output, tensors.shared_pieces[i].input, pieces[i].count * 4);
       }
       const Group& world = on.world;
-      CHECK_OK(on.backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, pieces}, kPatience));
+      CHECK_OK(
+          on.backend.allreduce({world, DataType::kFloat32, ReduceOp::kSum, pieces}, kPatience));
       CHECK_OK(on.backend.allreduce(
           {world, DataType::kFloat32, ReduceOp::kSum, tensors.shared_pieces}, kPatience));
       for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -179,7 +180,7 @@ TEST(shared_gradients_are_saved_before_they_are_overwritten) {
 TEST(shared_gradients_of_random_batches_and_process_sets_give_the_bits_that_staging_gives) {
   const auto unstaged = run_ranks(4, [](const Rank& on) {
     const std::vector<Group> groups = {on.world, {1, {0, 2}, 1}, {2, {1, 2, 3}, 2}};
-    std::mt19937 same(7);                                      // on all ranks
+    std::mt19937 same(7);                                    // on all ranks
     std::mt19937 own(static_cast<unsigned>(100 + on.rank));  // on this one
     for (int round = 0; round < 60; ++round) {
       const Group& group = groups[same() % groups.size()];

@@ -9,7 +9,7 @@
 #include <map>
 #include <vector>
 
-#include "host/staging.h"
+#include "plane/staging.h"
 #include "transport/topology.h"
 
 namespace hvdlite {

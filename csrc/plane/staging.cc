@@ -1,8 +1,8 @@
-#include "host/staging.h"
+#include "plane/staging.h"
 
 #include <algorithm>
 
-#include "host/peer_errors.h"
+#include "plane/peer_errors.h"
 
 namespace hvdlite {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "host/layout.h"
 #include "kernels/packed.h"
 #include "kernels/reduce.h"
+#include "plane/layout.h"
 
 namespace hvdlite {
 

@@ -1,4 +1,4 @@
-#include "host/layout.h"
+#include "plane/layout.h"
 
 #include <algorithm>
 

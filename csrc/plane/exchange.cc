@@ -1,6 +1,6 @@
-#include "host/exchange.h"
+#include "plane/exchange.h"
 
-#include "host/peer_errors.h"
+#include "plane/peer_errors.h"
 
 namespace hvdlite {
 namespace {

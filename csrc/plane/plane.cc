@@ -1,4 +1,4 @@
-#include "host/plane.h"
+#include "plane/plane.h"
 
 #include <algorithm>
 #include <string>

@@ -12,9 +12,9 @@
 #include "base/deadline.h"
 #include "base/status.h"
 #include "base/tunables.h"
-#include "host/exchange.h"
-#include "host/layout.h"
-#include "host/staging.h"
+#include "plane/exchange.h"
+#include "plane/layout.h"
+#include "plane/staging.h"
 #include "trace/trace.h"
 #include "transport/fabric.h"
 
@@ -51,8 +51,8 @@ class HostPlane {
   Result<std::uint64_t> share_bytes(const HostLayout& layout, std::size_t parts) const;
 
   // Runs steps 0 to `steps` - 1, each published (publish(step, k)) before the one before it is
-  // taken (take(step, k)): while others work on step k, this rank already publishes k + 1. Functions
-  // may lower `steps`, not below those that have begun.
+  // taken (take(step, k)): while others work on step k, this rank already publishes k + 1.
+  // Functions may lower `steps`, not below those that have begun.
   template <typename Publish, typename Take>
   Status pipeline(const HostLayout& layout, Patience patience, const char* operation,
                   const std::uint64_t& steps, Publish publish, Take take);
