@@ -340,8 +340,7 @@ def DistributedOptimizer(
         gradient_as_bucket_view: keeps reduced gradients in gradient memory; each `grad` is a view
             of it that the next reduction overwrites; see docs/gpu.md.
         late: lets steps go on without late ranks; loops then read `optimizer.behind`.
-        overlap: False submits all buckets at the end of backward(); on CPUs None measures both,
-            in steps 11 to 30, and keeps the faster one; see docs/performance.md.
+        overlap: False submits all at the end of backward(); None chooses, see docs/performance.md.
 
     Returns:
         The optimizer, now of a subclass of its class, with the methods of `Distributed`.

@@ -1,0 +1,52 @@
+"""Whether gradients are sent during backward or at its end changes no bits."""
+
+from __future__ import annotations
+
+import torch
+
+import hvdlite.torch as hvd
+from hvdlite import basics
+from hvdlite.torch.optimizers.overlap import PAIRS, WARMUP
+from parallel.scenarios import make_tests, run_all, sizes
+from parallel.torch.small_models import backward, gradients, make, make_model
+
+PRELOAD = ("torch._dynamo",)
+
+
+def scenario_without_overlap_gradients_have_the_same_bits() -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}):
+        results = []
+        for overlap in (True, False):
+            model, sent = make_model(), []
+            optimizer = make(model, overlap=overlap, bucket_cap_mb=1e-6, **options)
+            # The first layer's gradient comes last, when the others can be in flight.
+            see = lambda _, seen=sent, one=optimizer._reducer: seen.append(one.in_flight)  # noqa: E731
+            model[0].weight.register_post_accumulate_grad_hook(see)
+            backward(model)
+            assert sent == [overlap] and not optimizer._reducer.in_flight
+            results.append(gradients(model))
+            del optimizer, see
+        assert all(map(torch.equal, *results))
+
+
+def scenario_overlap_is_chosen_in_the_first_steps() -> None:
+    """While both ways are tried, and after it, gradients have the bits that overlap gives."""
+    ours, theirs = make_model(), make_model()
+    chooses, overlaps = make(ours), make(theirs, overlap=True)
+    for _ in range(WARMUP + 2 * PAIRS + 2):
+        for model, optimizer in ((ours, chooses), (theirs, overlaps)):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        assert all(map(torch.equal, gradients(ours), gradients(theirs)))
+    told = [row[4] for row in basics.engine().live()["events"] if row[1] == "tuned"]
+    tells = hvd.size() > 1 and hvd.rank() == 0
+    assert ["ms with overlap" in text for text in told] == [True] * tells
+
+
+def body() -> dict[str, str]:
+    torch.set_num_threads(1)
+    return run_all(globals())
+
+
+test_overlap = make_tests(body, sizes(1, 2, 3), timeout=100)
