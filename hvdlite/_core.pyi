@@ -466,14 +466,11 @@ class Engine:
             that are missing], at most 8, the longest first.
         """
 
-    def note(self, kind: str, name: str, text: str) -> None:
-        """Add an event of this rank to those that `live` tells.
+    def note_gradient(self) -> None:
+        """Note that backward has given the first gradient of a step, which is submitted later."""
 
-        Args:
-            kind: such as "diverged".
-            name: of the tensor or process set, or "".
-            text: a sentence for people.
-        """
+    def note(self, kind: str, name: str, text: str) -> None:
+        """Add an event of this rank to `live`: its kind, the name of what it is about, a text."""
 
     def lateness(self) -> dict[str, Any]:
         """Tell how late the ranks are (csrc/negotiation/lateness.h); only rank 0 sees any steps.

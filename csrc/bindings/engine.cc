@@ -422,6 +422,7 @@ void register_engine(py::module_& module) {
       .def("counters", &counters)
       .def("lateness", &lateness)
       .def("live", &live)
+      .def("note_gradient", [](const HolderPtr& self) { self->engine().note_gradient(); })
       .def("note", &note, py::arg("kind"), py::arg("name"), py::arg("text"))
       .def(
           "parked",

@@ -95,8 +95,12 @@ Status Engine::check(Entry& entry) {
   }
   entry.key = entry.request.key();
   if (entry.gpu) HVDLITE_RETURN_IF_ERROR(mark_ready(entry));
-  entry.submitted_at = trace_now();
-  if (entry.request.of_a_step()) entry.after_wait = std::exchange(has_waited, false);
+  entry.began_at = entry.submitted_at = trace_now();
+  if (entry.request.of_a_step()) {
+    entry.after_wait = std::exchange(has_waited, false);
+    const std::int64_t began = began_at_.exchange(0, std::memory_order_relaxed);
+    if (began > 0) entry.began_at = began;
+  }
   return Status();
 }
 

@@ -8,6 +8,7 @@
 // in flight ends with it, and so does every later call. Other errors concern one entry.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,8 @@ class Engine {
   // This thread's program has waited for a result, of any engine: a step has a seam here
   // (StepClock).
   static void note_wait();
+  // The program has its first gradient of a step, and submits it later: backward began by now.
+  void note_gradient() { began_at_.store(trace_now(), std::memory_order_relaxed); }
 
   // All threads of this process that could submit wait for these entries of this engine, or of
   // those that share its lobby; with none of them: not any more. The caller has made sure of it in
@@ -146,6 +149,7 @@ class Engine {
   // Marks when the entry's GPU tensors are ready.
   Status mark_ready(Entry& entry);
 
+  std::atomic<std::int64_t> began_at_{0};  // see note_gradient(); 0: not any more
   EngineParts parts_;
   const std::shared_ptr<Lobby> lobby_;  // null: the job is not elastic
   const std::unique_ptr<World> world_;  // last: its thread uses the parts

@@ -49,8 +49,8 @@ Status LoneWorld::execute(const EntryPtr& entry, std::function<void()>& then) {
   std::vector<Agreed> round = {agreed_alone(entry)};
   parts_.timeline.agreed(round);
   if (entry->request.of_a_step()) {
-    const auto sent = LiveFigures::time_of(entry->submitted_at);
-    const Arrival arrival{sent, sent, /*after_wait=*/false};
+    Arrival arrival = LiveFigures::own(*entry);
+    arrival.after_wait = false;
     parts_.live.steps.arrived(entry->request.name, {&arrival, 1}, /*counted=*/false);
   }
   const Status status = executor_.run(round);

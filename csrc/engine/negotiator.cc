@@ -88,9 +88,7 @@ void Negotiator::send(const std::vector<EntryPtr>& entries) {
     ++(id ? counters_.cache_hits : counters_.full_requests);
     if (coordinator_) {
       // Its own queue has refused duplicates and foreign sets, so this cannot fail.
-      const auto sent = LiveFigures::time_of(entry->submitted_at);
-      (void)coordinator_->submit(rank_, entry->request, Clock::now(),
-                                 {sent, sent, entry->after_wait});
+      (void)coordinator_->submit(rank_, entry->request, Clock::now(), LiveFigures::own(*entry));
       continue;
     }
     if (id) {
@@ -98,7 +96,10 @@ void Negotiator::send(const std::vector<EntryPtr>& entries) {
     } else {
       message.requests.push_back(entry->request);
     }
-    if (entry->request.of_a_step()) message.stamps.add(entry->submitted_at + live_.clock_offset);
+    if (entry->request.of_a_step()) {
+      message.stamps.add(entry->began_at + live_.clock_offset);
+      message.stamps.add(entry->submitted_at + live_.clock_offset);
+    }
   }
   if (!message.cached.empty() || !message.requests.empty()) {
     control_.send(kCoordinatorRank, encode_submit(message));

@@ -123,9 +123,8 @@ void Negotiator::cast_vote() {
   for (std::uint64_t at = position; at < vote.until; ++at) {
     const Entry& entry = *held_[schedule_.slot_at(at)];
     if (!entry.request.of_a_step()) continue;
-    const std::int64_t time = entry.submitted_at + live_.clock_offset;
-    first = std::min(first, time);
-    vote.stamps = {first, std::max(vote.stamps.last, time)};
+    first = std::min(first, entry.began_at + live_.clock_offset);
+    vote.stamps = {first, std::max(vote.stamps.last, entry.submitted_at + live_.clock_offset)};
   }
   ballot_.cast(vote, position);
 }
@@ -179,8 +178,7 @@ void Negotiator::tell_steps(const Round& round) {
   for (const Agreed& agreed : round.entries) {
     const Entry& entry = *agreed.entry;
     if (!entry.request.of_a_step()) continue;
-    const auto sent = LiveFigures::time_of(entry.submitted_at);
-    arrivals_[rank_] = {sent, sent, entry.after_wait};
+    arrivals_[rank_] = LiveFigures::own(entry);
     live_.steps.arrived(entry.request.name, arrivals_, /*counted=*/true);
   }
 }

@@ -47,10 +47,12 @@ struct Entry {
   // Of an allgather, a reducescatter or an alltoall, by tensor: how many bytes of a result fit at
   // the output. 0, or too few numbers: the completion brings the result.
   std::vector<std::uint64_t> capacities;
-  std::optional<GpuSource> gpu;      // where some tensor is on one
-  double weight = 1.0;               // this rank's, for weighted averages
-  bool skips = false;                // of a roll: the weight is 0, now and where it is late
-  std::int64_t submitted_at = 0;     // trace_now() at the call
+  std::optional<GpuSource> gpu;   // where some tensor is on one
+  double weight = 1.0;            // this rank's, for weighted averages
+  bool skips = false;             // of a roll: the weight is 0, now and where it is late
+  std::int64_t submitted_at = 0;  // trace_now() at the call
+  // The same, or earlier: when the program had the first gradient that it has submitted with this.
+  std::int64_t began_at = 0;
   bool after_wait = false;           // as Arrival::after_wait
   std::uint32_t removes = 0;         // a removal's process set; the engine adds its ranks
   std::uint64_t order = UINT64_MAX;  // among the entries of its engine; the queue counts

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "entry/entry.h"
 #include "execution/events.h"
 #include "negotiation/stalls.h"
 #include "negotiation/step_clock.h"
@@ -24,6 +25,10 @@ struct LiveFigures {
   Arrival arrival(const Stamps& stamps, Clock::time_point now) const {
     const auto first = std::clamp(time_of(stamps.first), began, now);
     return {first, std::clamp(time_of(stamps.last), first, now), /*after_wait=*/false};
+  }
+  // When this rank submitted an entry.
+  static Arrival own(const Entry& entry) {
+    return {time_of(entry.began_at), time_of(entry.submitted_at), entry.after_wait};
   }
   // A reading of trace_now() on this rank, as a moment of its clock.
   static Clock::time_point time_of(std::int64_t nanoseconds) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,6 +50,11 @@ void Mapping::discard(std::uint64_t begin, std::uint64_t bytes) const {
 
 void Mapping::keep_out_of_dumps(std::uint64_t begin, std::uint64_t bytes) const {
   if (bytes > 0) ::madvise(data_ + begin, bytes, MADV_DONTDUMP);
+}
+
+bool address_space_is_limited() {
+  struct rlimit limit{};
+  return ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
 }
 
 Result<Fd> create_memfd(std::uint64_t bytes) {

@@ -36,6 +36,8 @@ class Mapping {
   std::uint64_t bytes_ = 0;
 };
 
+// Whether this process may map only so much memory (ulimit -v), used or not.
+bool address_space_is_limited();
 // Makes an anonymous file of that size, close-on-exec and sealed against shrinking. The file goes
 // with the last process that has it, and the size of /dev/shm does not limit it.
 Result<Fd> create_memfd(std::uint64_t bytes);

@@ -33,7 +33,7 @@ std::vector<EntryPtr> entries_of(const std::vector<std::string>& names) {
     entry->request.name = name;
     entry->request.tensors = {{name, DataType::kFloat32, {1024, 1024}}};
     entry->key = entry->request.key();
-    entry->submitted_at = trace_now();
+    entry->began_at = entry->submitted_at = trace_now();
     entries.push_back(std::move(entry));
   }
   return entries;

@@ -70,8 +70,8 @@ SegmentLayout SegmentLayout::make(int local_size, const Config& config) {
       static_cast<std::uint64_t>(
           std::max({std::int64_t{1}, config.shm_chunk, config.tcp_chunk, config.shm_small})),
       kPage);
-  // A rank that has its host to itself shares them with nobody.
-  if (local_size > 1) {
+  // A rank that has its host to itself shares them with nobody. Peers map all of the room.
+  if (local_size > 1 && !address_space_is_limited()) {
     layout.gradient_bytes = round_up(
         static_cast<std::uint64_t>(std::max(std::int64_t{0}, config.shm_gradients)), kPage);
   }

@@ -220,6 +220,8 @@ class GradientReducer:
     # The hook, in the thread of backward.
 
     def _on_gradient(self, param: torch.Tensor) -> None:
+        if not self._cycle.open and not self._overlap.now:
+            basics.engine().note_gradient()  # so that live figures tell what backward takes
         self._open_cycle()
         bucket = self._bucket_of.get(param)
         if bucket is None:

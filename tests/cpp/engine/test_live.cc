@@ -23,8 +23,9 @@ struct Sleep {
 
 constexpr int kGradients = 4;
 
-// Trains: in each step the gradients are submitted one by one, and waited for at the end.
-void train(Engine& engine, const Sleep& sleep, int steps) {
+// Trains: in each step the gradients are submitted one by one or, `together`, when the last of them
+// is ready, and waited for at the end.
+void train(Engine& engine, const Sleep& sleep, int steps, bool together = false) {
   for (int step = 0; step < steps; ++step) {
     std::vector<std::vector<float>> values(kGradients, std::vector<float>(10, 1.0f));
     std::vector<EntryPtr> entries;
@@ -33,7 +34,11 @@ void train(Engine& engine, const Sleep& sleep, int steps) {
         std::this_thread::sleep_for(sleep.time);
       }
       entries.push_back(allreduce_entry("gradient" + std::to_string(i), values[i]));
-      CHECK_OK(engine.enqueue(entries.back(), /*blocking=*/false));
+      if (!together) CHECK_OK(engine.enqueue(entries.back(), /*blocking=*/false));
+      if (together && i == 0) engine.note_gradient();
+    }
+    for (const EntryPtr& entry : entries) {
+      if (together) CHECK_OK(engine.enqueue(entry, /*blocking=*/false));
     }
     for (const EntryPtr& entry : entries) CHECK_OK(finish(engine, entry));
   }
@@ -51,11 +56,12 @@ bool has_kind(const std::vector<Event>& events, const std::string& kind) {
 }
 
 TEST(live_blames_the_rank_that_sleeps_and_says_in_which_phase) {
-  for (const Hosts& hosts : {Hosts{0, 0}, Hosts{0, 0, 1}}) {
+  for (const auto& [hosts, together] :
+       {std::pair(Hosts{0, 0}, false), {Hosts{0, 0, 1}, false}, {Hosts{0, 0, 1}, true}}) {
     for (const int gradient : {0, 2}) {
       const Sleep sleep{static_cast<int>(hosts.size()) - 1, gradient};
-      run_world(hosts, [&](int rank, Engine& engine) {
-        train(engine, sleep, 12);
+      run_world(hosts, [&, together = together](int rank, Engine& engine) {
+        train(engine, sleep, 12, together);
         if (rank != 0) {
           CHECK(!engine.live().steps);
           return;

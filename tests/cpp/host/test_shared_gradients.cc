@@ -1,5 +1,7 @@
 // Gradient memory that the ranks of a host share: where it comes from, and all-reduces of tensors
 // that lie in it, which give the same bits as those that are staged.
+#include <sys/resource.h>
+
 #include <cstring>
 #include <random>
 #include <thread>
@@ -261,8 +263,15 @@ TEST(gradient_area_is_seen_by_peers_and_outlives_its_fabric) {
   CHECK(seen[9'999] == std::byte{0});  // the memory has been given back
 }
 
-TEST(gradient_area_has_no_room_on_a_host_of_one_rank_or_where_the_knob_says_so) {
+TEST(gradient_area_has_no_room_on_a_host_of_one_rank_or_where_a_limit_or_the_knob_says_so) {
   CHECK_EQ(SegmentLayout::make(1, Config()).gradient_bytes, 0u);
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  rlimit limited = before;
+  limited.rlim_cur = RLIM_INFINITY - 1;  // enough for sanitizers
+  CHECK_EQ(::setrlimit(RLIMIT_AS, &limited), 0);
+  CHECK_EQ(SegmentLayout::make(2, Config()).gradient_bytes, 0u);
+  CHECK_EQ(::setrlimit(RLIMIT_AS, &before), 0);
   Config config;
   config.shm_gradients = 0;
   const SegmentLayout layout = SegmentLayout::make(2, config);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 import hvdlite.torch as hvd
@@ -42,6 +44,25 @@ def scenario_overlap_is_chosen_in_the_first_steps() -> None:
     told = [row[4] for row in basics.engine().live()["events"] if row[1] == "tuned"]
     tells = hvd.size() > 1 and hvd.rank() == 0
     assert ["ms with overlap" in text for text in told] == [True] * tells
+
+
+def scenario_live_figures_know_backward_without_overlap() -> None:
+    model = make_model()
+    optimizer = make(model, overlap=False, bucket_cap_mb=1e-6)
+    model[0].weight.register_hook(lambda _: time.sleep(0.02))
+    before = steps()
+    for _ in range(8):
+        backward(model)
+        optimizer.step()
+    if hvd.rank() == 0:
+        count, spent = (after - earlier for after, earlier in zip(steps(), before, strict=True))
+        assert count >= 6 and spent >= 0.015 * count, (count, spent)
+
+
+def steps() -> tuple[int, float]:
+    """Return, on rank 0, the number of steps and the seconds that its backward took in them."""
+    told = basics.engine().live()["steps"]
+    return (0, 0.0) if told is None else (told["count"], told["ranks"][0][0])
 
 
 def body() -> dict[str, str]:
