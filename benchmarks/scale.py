@@ -2,9 +2,9 @@
 
     python benchmarks/scale.py > scale.jsonl
 
-The ranks are *light*: Python processes that import hvdlite's core and `hvdlite.basics`, and no
-framework. This process serves the store for them, as a launcher does. For each number of ranks
-there are two starts:
+The ranks are *light* (light_rank.py): Python processes that import hvdlite's core and
+`hvdlite.basics`, and no framework. This process serves the store for them, as a launcher does. For
+each number of ranks there are two starts:
 
 - In the first one, the ranks connect as soon as they can. `start_ms` is the time from the first
   process until the last rank is connected, and `import_ms` the median time of the imports.
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import secrets
 import statistics
 import subprocess
@@ -35,8 +34,7 @@ from typing import Any
 from workers import hand_on
 
 RANKS = [2, 4, 8, 16, 32, 64]
-BARRIERS = 20
-DEADLINE = 120.0  # seconds in which a world has to start
+LIGHT_RANK = str(Path(__file__).with_name("light_rank.py"))
 
 
 def main() -> int:
@@ -45,10 +43,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=1, help="hosts that they act as (1)")
     parser.add_argument("--repeat", type=int, default=3, help="starts of each kind; medians (3)")
     parser.add_argument("--output", type=Path, help="also append the JSON lines to this file")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        return be_a_rank()
     for ranks in arguments.ranks:
         rows = [
             {**start(ranks, arguments.hosts, gated=False), **start(ranks, arguments.hosts)}
@@ -106,7 +101,7 @@ def start(ranks: int, hosts: int, gated: bool = True) -> dict[str, float]:
 
 def spawn(environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, __file__, "--worker"],
+        [sys.executable, LIGHT_RANK],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -144,59 +139,6 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 def since(begun: float, ends: Any) -> float:
     return round(1e3 * (max(ends) - begun), 1)
-
-
-def be_a_rank() -> int:
-    """Connect, meet the others, and say what it took."""
-    begun = time.monotonic()
-    from hvdlite import basics
-
-    imported = time.monotonic()
-    print("imported", flush=True)
-    sys.stdin.readline()
-    opened = time.monotonic()
-    basics.init()
-    connected = time.monotonic()
-    engine = basics.engine()
-    engine.barrier("scale.first", 0, True).wait()
-    met = time.monotonic()
-    times = []
-    for number in range(BARRIERS):
-        at = time.monotonic()
-        engine.barrier(f"scale.{number}", 0, True).wait()
-        times.append(1e3 * (time.monotonic() - at))
-    row = {
-        "import_ms": 1e3 * (imported - begun),
-        "opened": opened,
-        "connected": connected,
-        "met": met,
-        "again_ms": statistics.median(times),
-        "footprint": footprint(),
-    }
-    print(json.dumps(row), flush=True)
-    sys.stdin.readline()
-    basics.shutdown()
-    return 0
-
-
-def footprint() -> dict[str, float]:
-    """Return what this process occupies."""
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    sizes = {name: int(kib) for name, kib in re.findall(r"^(\w+): +(\d+) kB", rollup, re.M)}
-    shared = 0
-    here = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0]:
-            here = "/memfd:" in line
-        elif here and line.startswith("Rss:"):
-            shared += int(line.split()[1])
-    return {
-        "rss_mib": round(sizes["Rss"] / 1024, 1),
-        "pss_mib": round(sizes["Pss"] / 1024, 1),
-        "shared_mib": round(shared / 1024, 2),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-    }
 
 
 if __name__ == "__main__":
