@@ -1,25 +1,21 @@
 // The fast door: collectives of ordinary torch tensors in host memory, in one call of a C function.
 //
-// Python's way of a submission (hvdlite/torch/collectives) takes any tensor and costs 40 us, many
-// times what the engine needs for a small one. A public function of that folder therefore asks here
-// first. Where anything about the call is unusual, a function of this file returns None before it
-// has had any effect, and Python's way goes on: it does the same thing, or it raises the error. So
-// this file has no error messages of its own.
-//
-// Torch's tensor type lends its memory and shape by DLPack's C interface (dlpack.h). What keeps the
-// memory alive while the core uses it is the tensor's storage, and not the tensor: a script may
-// give the tensor other memory meanwhile. The GIL guards all state of this file.
+// A public function of hvdlite/torch/collectives asks here first. Where anything about the call is
+// unusual, a function of this file returns None before it has had any effect, and Python's way goes
+// on: it does the same thing, or it raises the error. So this file has no error messages of its
+// own. The GIL guards its state.
 #include <Python.h>
+#include <pybind11/stl.h>
 
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "bindings/dlpack.h"
+#include "bindings/gradients.h"
 #include "bindings/handle.h"
+#include "bindings/plain_tensors.h"
 #include "entry/entry_builder.h"
 
 namespace py = pybind11;
@@ -28,10 +24,7 @@ namespace hvdlite {
 namespace {
 
 // What of Python the door uses. Never destroyed: Python may end before this library does.
-struct Torch {
-  const dlpack::Exchange* exchange;
-  py::object tensor_type;
-  py::object dispatch_modes;     // how many modes look at every operation of torch
+struct Callbacks {
   py::object increment_version;  // tells autograd that tensors were overwritten
   py::object empty_like;
   py::object engine;       // returns the engine of this process
@@ -39,53 +32,9 @@ struct Torch {
   py::object member_id;    // returns the number of a process set
   py::object next_name;    // numbers a call without a name
   py::object raise_moved;  // takes a name; raises the error of a tensor that has other memory now
-  py::object requires_grad = py::str("requires_grad");
-  py::object is_neg = py::str("is_neg");
-  py::object is_conj = py::str("is_conj");
-  py::object untyped_storage = py::str("untyped_storage");
 };
-const Torch* torch = nullptr;
+const Callbacks* python = nullptr;
 bool opened = false;
-
-// Thrown where Python's way must take the call. Not an error.
-struct NotMine {};
-
-void require(bool condition) {
-  if (!condition) throw NotMine();
-}
-
-// The result of a call of Python's. Its errors are those that Python's way would meet, or come from
-// a signal handler: nobody else would raise them again.
-py::object result_of(PyObject* result) {
-  if (result == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(result);
-}
-
-// Calls a function that may be Python's.
-template <typename... Arguments>
-py::object call(const py::object& function, const Arguments&... arguments) {
-  PyObject* result = nullptr;
-  parked_at_the_end([&] {
-    result = PyObject_CallFunctionObjArgs(function.ptr(), py::handle(arguments).ptr()..., nullptr);
-  });
-  return result_of(result);
-}
-
-py::object method_of(PyObject* self, const py::object& name) {
-  return result_of(PyObject_CallMethodNoArgs(self, name.ptr()));
-}
-
-bool is_false(const py::object& value) { return value.ptr() == Py_False; }
-
-template <typename Number>
-Number number(PyObject* value, Number (*convert)(PyObject*)) {
-  const Number converted = convert(value);
-  if (converted == static_cast<Number>(-1) && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    throw NotMine();
-  }
-  return converted;
-}
 
 double scale_of(PyObject* value) {
   require(PyFloat_CheckExact(value) || PyLong_CheckExact(value));
@@ -97,7 +46,7 @@ std::string text_of(PyObject* text) {
   const char* bytes = PyUnicode_AsUTF8AndSize(text, &size);
   if (bytes == nullptr) {
     PyErr_Clear();
-    throw NotMine();
+    throw NotPlain();
   }
   return std::string(bytes, static_cast<std::size_t>(size));
 }
@@ -114,20 +63,6 @@ int op_of(PyObject* average, PyObject* op) {
   const long chosen = number<long>(op, &PyLong_AsLong);
   require(chosen >= 0 && is_valid_op(static_cast<int>(chosen)));
   return static_cast<int>(chosen);
-}
-
-// Reads a contiguous tensor of the plainest kind.
-dlpack::Tensor read(PyObject* tensor) {
-  require(Py_TYPE(tensor) == reinterpret_cast<PyTypeObject*>(torch->tensor_type.ptr()));
-  dlpack::Tensor read;
-  if (torch->exchange->read(tensor, &read) != 0) {
-    PyErr_Clear();  // it has no memory, for example
-    throw NotMine();
-  }
-  require(read.device.type == dlpack::kCpu && dlpack::contiguous(read));
-  require(is_false(result_of(PyObject_GetAttr(tensor, torch->requires_grad.ptr()))));
-  require(is_false(method_of(tensor, torch->is_neg)));
-  return read;
 }
 
 // How a public function returns its result; Python gives the numbers.
@@ -152,20 +87,16 @@ struct Part {
 };
 
 Part part_of(py::object tensor, bool in_place) {
+  PlainTensor plain = read_plain(tensor.ptr());
   Part part;
-  const dlpack::Tensor input = read(tensor.ptr());
-  part.storage = method_of(tensor.ptr(), torch->untyped_storage);
-  const std::optional<DataType> dtype = dlpack::core_type(input.dtype);
-  require(dtype.has_value());
-  part.shape.dtype = part.shape.wire = *dtype;
-  part.shape.dims.assign(input.shape, input.shape + input.dimensions);
-  part.input = part.output = input.address();
-  if (is_complex(*dtype)) require(is_false(method_of(tensor.ptr(), torch->is_conj)));
+  part.storage = std::move(plain.storage);
+  part.shape = std::move(plain.shape);
+  part.input = part.output = plain.address;
   if (in_place) {
     part.result = tensor;
   } else {
-    part.result = call(torch->empty_like, tensor);
-    part.output = read(part.result.ptr()).address();
+    part.result = call(python->empty_like, tensor);
+    part.output = read_plain(part.result.ptr()).address;
   }
   part.tensor = std::move(tensor);
   return part;
@@ -178,10 +109,10 @@ struct Target {
 };
 
 Target target_of(PyObject* process_set) {
-  const py::object engine = call(torch->engine);
+  const py::object engine = call(python->engine);
   Target target{engine.cast<std::shared_ptr<EngineHolder>>()};
-  if (process_set != torch->world_set.ptr()) {
-    const py::object id = call(torch->member_id, process_set);
+  if (process_set != python->world_set.ptr()) {
+    const py::object id = call(python->member_id, process_set);
     target.process_set = id.cast<std::uint32_t>();
   }
   return target;
@@ -192,7 +123,7 @@ std::string name_of_call(PyObject* given, std::string_view verb, const Target& t
   const bool named = PyUnicode_CheckExact(given) && PyUnicode_GET_LENGTH(given) > 0;
   if (named) return text_of(given);
   require(given == Py_None);
-  return text_of(call(torch->next_name, py::str(verb), py::int_(target.process_set)).ptr());
+  return text_of(call(python->next_name, py::str(verb), py::int_(target.process_set)).ptr());
 }
 
 // The tensors of one call, from the arguments to the result.
@@ -230,10 +161,6 @@ class Call {
   py::object finish() const;
 
  private:
-  // A mode may stand for other tensors, or note down what happens to them.
-  static bool modes_are_off() {
-    return number<long>(call(torch->dispatch_modes).ptr(), &PyLong_AsLong) == 0;
-  }
   py::tuple memory() const;  // what the core's handle keeps alive
   static PyObject* finish_later(PyObject* call, PyObject* handle);
 
@@ -253,7 +180,7 @@ py::tuple Call::memory() const {
 
 [[noreturn]] void raise_moved(const std::string& name) {
   const py::str of(name);
-  parked_at_the_end([&] { (void)PyObject_CallOneArg(torch->raise_moved.ptr(), of.ptr()); });
+  parked_at_the_end([&] { (void)PyObject_CallOneArg(python->raise_moved.ptr(), of.ptr()); });
   throw py::error_already_set();
 }
 
@@ -262,11 +189,9 @@ py::object Call::finish() const {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     results[i] = parts_[i].result;
     if (!form_.in_place) continue;
-    dlpack::Tensor now;
-    if (torch->exchange->read(parts_[i].tensor.ptr(), &now) != 0) throw py::error_already_set();
-    if (now.address() != parts_[i].output) raise_moved(parts_[i].shape.name);
+    if (address_of(parts_[i].tensor.ptr()) != parts_[i].output) raise_moved(parts_[i].shape.name);
   }
-  if (form_.in_place) torch->increment_version(results);
+  if (form_.in_place) python->increment_version(results);
   return grouped_ ? py::object(py::list(results)) : py::object(results[0]);
 }
 
@@ -276,7 +201,7 @@ template <typename Work>
 PyObject* guarded(Work&& work) {
   try {
     return work().release().ptr();
-  } catch (const NotMine&) {
+  } catch (const NotPlain&) {
     Py_RETURN_NONE;
   } catch (py::error_already_set& error) {
     error.restore();
@@ -355,34 +280,31 @@ PyObject* door_barrier(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   });
 }
 
-const dlpack::Exchange* exchange_of(const py::object& capsule) {
-  const auto* exchange = static_cast<const dlpack::Exchange*>(
-      PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
-  if (exchange == nullptr) throw py::error_already_set();
-  return exchange->major == dlpack::kMajor && exchange->read != nullptr ? exchange : nullptr;
+// None where not all gradients are plain, see gradients.h.
+py::object read_gradients(py::list params, const std::vector<TensorArgument*>& tensors) {
+  try {
+    require(opened && modes_are_off());
+    return py::cast(Gradients::read(std::move(params), tensors));
+  } catch (const NotPlain&) {
+    return py::none();
+  }
 }
 
 bool install(const py::object& exchange, py::object tensor_type, py::object dispatch_modes,
              py::object increment_version, py::object empty_like, py::object engine,
              py::object world_set, py::object member_id, py::object next_name,
              py::object raise_moved) {
-  const dlpack::Exchange* const functions = exchange_of(exchange);
-  if (functions == nullptr) return false;
-  torch = new Torch{functions,
-                    std::move(tensor_type),
-                    std::move(dispatch_modes),
-                    std::move(increment_version),
-                    std::move(empty_like),
-                    std::move(engine),
-                    std::move(world_set),
-                    std::move(member_id),
-                    std::move(next_name),
-                    std::move(raise_moved)};
+  if (!install_plain_tensors(exchange, std::move(tensor_type), std::move(dispatch_modes))) {
+    return false;
+  }
+  python = new Callbacks{std::move(increment_version), std::move(empty_like), std::move(engine),
+                         std::move(world_set),         std::move(member_id),  std::move(next_name),
+                         std::move(raise_moved)};
   return opened = true;
 }
 
 // Opens or shuts a door that is installed; returns whether it was open.
-bool set_open(bool open) { return std::exchange(opened, open && torch != nullptr); }
+bool set_open(bool open) { return std::exchange(opened, open && python != nullptr); }
 
 PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -404,6 +326,10 @@ void register_door(py::module_& module) {
            py::arg("engine"), py::arg("world_set"), py::arg("member_id"), py::arg("next_name"),
            py::arg("raise_moved"));
   door.def("set_open", &set_open, py::arg("open"));
+  py::class_<Gradients>(door, "Gradients", py::is_final())
+      .def_property_readonly("gradients", &Gradients::gradients)
+      .def("first_changed", &Gradients::first_changed);
+  door.def("read_gradients", &read_gradients, py::arg("params"), py::arg("tensors"));
 }
 
 }  // namespace hvdlite

@@ -12,6 +12,7 @@
 #include "bindings/handle.h"
 #include "bindings/lobby.h"
 #include "bindings/long_waits.h"
+#include "bindings/tensor_argument.h"
 #include "bindings/unlocked.h"
 #include "entry/entry_builder.h"
 #include "host/host_backend.h"
@@ -25,14 +26,6 @@ namespace {
 
 using HolderPtr = std::shared_ptr<EngineHolder>;
 
-// A tensor of a call, as Python describes it.
-struct TensorArgument {
-  TensorShape shape;
-  const void* input = nullptr;
-  void* output = nullptr;
-  int gpu = kHostMemory;
-  std::uint64_t capacity = 0;
-};
 using Tensors = std::vector<const TensorArgument*>;
 
 std::unique_ptr<TensorArgument> make_tensor(std::string name, int dtype,

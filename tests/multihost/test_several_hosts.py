@@ -172,7 +172,8 @@ def test_signal_to_the_launcher_ends_all_hosts(
     # message is shown. The signal may also end a rank between the two halves of that line, since
     # Python writes the name of an error before its message.
     raised = [line for line in stderr.splitlines() if "Error" in line]
-    assert all(re.search(r" hvdlite\.errors\.RankFailedError(: rank |$)", x) for x in raised), stderr
+    noticed = re.compile(r" hvdlite\.errors\.RankFailedError(: rank |$)")
+    assert all(noticed.search(line) for line in raised), stderr
     assert "failed first" not in stderr
     assert bed.seconds_until_gone(2.0) < 0.5
 

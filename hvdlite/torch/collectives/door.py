@@ -39,6 +39,12 @@ allreduce: Callable[..., Any] = _core.door.allreduce
 broadcast: Callable[..., Any] = _core.door.broadcast
 # barrier(process_set, name) returns True when all ranks have called it.
 barrier: Callable[..., Any] = _core.door.barrier
+# read_gradients(params, tensors) lets each of the core's tensors say where the gradient of its
+# parameter lies. It returns None unless all gradients are plain, and of the tensors' dtypes and
+# shapes; otherwise an object that keeps their memory alive and has them as `gradients`. Its
+# `first_changed()` returns the position of the first one that the script replaced or wrote
+# meanwhile, or -1.
+read_gradients: Callable[..., Any] = _core.door.read_gradients
 
 
 def handle_of(started: tuple[_core.Handle, Any] | None) -> Handle | None:

@@ -199,15 +199,14 @@ class SparseWays:
         self._dimensions = [1] * len(params)  # number of sparse dimensions, by position
         self._said: set[int] = set()  # positions whose message was logged
 
-    def begin(self) -> set[int]:
-        """Return the positions of this cycle's parameters that send rows."""
+    def begin(self) -> None:
+        """Begin a cycle."""
         if self._restarts != operation_names.restarts():
             # Joined ranks have missed cycles, so all ranks start anew.
             self._restarts = operation_names.restarts()
             self.by_rows = set()
             self.with_mask = set()
             self.dense_for_good = False
-        return self.by_rows
 
     def rows_of(self, position: int) -> torch.Tensor:
         """Return this rank's gradient as a sparse tensor, an empty one if it has none."""

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from hvdlite import _core, ops
-from hvdlite.compression import cast_in_core, is_packed, of_rows
+from hvdlite.compression import NoneCompressor, cast_in_core, is_packed, of_rows
 from hvdlite.errors import HvdliteError
 from hvdlite.ops import dtype_number
+from hvdlite.torch.collectives import door
 from hvdlite.torch.collectives.sparse import GatheredRows, RowGathering, SparseWays, is_sparse
 from hvdlite.torch.collectives.submit import Reduction, Submission, start_allreduce
-from hvdlite.torch.collectives.tensors import check, lies_otherwise, spec
+from hvdlite.torch.collectives.tensors import NUMBER_OF, check, lies_otherwise, spec
 from hvdlite.torch.optimizers.gradient_bucket import STEPS, GradientBucket
 from hvdlite.torch.optimizers.gradient_memory import (
     COMMON_FLAGS,
@@ -117,7 +118,9 @@ class Bucket(GradientBucket):
         self._find_places = places
         self._layout = layout
         self._places: BucketPlaces | None = None  # of this trip
-        self._trips: list[_Trip] = []
+        self._trips: list[_Trip] = []  # none while `_plain` is
+        self._plain: Any = None  # all gradients, if they are plain: see `door.read_gradients`
+        self._plain_specs: dict[int | None, list[_core.Tensor]] = {}  # of them, by the cast
         self._flags = torch.empty(0)
         self._leading: Submission | None = None  # the left factors
         self._handle: Submission | None = None  # all else
@@ -156,22 +159,41 @@ class Bucket(GradientBucket):
 
     def submit(self, reduction: Reduction, blocking: bool, step: int) -> None:
         """Submit the gradients; see `GradientBucket.submit`."""
-        by_rows = self._ways.begin()
+        self._ways.begin()
         self._compressed = set() if self.low_rank is None else self.low_rank.begin(step)
         self._cast, self._by_hand = cast_in_core(self._compression, reduction.op)
         if self._find_places is not None:
             places = self._find_places()
             if places is not self._places:
                 self._places, self._flags = places, places.flags
+        self._plain = self._read_plain()
         with torch.no_grad():
-            self._trips = [self._leave(position, by_rows) for position in range(len(self.params))]
-            self._write_flags(self._trips, 1.0 + step % STEPS)
+            self._trips = [] if self._plain is not None else self._leave_all()
+            self._write_flags(1.0 + step % STEPS)
         self._step = step
         self._reduction = reduction
         if self._compressed:
             self._lead(reduction, blocking)
         else:
             self._send(self._name, self._layout, reduction, blocking)
+
+    def _read_plain(self) -> Any:
+        """Read all gradients in one call if the core can reduce them as they lie; else None."""
+        special = self._ways.by_rows or self._ways.with_mask or self.low_rank or self._places
+        if special or self._by_hand is not NoneCompressor:
+            return None
+        if self._cast not in self._plain_specs:
+            self._plain_specs[self._cast] = self._describe_plain()
+        return door.read_gradients(self.params, self._plain_specs[self._cast])
+
+    def _describe_plain(self) -> list[_core.Tensor]:
+        """Describe gradients that lie like their parameters; nothing if a parameter is special."""
+        for param in self.params:
+            ordinary = type(param) in (torch.Tensor, torch.nn.Parameter) and param.is_cpu
+            if not ordinary or param.layout != torch.strided or param.dtype not in NUMBER_OF:
+                return []
+        labelled = zip(self._labels, self.params, strict=True)
+        return [spec(label, param, None, self._cast) for label, param in labelled]
 
     def _lead(self, reduction: Reduction, blocking: bool) -> None:
         """Submit the left factors.
@@ -211,19 +233,22 @@ class Bucket(GradientBucket):
     def _send(self, name: str, layout: int | None, reduction: Reduction, blocking: bool) -> None:
         """Submit all gradients, with right factors for those that are compressed, and the flags."""
         by_rows, trips, flags = self._ways.by_rows, self._trips, self._flags
-        dense = [
-            (label, trip.wire, trip.target)
-            for position, (label, trip) in enumerate(zip(self._labels, trips, strict=True))
-            if position not in by_rows
-        ]
-        specs = [spec(label, wire, target, self._cast) for label, wire, target in dense]
+        memory: Any = self._plain
+        if memory is not None:
+            specs = list(self._plain_specs[self._cast])
+        else:
+            specs = [
+                spec(self._labels[i], trip.wire, trip.target, self._cast)
+                for i, trip in enumerate(trips)
+                if i not in by_rows
+            ]
+            memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
         # float16 is too narrow for the share of a rank with a small weight, and int8 for any share.
         exact = is_packed(self._cast) or self._cast == dtype_number("float16")
         narrow = None if exact else self._cast
         if layout is not None:
             specs.append(layout_spec(f"{self._name}.layout", layout, flags, narrow))
         specs.append(spec(f"{self._name}.flags", flags, flags, narrow))
-        memory = [trip.memory() for i, trip in enumerate(trips) if i not in by_rows]
         masks = self._make_masks(sorted(self._ways.with_mask), trips)
         specs += self._mask_specs(masks)
         if by_rows:
@@ -244,6 +269,15 @@ class Bucket(GradientBucket):
                 blocking=False,
             )
         self._gathered = positions
+
+    def _plain_trips(self) -> list[_Trip]:
+        """Return trips of plain gradients, for what follows if other ranks have other ones."""
+        pairs = zip(self.params, self._plain.gradients, strict=True)
+        return [_Trip(p, g, g._version, g.data_ptr(), g, None, g) for p, g in pairs]
+
+    def _leave_all(self) -> list[_Trip]:
+        by_rows = self._ways.by_rows
+        return [self._leave(position, by_rows) for position in range(len(self.params))]
 
     def _leave(self, position: int, by_rows: set[int]) -> _Trip:
         param, name = self.params[position], self._names[position]
@@ -286,14 +320,14 @@ class Bucket(GradientBucket):
         address = _address_of(gradient)
         return _Trip(param, gradient, version, address, wire, context, target, rows, place)
 
-    def _write_flags(self, trips: list[_Trip], step: float) -> None:
-        count = len(trips)
+    def _write_flags(self, step: float) -> None:
+        count, trips = len(self.params), self._trips
         # A bucket that may be compressed has one more: whether this rank has ever compressed.
         begun = [] if self.low_rank is None else [float(self.low_rank.schedule.begun)]
         size = FLAGS * count + len(begun) + COMMON_FLAGS
-        wire = self.params[0].dtype if is_sparse(trips[0].wire) else trips[0].wire.dtype
-        dtype = flags_dtype(wire)
-        flags, device = self._flags, trips[0].wire.device
+        as_params = self._plain is not None or is_sparse(trips[0].wire)
+        dtype = flags_dtype((self.params[0] if as_params else trips[0].wire).dtype)
+        flags, device = self._flags, self.params[0].device
         if (flags.numel(), flags.dtype, flags.device) != (size, dtype, device):
             flags = self._flags = torch.empty(size, dtype=dtype, device=device)
         if all(trip.present and not trip.rows for trip in trips):
@@ -312,23 +346,25 @@ class Bucket(GradientBucket):
 
     def finish(self, counts: bool, dropped: bool = False) -> None:
         """Wait, and put the results into `grad`; see `GradientBucket.finish`."""
-        handle, trips, reduction = self._handle, self._trips, self._reduction
+        handle, reduction = self._handle, self._reduction
         gathering, positions = self._gathering, self._gathered
         assert handle is not None and reduction is not None
         handle.wait()
+        changed = None if dropped else self._find_changed()
         gathered: dict[int, GatheredRows] = {}
         if gathering is not None:
             gathered = dict(zip(positions, gathering.finish(), strict=True))
-        present, rows = self._read_flags(trips, counts, handle.members, reduction.op)
+        present, rows = self._read_flags(counts, handle.members, reduction.op)
+        arrived = self._plain is not None and all(present) and not any(rows)
+        trips = self._trips if arrived or self._plain is None else self._plain_trips()
         masks = self._masks
         late = [i for i in range(len(trips)) if rows[i] > 0 and i not in masks]
         if late:
             # All ranks do this, before any of them raises below.
             masks = masks | self._send_masks(late, trips, reduction)
         self.reset()
-        for name, trip in zip(self._names, trips, strict=True):
-            if not dropped and not trip.untouched():
-                raise self._changed(name)
+        if changed is not None:
+            raise self._changed(self._names[changed])
         if not dropped:
             self._check_step()
         with torch.no_grad():
@@ -346,6 +382,13 @@ class Bucket(GradientBucket):
                 if self.low_rank is not None and present[i] and i not in self._compressed:
                     self.low_rank.saw(i, dense=rows[i] == 0)
 
+    def _find_changed(self) -> int | None:
+        """Return the position of the first gradient that the script changed; None: none was."""
+        if self._plain is not None:
+            first: int = self._plain.first_changed()
+            return None if first < 0 else first
+        return next((i for i, trip in enumerate(self._trips) if not trip.untouched()), None)
+
     def _multiply(self, position: int, trip: _Trip) -> None:
         """Make the gradient of its two factors, in the memory that `grad` has."""
         assert self.low_rank is not None
@@ -353,16 +396,14 @@ class Bucket(GradientBucket):
         self.low_rank.write(position, target)
         trip.param.grad = target
 
-    def _read_flags(
-        self, trips: Sequence[_Trip], counts: bool, members: int, op: int
-    ) -> tuple[list[bool], list[float]]:
+    def _read_flags(self, counts: bool, members: int, op: int) -> tuple[list[bool], list[float]]:
         """Return, by position, whether some rank had a gradient, and the rows that travelled dense.
 
         The rows are those of sparse gradients, of all ranks together.
         """
-        size, ways = len(trips), self._ways
+        size, ways = len(self.params), self._ways
         self._steps_met = 0.0
-        if ways.dense_for_good and counts and all(trip.present for trip in trips):
+        if ways.dense_for_good and counts and all(trip.present for trip in self._trips):
             return [True] * size, [0.0] * size
         factor = members if op == ops.Average else 1
         *flags, step, ones = self._flags.tolist()
@@ -421,4 +462,5 @@ class Bucket(GradientBucket):
         self._gathering = None
         self._masks = {}
         self._trips = []
+        self._plain = None
         self.missing = len(self.params)

@@ -260,10 +260,13 @@ class GradientReducer:
 
         Several reducers may end their cycles here, in a different order on each rank. So all of
         them submit before the first one advances, and all advance before the first one waits.
+
+        Where nothing was sent before, the engine's thread is not woken: this one runs the engine
+        as soon as it waits. A wake-up for each bucket costs more than it gains.
         """
         self._cycle.backwards += 1
         if self._cycle.open and self._cycle.backwards >= self.settings.passes:
-            self._submit_rest(blocking=False)
+            self._submit_rest(blocking=not self._overlap.now)
             queue(self._advance_in_backward if phases.in_use() else self._wait)
 
     def _advance_in_backward(self) -> None:

@@ -8,8 +8,8 @@ from harness import run_world
 
 PRELOAD = ("torch", "hvdlite.torch")
 
-# A rank that waits for long thaws the schedule, to prove or rule out a deadlock. On a machine that is
-# busy enough any rank may, so nobody proves anything here.
+# A rank that waits for long thaws the schedule, to prove or rule out a deadlock. On a machine that
+# is busy enough any rank may, so nobody proves anything here.
 FREEZE = {"HVDLITE_FREEZE": "3", "HVDLITE_DEADLOCK_GRACE": "0"}
 NEVER = {"HVDLITE_FREEZE": "0"}
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hvdlite.torch as hvd
+from hvdlite.torch.collectives import door
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import (
     Branches,
@@ -396,7 +397,13 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
+def body_without_door() -> dict[str, str]:
+    with door.shut():
+        return body()
+
+
 test_optimizer = make_tests(body, sizes(1, 2, 3), timeout=100)
+test_optimizer_without_the_fast_door = make_tests(body_without_door, sizes(2), timeout=100)
 
 
 def test_needs_init() -> None:
