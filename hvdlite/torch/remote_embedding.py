@@ -12,7 +12,7 @@ from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.client import RemoteCollection, Rows
 from hvdlite.parameter_server.tensors import Filling, TensorSpec
 from hvdlite.torch import parameter_server
-from hvdlite.torch.parameter_server.memory import NAMES, bytes_of
+from hvdlite.torch.collectives.memory import NAMES, bytes_of
 
 # By group, the numbers of the tables that are made in it.
 _tables: WeakKeyDictionary[parameter_server.Group, itertools.count[int]] = WeakKeyDictionary()

@@ -19,6 +19,7 @@ from hvdlite.errors import ArgumentError, HvdliteError
 from hvdlite.process_sets import ProcessSet, check_root, global_process_set
 from hvdlite.subclass import become, subclass_in_place
 from hvdlite.torch.collectives.gather import alltoall
+from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.compression import Compression
 from hvdlite.torch.optimizer import Distributed, DistributedOptimizer
 from hvdlite.torch.optimizers import gradient_norms, overflow
@@ -198,7 +199,7 @@ class Sharded(Distributed):
                         f"consolidate(to={to}): rank {rank} sent no state to rank {to}; call "
                         "consolidate() with the same rank everywhere, and before hvd.join()"
                     )
-                state.update(deserialized(part.numpy().tobytes()))
+                state.update(deserialized(bytes(bytes_of(part))))
             self._gathered = state
         self._gathered_on = to
 

@@ -19,9 +19,9 @@ from hvdlite.errors import ArgumentError, MismatchError, RankFailedError, Undivi
 from hvdlite.parameter_server import server
 from hvdlite.parameter_server.placement import place
 from hvdlite.parameter_server.tensors import Filling, TensorSpec
+from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.parameter_server.group import Group
-from hvdlite.torch.parameter_server.memory import bytes_of
 from hvdlite.torch.parameter_server.replica import Replica
 from hvdlite.torch.parameter_server.storage import TorchStorage
 from parameter_servers import Servers, storage_of

@@ -21,6 +21,7 @@ import torch
 from hvdlite import basics
 from hvdlite.elastic.epochs import current
 from hvdlite.objects import allgather_object, broadcast_object
+from hvdlite.torch.collectives.memory import bytes_of
 from hvdlite.torch.elastic.handlers import StateHandler
 
 
@@ -98,5 +99,5 @@ class RandomStateHandler(StateHandler):
 
 
 def _digest(state: Any) -> bytes:
-    value = state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
+    value = bytes_of(state) if isinstance(state, torch.Tensor) else pickle.dumps(state)
     return hashlib.sha256(value).digest()

@@ -8,6 +8,7 @@ micro-batches per second, if the measured steps had been cut by it.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -87,7 +88,7 @@ class Measurement:
 
         Every rank computes it by itself from the same figures.
         """
-        data = torch.tensor(self._steps, dtype=torch.float64).numpy().tobytes()
+        data = array("d", self._steps).tobytes()
         number = member_id(self._process_set)
         blocks = gather_bytes(basics.engine(), data, f"#{self._name}.latencies", number)
         figures = torch.stack(

@@ -11,9 +11,9 @@ import torch
 from hvdlite.errors import ArgumentError
 from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.storage import Gradient, Slot
+from hvdlite.torch.collectives.memory import DTYPES, bytes_of, tensor_over
 from hvdlite.torch.optimizers.wrapping import Wrapping
 from hvdlite.torch.parameter_server.filling import fill
-from hvdlite.torch.parameter_server.memory import DTYPES, bytes_of, tensor_over
 
 _JSON = "json"  # the dtype of a state that is not a tensor
 

@@ -1,7 +1,11 @@
-"""Tensors as bytes, and bytes as tensors, without copies."""
+"""Tensors as bytes, and bytes as tensors, without copies and without NumPy.
+
+Torch works where NumPy is not installed, and `Tensor.numpy()` does not.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -28,7 +32,7 @@ def tensor_over(memory: memoryview, dtype: torch.dtype, shape: Sequence[int]) ->
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor.
+    """Return the bytes of a contiguous CPU tensor; they keep its memory alive.
 
     Example:
         >>> bytes_of(torch.zeros(2)).nbytes
@@ -36,5 +40,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.storage = tensor.untyped_storage()
+    return memoryview(memory).cast("B")

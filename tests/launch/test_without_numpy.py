@@ -1,0 +1,84 @@
+"""hvdlite.torch needs no NumPy: torch works without it, and does not depend on it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import run_launcher
+
+HEAD = """
+import warnings
+
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+import torch
+import hvdlite.torch as hvd
+
+try:
+    torch.zeros(1).numpy()
+except RuntimeError:
+    pass
+else:
+    raise SystemExit("NumPy is there")
+"""
+TRAINS = (
+    HEAD
+    + """
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.ShardedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+batches = iter([torch.full((2, 4), 1.0 + hvd.rank())] * 100)
+for step in range(4):
+    model(next(batches)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+optimizer.consolidate(to=0)
+if hvd.rank() == 0:
+    assert len(optimizer.state_dict()["state"]) == 4
+del optimizer
+
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+for step in range(12):
+    optimizer.zero_grad()
+    for inputs in optimizer.micro_batches(batches, most=2):
+        model(inputs).square().sum().backward()
+    optimizer.step()
+hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+assert hvd.broadcast_object({"rank": hvd.rank()}, root_rank=1) == {"rank": 1}
+assert hvd.allgather_object(hvd.rank()) == [0, 1]
+hvd.elastic.TorchState(model, optimizer, rng=True, step=0).sync()
+print("done")
+"""
+)
+SERVES = (
+    HEAD
+    + """
+with hvd.parameter_server.connect() as group:
+    if group.serves:
+        group.serve(lambda params: torch.optim.SGD(params, lr=0.1))
+        raise SystemExit
+    model = torch.nn.Linear(8, 1)
+    replica = group.replica(model.named_parameters())
+    for step in range(5):
+        model(torch.ones(2, 8)).square().mean().backward()
+        replica.step()
+    print("done")
+"""
+)
+
+
+@pytest.mark.parametrize(("script", "options"), [(TRAINS, ()), (SERVES, ("--servers", "1"))])
+def test_job_works_without_numpy(script: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text(
+        "raise ModuleNotFoundError('hidden by a test', name='numpy')\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    result = run_launcher(
+        "-np", "2", *options, sys.executable, "train.py", cwd=tmp_path, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    workers = 1 if options else 2
+    assert result.stdout.count("done") == workers, result.stdout
