@@ -111,7 +111,9 @@ def main() -> int:
     add_common_arguments(parser)
     parser.add_argument("--model", choices=MODELS, help="this model only")
     parser.add_argument("--views", action="store_true", help="also with gradient_as_bucket_view")
-    parser.add_argument("--together", action="store_true", help="also with overlap=True, False")
+    parser.add_argument(
+        "--together", action="store_true", help="also overlap=True, False, and a bare allreduce"
+    )
     parser.add_argument("--modes", action="store_true", help="also with what docs/modes.md has")
     parser.add_argument("--sentinel", action="store_true", help="only: hvdlite with and without it")
     arguments = parser.parse_args()
@@ -195,7 +197,7 @@ def with_views(
 
 
 def together(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
-    """Build the copies whose buckets are submitted during backward, and at its end."""
+    """Build copies that submit during backward, at its end, and all gradients without buckets."""
     import hvdlite.torch as hvd
 
     contestants = {}
@@ -204,6 +206,12 @@ def together(make_model: Callable[[], nn.Module]) -> dict[str, Contestant]:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), overlap=overlaps)
         contestants[name] = Contestant(model, optimizer, lambda: None)
+    bare = make_model()
+    contestants["grouped"] = Contestant(
+        bare,
+        sgd(bare),
+        lambda: hvd.grouped_allreduce_([param.grad for param in bare.parameters()], name="bare"),
+    )
     return contestants
 
 

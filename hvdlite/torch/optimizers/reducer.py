@@ -205,6 +205,10 @@ class GradientReducer:
         """Whether reduced gradients go to the owners of their parameters alone."""
         return self._division is not None
 
+    @property
+    def _sends_early(self) -> bool:
+        return self._overlap.now or self.divides  # a bucket as soon as it is complete
+
     def set_weight(self, weight: Weight) -> None:
         """Change the weight of this rank's gradients from the next reduction on."""
         if weight is not None and self.divides:
@@ -236,7 +240,7 @@ class GradientReducer:
         self._cycle.passes[param] = passes
         if passes == self.settings.passes:
             bucket.missing -= 1
-            if bucket.missing == 0 and (self._overlap.now or self.divides):
+            if bucket.missing == 0 and self._sends_early:
                 self._submit(bucket, blocking=False)
 
     def _refuse_pass(self, param: torch.Tensor) -> None:
@@ -261,12 +265,12 @@ class GradientReducer:
         Several reducers may end their cycles here, in a different order on each rank. So all of
         them submit before the first one advances, and all advance before the first one waits.
 
-        Where nothing was sent before, the engine's thread is not woken: this one runs the engine
-        as soon as it waits. A wake-up for each bucket costs more than it gains.
+        Where nothing was sent early, the engine's thread is not woken: this one runs the engine as
+        soon as it waits. A wake-up for each bucket costs more than it gains.
         """
         self._cycle.backwards += 1
         if self._cycle.open and self._cycle.backwards >= self.settings.passes:
-            self._submit_rest(blocking=not self._overlap.now)
+            self._submit_rest(blocking=not self._sends_early)
             queue(self._advance_in_backward if phases.in_use() else self._wait)
 
     def _advance_in_backward(self) -> None:

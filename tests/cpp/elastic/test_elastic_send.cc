@@ -70,7 +70,7 @@ EntryPtr held_send(int source, int destination) {
 }  // namespace
 
 TEST(elastic_sends_between_survivors_are_handed_out_by_both_or_redone_by_both) {
-  // Each worker dies after each of these numbers, though not on all hosts.
+  // Each worker dies after each of these numbers, though not in every layout.
   const std::vector<int> kAfter[] = {{0, 7}, {1, 20}};
   for (std::size_t layout = 0; layout < kThreeWorkers.size(); ++layout) {
     for (int victim = 0; victim < 3; ++victim) {

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hvdlite.torch as hvd
 from hvdlite.torch.collectives import door
@@ -18,6 +17,7 @@ from hvdlite.torch.collectives.tensors import spec
 from hvdlite.torch.optimizers import bucket
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import Branches, backward, gradients, inputs, make, make_model
+from parallel.torch.test_torch_door import Watching
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no door"
@@ -67,10 +67,6 @@ def scenario_gradients_are_plain() -> None:
 def scenario_gradients_are_not_plain() -> None:
     class Own(torch.Tensor):
         pass
-
-    class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-            return func(*args, **(kwargs or {}))
 
     unusual: list[Callable[[torch.Tensor], torch.Tensor | None]] = [
         lambda _: None,
