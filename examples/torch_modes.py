@@ -54,11 +54,13 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
     """Train; return the seconds of a step."""
     images, labels = (part[TEST_IMAGES:] for part in load())
     batches = micro_batches(len(images))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=steps)
     begin = time.perf_counter()
     for _ in range(steps):
         optimizer.zero_grad()
         if mode == "rollcall" and optimizer.behind:
             optimizer.step()  # It takes a result of the others.
+            schedule.step()
             continue
         if mode == "dropcompute":
             step = optimizer.micro_batches(batches, most=MICRO_BATCHES)
@@ -76,13 +78,14 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
             else:
                 loss.backward()
         optimizer.step()
+        schedule.step()
     return (time.perf_counter() - begin) / steps
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="train on handwritten digits")
     parser.add_argument("mode", choices=MODES)
-    parser.add_argument("--steps", type=int, default=320)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--straggler", type=float, default=0.0, metavar="MS")
     arguments = parser.parse_args()
     hvd.init()

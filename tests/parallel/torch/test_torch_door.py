@@ -289,8 +289,8 @@ def scenario_errors_of_signal_handlers_are_raised() -> None:
         return  # The ranks would be interrupted at different calls.
     before = signal.signal(signal.SIGALRM, give_up)
     for _ in range(20):
-        signal.setitimer(signal.ITIMER_REAL, 0.002)
         with raises(TimeoutError, "the user's own"):
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
             for _ in range(1_000_000):
                 hvd.barrier()
     signal.signal(signal.SIGALRM, before)
