@@ -59,10 +59,8 @@ def train(model: nn.Module, optimizer: Any, mode: str, steps: int, lag: float) -
     for _ in range(steps):
         optimizer.zero_grad()
         if mode == "rollcall" and optimizer.behind:
-            optimizer.step()  # It takes a result of the others.
-            schedule.step()
-            continue
-        if mode == "dropcompute":
+            step = iter(())  # The rank takes a result of the others, and computes nothing.
+        elif mode == "dropcompute":
             step = optimizer.micro_batches(batches, most=MICRO_BATCHES)
         else:
             step = itertools.islice(batches, MICRO_BATCHES)

@@ -350,12 +350,12 @@ def test_eight_workers_learn_digits_and_do_not_wait_for_a_slow_one() -> None:
     data, target = data[order], target[order]
     steps, done = 300, [0] * 8
     errors: list[Exception] = []
-    ended: list[int] = []
+    done_by_the_slow: list[int] = []
+
+    patience = time.monotonic() + 60  # If the others wait for the slow worker, the test has to end.
 
     def wait_until_the_others_are_ahead() -> None:
-        deadline = time.monotonic() + 60
-        while min(done[:7]) < 3 * done[7]:
-            assert time.monotonic() < deadline, f"the others wait for the slow worker: {done}"
+        while min(done[:7]) < 3 * done[7] and time.monotonic() < patience:
             time.sleep(0.001)
 
     def digits_model() -> torch.nn.Sequential:
@@ -367,7 +367,7 @@ def test_eight_workers_learn_digits_and_do_not_wait_for_a_slow_one() -> None:
     def work(number: int, model: torch.nn.Module, replica: Replica) -> None:
         draw = torch.Generator().manual_seed(number)
         try:
-            while done[number] < steps and len(ended) < 7:
+            while done[number] < steps and len(done_by_the_slow) < 7:
                 if number == 7:
                     wait_until_the_others_are_ahead()
                 some = torch.randint(1440, (8,), generator=draw)
@@ -377,7 +377,7 @@ def test_eight_workers_learn_digits_and_do_not_wait_for_a_slow_one() -> None:
                 done[number] += 1
         except Exception as error:
             errors.append(error)
-        ended.append(number)
+        done_by_the_slow.append(done[7])
 
     def make(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1 / 8, momentum=0.9)
@@ -395,6 +395,7 @@ def test_eight_workers_learn_digits_and_do_not_wait_for_a_slow_one() -> None:
             thread.join()
         assert not errors
         replicas[0].pull()
+    assert done_by_the_slow[0] < 0.7 * steps  # The first of the others is ready long before it.
     with torch.no_grad():
         found = models[0](data[1440:]).argmax(1)
     accuracy = float((found == target[1440:]).float().mean())
