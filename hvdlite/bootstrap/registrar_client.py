@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from hvdlite.bootstrap import forked
 from hvdlite.bootstrap.deadline import Deadline
@@ -86,6 +86,7 @@ class RegistrarClient:
         self._sending = threading.Lock()
         self._closing = False
         self._end: str | None = None  # why the connection has ended; set once, under `_sending`
+        self._unsent: OSError | None = None  # why nothing can be sent any more; the same
         forked.leave_to_parent(self)
         self._thread = threading.Thread(target=self._serve, name="hvdlite-registrar", daemon=True)
         self._thread.start()
@@ -103,15 +104,18 @@ class RegistrarClient:
                 f"has at most {MAX_MESSAGE_BYTES}"
             )
         with self._sending:
-            if self._end is None:
+            if self._end is None and self._unsent is None:
                 try:
                     self._connection.sendall(self._writer.wrap(body))
+                    return
                 except OSError as error:
                     # A part of the frame may be on its way, so nothing can follow it.
-                    self._end = f"worker {self._worker} lost the registrar: {error}"
+                    self._unsent = error
                     self._hang_up()
-            if self._end is not None:
-                raise BootstrapError(self._end)
+        # A refusal that has arrived, but was not read yet, says more than the error.
+        if self._end is None and threading.current_thread() is not self._thread:
+            self._thread.join(_LINGER_SECONDS)
+        raise BootstrapError(self._end or self._loss())
 
     def close(self) -> None:
         """End the connection, after everything that was sent; `on_end` is not called any more."""
@@ -136,12 +140,14 @@ class RegistrarClient:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
+    def _loss(self) -> str:
+        return f"worker {self._worker} lost the registrar: {self._unsent or 'it hung up'}"
+
     def _serve(self) -> None:
-        reason = f"worker {self._worker} lost the registrar"
         try:
             self._read()
         except OSError as error:
-            reason += f": {error}"
+            reason = f"worker {self._worker} lost the registrar: {error}"
         except BootstrapError as error:
             reason = str(error)
         closing = self._closing
@@ -153,7 +159,7 @@ class RegistrarClient:
         if not closing:
             self._on_end(reason)
 
-    def _read(self) -> None:
+    def _read(self) -> NoReturn:
         """Read, and send the heartbeat, until the connection ends.
 
         Raises:
@@ -169,7 +175,7 @@ class RegistrarClient:
             # What has arrived counts before the clock, which runs on while this process is stopped.
             if poller.poll(max(0.0, 1000 * left)):
                 if not self._take():
-                    raise BootstrapError(f"worker {self._worker} lost the registrar: it hung up")
+                    raise BootstrapError(self._loss())
                 heard = time.monotonic()
             elif time.monotonic() >= limit:
                 raise BootstrapError(
@@ -177,7 +183,8 @@ class RegistrarClient:
                     f"{self._heartbeat + _LATE_SECONDS:g} s"
                 )
             if time.monotonic() >= beat and not self._closing:
-                self.send(_ALIVE)
+                with contextlib.suppress(BootstrapError):  # What has arrived is read first.
+                    self.send(_ALIVE)
                 beat = time.monotonic() + self._heartbeat / _BEATS
 
     def _take(self) -> bool:

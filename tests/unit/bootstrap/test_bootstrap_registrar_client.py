@@ -225,6 +225,24 @@ def test_a_refused_worker_hears_why(server: Server) -> None:
     )
 
 
+def test_a_refusal_that_was_not_read_yet_explains_a_message_that_cannot_be_sent(
+    server: Server,
+) -> None:
+    worker = Worker(server)
+    released = threading.Event()
+    worker.client._on_message = lambda _: assert_true(released.wait(LIMIT))
+    server.send({"kind": "restore"})
+    server.send({"kind": "refused", "reason": "worker 7 has left"})
+    server.hang_up()
+    release = threading.Timer(0.2, released.set)
+    release.start()
+    with pytest.raises(BootstrapError, match="refused worker 7: worker 7 has left"):
+        while True:  # TCP takes a message or two after the end.
+            worker.client.send({"kind": "ready"})
+    assert "refused worker 7" in worker.ends.get(timeout=LIMIT)
+    release.join()
+
+
 @pytest.mark.parametrize(
     "body", [b"\xff", b"[]", b"{}", b'{"kind": 3}', b" " * (MAX_MESSAGE_BYTES + 1)]
 )
