@@ -61,11 +61,17 @@ test: test-cpp test-python
 test-cpp: build/cpp/hvdlite_tests
 	$<
 
-# What looks at times runs alone, and so do cluster systems, which have many processes.
-test-python: $(DONE)/core $(DONE)/test
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests/unit tests/parallel tests/horovod_scripts
-	$(IN_VENV) python -m pytest tests/launch tests/live tests/faults tests/elastic tests/multihost tests/gpu
-	$(MAKE) test-clusters
+# First, what keeps the cores busy, and beside it the cluster systems, which mostly wait. Then, alone,
+# what looks at times.
+BUSY := tests/unit tests/parallel tests/horovod_scripts tests/elastic tests/launch/elastic tests/launch/servers tests/gpu
+TIMED := tests/launch tests/live tests/faults tests/multihost
+
+test-python: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
+	mkdir -p build
+	$(MAKE) test-clusters >build/test_clusters.log 2>&1 & clusters=$$!; \
+	$(IN_VENV) python -m pytest -n 3 --dist loadfile $(BUSY); busy=$$?; \
+	wait $$clusters; clusters=$$?; cat build/test_clusters.log; exit $$((busy + clusters))
+	$(IN_VENV) python -m pytest $(TIMED) $(addprefix --ignore=,$(filter tests/launch/%,$(BUSY)))
 
 test-clusters: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
 	$(IN_VENV) python -m pytest tests/clusters

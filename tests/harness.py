@@ -78,11 +78,11 @@ def package_path() -> list[str]:
 
 
 def base_environment() -> dict[str, str]:
-    """Return the environment from which a user would start a job, without variables of a job."""
+    """Return the environment of a user who starts a job, without variables of a job or pytest."""
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("HVDLITE_", "HOROVOD_"))
+        if not name.startswith(("HVDLITE_", "HOROVOD_", "PYTEST_"))
         and not name.endswith("_NUM_THREADS")
         and name not in ("RANK", "WORLD_SIZE")
     }

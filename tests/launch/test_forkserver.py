@@ -31,6 +31,18 @@ def test_ranks_are_their_own() -> None:
     assert len({result.value[3] for result in results}) == 3
 
 
+def parent() -> int:
+    return os.getppid()
+
+
+def test_tests_share_a_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = set()
+    for test in ("one", "another"):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", test)
+        parents |= {result.value for result in run_world(2, parent)}
+    assert len(parents) == 1
+
+
 def end_in_several_ways() -> None:
     rank = os.environ["HVDLITE_RANK"]
     if rank == "0":
