@@ -40,9 +40,10 @@ def die_at(point: str, step: int) -> None:
 
 
 class Now:
-    """The step under way."""
+    """The step under way, and the epoch in which training began or went on last."""
 
     step = 0
+    epoch = -1
 
 
 advance, send = Bucket.advance, Rounds._send
@@ -122,9 +123,11 @@ def step_all() -> None:
 def train(state: Any) -> None:
     """Train until three ranks have met again, and check what each mode promises."""
     first = Now.step = state.step
+    # A late notice of ranks that have joined already interrupts the training, and changes nothing.
+    same_world, Now.epoch = epochs.current().number == Now.epoch, epochs.current().number
     while Now.step < STEPS or hvd.size() < 3 or Now.step < first + 2 * COMMIT:
         step_all()
-        if Now.step == first and hvd.size() == 3:  # ranks have joined, or all begin
+        if Now.step == first and hvd.size() == 3 and not same_world:  # joined, or all begin
             assert errors_of(optimizers["compressed"]) == 0, "errors were kept"
         Now.step += 1
         state.step = Now.step
