@@ -179,7 +179,10 @@ def _limits(figures: Figures) -> list[Finding]:
     exchanging = _mean(figures, lambda rank: rank.communicating)
     shares = late + communicating if _waiting(figures) > exchanging else communicating + late
     preempted = list(_preempted(figures))
-    return preempted + shares if _is_explained(figures) else shares + preempted
+    # Preemption takes no more from a rank than the time for which its threads wait for a core.
+    taken = max((rank.core_wait for rank in figures.ranks if is_preempted(rank)), default=0.0)
+    comes_first = taken * figures.step >= exchanging and _is_explained(figures)
+    return preempted + shares if comes_first else shares + preempted
 
 
 def _is_explained(figures: Figures) -> bool:

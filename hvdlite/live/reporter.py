@@ -7,6 +7,7 @@ any more, the thread ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import resource
@@ -71,6 +72,7 @@ class Reporter:
         self._figures = figures
         self._period = period
         self._cut_events = 0  # that no line had room for
+        self._core_wait = CoreWait(Path("/proc/self/task"))
         # Re-entrant, as a signal handler needs it.
         self._orders: queue.SimpleQueue[Subject | threading.Event] = queue.SimpleQueue()
         self._subject: Subject | None = None
@@ -159,6 +161,7 @@ class Reporter:
             cpu=used.ru_utime + used.ru_stime,
             rss=rss,
             switches=used.ru_nivcsw,
+            core_wait=self._core_wait.seconds(),
             threads=threads,
             cores=len(os.sched_getaffinity(0)),
             samples=observed["samples"],
@@ -181,6 +184,35 @@ def _memory_and_threads(stat: str) -> tuple[int, int]:
     """
     fields = stat.rpartition(")")[2].split()  # The third field of the file is the first one here.
     return int(fields[21]) * _PAGE, int(fields[17])
+
+
+class CoreWait:
+    """How long the threads of this process were ready to run and waited for a processor."""
+
+    def __init__(self, tasks: Path) -> None:
+        """Begin to count.
+
+        Args:
+            tasks: the folder with the kernel's files on each thread.
+        """
+        self._tasks = tasks
+        self._of_thread: dict[str, int] = {}  # nanoseconds
+        self._of_ended = 0  # nanoseconds
+
+    def seconds(self) -> float:
+        """Return the sum over all threads, also those that have ended; it never falls.
+
+        What a thread waited between the last call and its end is not counted.
+        """
+        now = {}
+        for thread in self._tasks.iterdir():
+            with contextlib.suppress(OSError):  # The thread has ended, or the kernel does not tell.
+                now[thread.name] = int((thread / "schedstat").read_text().split()[1])
+        for name, before in self._of_thread.items():
+            if now.get(name, -1) < before:  # It has ended, and another one may have its number.
+                self._of_ended += before
+        self._of_thread = now
+        return (self._of_ended + sum(now.values())) / 1e9
 
 
 def _steps(steps: Mapping[str, Any] | None) -> Steps | None:

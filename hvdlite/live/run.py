@@ -37,6 +37,7 @@ class RankFigures:
         cpu: the processors that it used, as a mean; 1.0 is one core.
         rss: bytes of memory.
         switches: how often a second one of its threads was taken off a processor.
+        core_wait: how many of its threads were ready to run and waited for a processor, as a mean.
         threads: how many it has.
         cores: how many its host lets it use.
         samples: per second.
@@ -56,6 +57,7 @@ class RankFigures:
     cpu: float
     rss: int
     switches: float
+    core_wait: float
     threads: int
     cores: int
     samples: float
@@ -364,6 +366,7 @@ def _rank_figures(span: _Span, phases: RankSteps, silence: float) -> RankFigures
         cpu=span.per_second(lambda sample: sample.cpu),
         rss=last.rss,
         switches=span.per_second(lambda sample: sample.switches),
+        core_wait=span.per_second(lambda sample: sample.core_wait),
         threads=last.threads,
         cores=last.cores,
         samples=span.per_second(lambda sample: sample.samples),

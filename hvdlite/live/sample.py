@@ -99,6 +99,8 @@ class Sample:
         cpu: seconds of all its threads on processors.
         rss: bytes of memory.
         switches: how often a thread of it was taken off a processor.
+        core_wait: seconds that its threads were ready to run and waited for a processor, added up;
+            0 where the kernel does not tell.
         threads: how many it has.
         cores: how many its host lets it use.
         samples: what `hvd.observe(samples=)` has counted.
@@ -119,6 +121,7 @@ class Sample:
     cpu: float = 0.0
     rss: int = 0
     switches: int = 0
+    core_wait: float = 0.0
     threads: int = 0
     cores: int = 0
     samples: int = 0
@@ -176,7 +179,7 @@ def _check(fields: dict[str, Any]) -> None:
     Raises:
         ValueError: a field has another type, or a number that cannot be.
     """
-    numbers = [fields.get(name, 0) for name in ("time", "began", "cpu")]
+    numbers = [fields.get(name, 0) for name in ("time", "began", "cpu", "core_wait")]
     for name in _WHOLE:
         _demand(type(fields.get(name, 0)) is int, name)
         numbers.append(fields.get(name, 0))

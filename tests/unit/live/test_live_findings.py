@@ -32,6 +32,7 @@ def make_rank(rank: int, **fields: object) -> RankFigures:
         cpu=0.98,
         rss=1 << 30,
         switches=5.0,
+        core_wait=1.5,
         threads=6,
         cores=4,
         samples=0.0,
@@ -242,6 +243,19 @@ def test_too_many_threads_come_before_the_delay_that_they_cause(
     assert [finding.rule for finding in found] == rules_in_order
     (preempted,) = (finding for finding in found if finding.rule == "preempted")
     assert preempted.remedy.startswith("Other programs" if ranks == 1 else "Set OMP_NUM_THREADS=1,")
+
+
+@pytest.mark.parametrize(
+    ("core_wait", "rules_in_order"),
+    [(0.59, ["communicating", "preempted"]), (0.6, ["preempted", "communicating"])],
+)
+def test_preemption_comes_after_an_exchange_that_takes_longer(
+    core_wait: float, rules_in_order: list[str]
+) -> None:
+    """Ranks that wait for a slow link work little, and others may use their cores meanwhile."""
+    of_rank = {"cpu": 0.05, "switches": 60.0, "communicating": 0.6 * STEP, "backward": 0.01}
+    ranks = [make_rank(rank, core_wait=core_wait, **of_rank) for rank in range(2)]
+    assert rule_names(make_figures(*ranks)) == rules_in_order
 
 
 def test_other_programs_come_after_the_rank_that_is_always_late() -> None:

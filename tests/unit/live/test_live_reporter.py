@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvdlite import observed
-from hvdlite.live.reporter import PipeWriter, Reporter
+from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
 from hvdlite.live.sample import Sample
 from hvdlite.parameter_server.report import Report, ServerReport, Tally
 from hvdlite.parameter_server.view import Watched, figures_of
@@ -106,6 +109,51 @@ def test_a_line_says_what_the_engine_the_process_and_the_loop_say(pipe: tuple[Li
     assert sample.stalled[0].missing == (1,)
     assert sample.rss > 1 << 20 and sample.cpu > 0 and sample.threads >= 2
     assert sample.cores == len(os.sched_getaffinity(0))
+
+
+def test_waits_for_a_core_are_those_of_all_threads_also_of_ended_ones(tmp_path: Path) -> None:
+    def threads(**waited: int) -> None:
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+        for name, nanoseconds in waited.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "schedstat").write_text(f"9000000000 {nanoseconds} 7\n")
+
+    threads(main=2_000_000_000, worker=500_000_000)
+    wait = CoreWait(tmp_path)
+    assert wait.seconds() == 2.5
+    threads(main=3_000_000_000)
+    assert wait.seconds() == 3.5
+    threads(main=3_000_000_000, worker=250_000_000)
+    assert wait.seconds() == 3.75
+    threads(main=3_000_000_000, worker=125_000_000)  # The number of the thread was used again.
+    assert wait.seconds() == 3.875
+    (tmp_path / "main" / "schedstat").unlink()  # It ends just now.
+    assert wait.seconds() == 3.875
+
+
+def test_two_threads_on_one_core_wait_for_it() -> None:
+    (core, *_) = os.sched_getaffinity(0)
+    ended = threading.Event()
+
+    def work() -> None:
+        os.sched_setaffinity(0, {core})
+        while not ended.is_set():
+            zlib.crc32(memory)  # It releases the GIL.
+
+    memory = bytes(1 << 22)
+    wait = CoreWait(Path("/proc/self/task"))
+    before = wait.seconds()
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    deadline = time.monotonic() + 20
+    while wait.seconds() < before + 0.1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ended.set()
+    for worker in workers:
+        worker.join()
 
 
 def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
