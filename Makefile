@@ -69,7 +69,7 @@ TIMED := tests/launch tests/live tests/faults tests/multihost
 test-python: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
 	mkdir -p build
 	$(MAKE) test-clusters >build/test_clusters.log 2>&1 & clusters=$$!; \
-	$(IN_VENV) python -m pytest -n 3 --dist loadfile $(BUSY); busy=$$?; \
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile $(BUSY); busy=$$?; \
 	wait $$clusters; clusters=$$?; cat build/test_clusters.log; exit $$((busy + clusters))
 	$(IN_VENV) python -m pytest $(TIMED) $(addprefix --ignore=,$(filter tests/launch/%,$(BUSY)))
 
