@@ -107,7 +107,9 @@ class Handle:
     def stream(self) -> int:
         """The CUDA stream on which it runs; 0 without GPU tensors."""
 
-    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
+    def wait(
+        self, timeout: float | None = None, stream: int | None = None, fatal: bool = False
+    ) -> None:
         """Block (GIL released) until it has completed; raise its error.
 
         Args:
@@ -115,6 +117,8 @@ class Handle:
             stream: with GPU tensors, a CUDA stream of their GPU that waits for the results, so that
                 the thread need not: it blocks until all is given to the device. Without one it
                 blocks until the device is done.
+            fatal: whether the caller ends the world when the timeout has passed. Then ranks that
+                wait for each other get a DeadlockError, as they do without a timeout.
 
         Raises:
             TimeoutError: `timeout` seconds passed first; the collective goes on.

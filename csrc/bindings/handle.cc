@@ -113,12 +113,13 @@ void HandleObject::raise_timeout() const {
   throw py::error_already_set();
 }
 
-void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream) {
+void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream,
+                        bool fatal) {
   // A timeout of 0 looks once, as everywhere in Python; one that no clock can count means never, as
   // None does.
   const bool ends = timeout && *timeout < kLongestSeconds;
   const Deadline deadline = ends ? Deadline::after_seconds(*timeout) : Deadline::never();
-  if (!done()) wait_until_done(deadline);
+  if (!done()) wait_until_done(deadline, fatal);
   Engine::note_wait();
   if (entry_->completion->status().ok() && entry_->completion->on_device != nullptr) {
     wait_for_device(stream, deadline);
@@ -132,9 +133,9 @@ void HandleObject::wait(std::optional<double> timeout, std::optional<std::uintpt
   raise_if_error(entry_->completion->status());
 }
 
-void HandleObject::wait_until_done(const Deadline& deadline) {
+void HandleObject::wait_until_done(const Deadline& deadline, bool fatal) {
   Engine& engine = holder_->engine();
-  LongWait wait(engine, entry_, /*unlimited=*/deadline.is_never());
+  LongWait wait(engine, entry_, /*returns=*/!deadline.is_never() && !fatal);
   while (!done()) {
     if (deadline.passed()) raise_timeout();
     {
@@ -221,7 +222,7 @@ void register_handle(py::module_& module) {
   py::class_<HandleObject>(module, "Handle", py::is_final())
       .def("done", &HandleObject::done)
       .def("wait", &HandleObject::wait, py::arg("timeout") = py::none(),
-           py::arg("stream") = py::none())
+           py::arg("stream") = py::none(), py::arg("fatal") = false)
       .def_property_readonly("first_dimensions", &HandleObject::first_dimensions)
       .def_property_readonly("set_id", &HandleObject::set_id)
       .def_property_readonly("last_joined", &HandleObject::last_joined)

@@ -47,7 +47,9 @@ class HandleObject {
 
   bool done() const { return entry_->completion->done(); }
   bool released() const { return entry_->completion->released(); }
-  void wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream);
+  // `fatal`: the caller ends the world when the timeout has passed.
+  void wait(std::optional<double> timeout, std::optional<std::uintptr_t> stream,
+            bool fatal = false);
   std::vector<std::int64_t> first_dimensions() const {
     return entry_->completion->first_dimensions;
   }
@@ -61,7 +63,7 @@ class HandleObject {
   std::uintptr_t stream() const;
 
  private:
-  void wait_until_done(const Deadline& deadline);
+  void wait_until_done(const Deadline& deadline, bool fatal);
   void wait_for_device(std::optional<std::uintptr_t> stream, const Deadline& deadline);
   [[noreturn]] void raise_timeout() const;
   Completion::Output& output(std::size_t index);

@@ -86,7 +86,7 @@ void LongWait::note_native_submitters() { g_native_submitters = true; }
 
 void LongWait::goes_on(std::chrono::nanoseconds slice) {
   const auto enough = engine_.long_wait();
-  if (!unlimited_ || !enough) return;
+  if (returns_ || !enough) return;
   const auto now = std::chrono::steady_clock::now();
   if (!begun_) begun_ = now - slice;
   if (now - *begun_ < *enough) return;

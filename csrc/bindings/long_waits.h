@@ -2,11 +2,11 @@
 // deadlocks assumes (negotiation/deadlock.h).
 //
 // Any thread may submit that Python runs, or will run. So the process is taken for blocked only if
-// every thread that has Python frames now waits in Handle.wait() without a timeout, and has done so
-// for half of the grace. Threads whose code is known to submit nothing do not count:
-// threads of hvdlite in which no function of the user runs, feeders of multiprocessing's queues and
-// of a DataLoader, idle workers of a ThreadPoolExecutor, progress bars and writers of logs (the
-// table is in the .cc file). All is looked at again while the waits last.
+// every thread that has Python frames now waits in Handle.wait(), without a timeout or with one
+// that ends the world, and has done so for half of the grace. Threads whose code is known to submit
+// nothing do not count: threads of hvdlite in which no function of the user runs, feeders of
+// multiprocessing's queues and of a DataLoader, idle workers of a ThreadPoolExecutor, progress bars
+// and writers of logs (the table is in the .cc file). All is looked at again while the waits last.
 //
 // A thread without Python frames is one that runs native code only, such as those in which autograd
 // evaluates functions of a GPU. Such a thread is taken for one that submits nothing by itself:
@@ -32,9 +32,9 @@ namespace hvdlite {
 // One wait of a thread, as long as this object lives.
 class LongWait {
  public:
-  // `unlimited`: there is no timeout.
-  LongWait(Engine& engine, const EntryPtr& entry, bool unlimited)
-      : engine_(engine), entry_(entry), unlimited_(unlimited) {}
+  // `returns`: it may end by a timeout, after which the thread might submit something.
+  LongWait(Engine& engine, const EntryPtr& entry, bool returns)
+      : engine_(engine), entry_(entry), returns_(returns) {}
   ~LongWait();
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
@@ -52,7 +52,7 @@ class LongWait {
 
   Engine& engine_;
   const EntryPtr& entry_;
-  const bool unlimited_;
+  const bool returns_;
   std::optional<std::chrono::steady_clock::time_point> begun_;
   unsigned long thread_ = 0;  // once the wait is long
 };

@@ -1,14 +1,14 @@
 // Proves that ranks wait for each other for ever, so that they get an error instead of a warning.
 //
 // Words: an operation is *open* if some rank has submitted it and the coordinator has not answered
-// it. A rank is *blocked* if each of its threads that could submit something waits, without a time
-// limit, for an open operation, and if nothing else of this rank is under way: no answer is on its
-// way to it, and no collective runs there. It *awaits* the operations that its threads wait for,
-// and those open ones whose end has a continuation, which could submit, too. Nothing happens on it
-// until one of these is answered. An operation is *stuck* if it waits for a rank that is
-// deadlocked, and a rank is *deadlocked* if it is blocked and all that it awaits is stuck. The
-// largest set of ranks that fits this definition is what is looked for. It may be some ranks only,
-// such as the members of a process set, while others go on.
+// it. A rank is *blocked* if each of its threads that could submit something waits for an open
+// operation, without a time limit or with one that ends the world, and if nothing else of this rank
+// is under way: no answer is on its way to it, and no collective runs there. It *awaits* the
+// operations that its threads wait for, and those open ones whose end has a continuation, which
+// could submit, too. Nothing happens on it until one of these is answered. An operation is *stuck*
+// if it waits for a rank that is deadlocked, and a rank is *deadlocked* if it is blocked and all
+// that it awaits is stuck. The largest set of ranks that fits this definition is what is looked
+// for. It may be some ranks only, such as the members of a process set, while others go on.
 //
 // A rank *reports* that it is blocked once its threads have waited for half of the grace, so that
 // an operation that ends earlier costs nothing. The coordinator looks at the report after the other

@@ -62,7 +62,7 @@ class Work(distributed.Work):  # type: ignore[misc]
         """
         seconds = timeout.total_seconds() if timeout else self._seconds
         try:
-            self._handle.wait(seconds)
+            self._handle.wait(seconds, fatal=True)
         except TimeoutError:
             if not self._handle.done():
                 self._give_up(seconds)

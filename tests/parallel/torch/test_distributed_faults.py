@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import RankResult, run_world
-from hvdlite.errors import CollectiveTimeoutError, HvdliteError
+from hvdlite.errors import CollectiveTimeoutError, DeadlockError, HvdliteError
 
 PRELOAD = ("torch.distributed.fsdp", "torch._dynamo")
 LIMIT = 20.0  # seconds; a rank that is told waits for fractions of one
@@ -147,18 +147,34 @@ def test_the_timeout_of_a_group_is_an_error_on_all_ranks(how: str) -> None:
         assert "waited 2 s" in result.value, result.value
 
 
-def differ() -> str:
-    """Different shapes at the same time: gloo computes something wrong."""
+def reduce_another_size() -> None:
+    """Gloo computes something wrong."""
+    dist.all_reduce(torch.ones(3 + dist.get_rank()))
+
+
+def call_another_operation() -> None:
+    tensor = torch.ones(3)
+    if dist.get_rank() == 0:
+        dist.barrier()
+    else:
+        dist.all_reduce(tensor, async_op=True).wait()
+
+
+def differ(call: Callable[[], None]) -> str:
     dist.init_process_group("hvdlite")
     try:
-        dist.all_reduce(torch.ones(3 + dist.get_rank()))
-    except HvdliteError as error:
+        call()
+    except DeadlockError as error:
         return str(error)
     return ""
 
 
-def test_different_shapes_are_an_error() -> None:
-    assert all("allreduce" in result.value for result in run_world(2, differ))
+@pytest.mark.parametrize("call", [reduce_another_size, call_another_operation])
+def test_ranks_that_differ_get_an_error_that_names_both(call: Callable[[], None]) -> None:
+    for result in run_world(2, differ, call):
+        assert "deadlock: " in result.value, result.value
+        assert "rank 0 waits for rank 1" in result.value
+        assert "rank 1 waits for rank 0 in allreduce" in result.value
 
 
 def forget(groups: int) -> int:
