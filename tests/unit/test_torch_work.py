@@ -17,7 +17,7 @@ class LastMoment:
         self._error = error
         self._ended = False
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self, seconds: float | None = None, fatal: bool = False) -> None:
         if not self._ended:
             self._ended = True
             raise TimeoutError("allreduce 'x' is still under way")
