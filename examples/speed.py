@@ -47,7 +47,10 @@ def report(rate: float, ranks: int, local_ranks: int, alone: float = math.nan) -
     if local_ranks > cores:
         meaning = f"{local_ranks} ranks share {cores} core(s) here; their gain needs {local_ranks}."
     elif rate < alone:
-        meaning = "Ranks wait for each other: what else runs on their cores holds all of them up."
+        meaning = (
+            "Each rank has the fixed costs of a step, which are most of it in so small a model; "
+            "and what else runs on its cores holds up all ranks."
+        )
     else:
         meaning = f"{ranks} times is the limit; larger models and batches come closer to it."
     return f"{text}, {alone:,.0f} alone: {rate / alone:.2f} times as fast. {meaning}"

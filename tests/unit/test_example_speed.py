@@ -37,7 +37,7 @@ def test_the_first_epoch_does_not_count(speed: ModuleType, monkeypatch: pytest.M
     ("rate", "ranks", "meaning"),
     [
         (7000.0, 2, "1.40 times as fast. 2 times is the limit;"),
-        (4000.0, 2, "0.80 times as fast. Ranks wait for each other:"),
+        (4000.0, 2, "0.80 times as fast. Each rank has the fixed costs of a step,"),
         (6000.0, 4, "1.20 times as fast. 4 ranks share 2 core(s) here;"),
     ],
 )
