@@ -61,14 +61,15 @@ test: test-cpp test-python
 test-cpp: build/cpp/hvdlite_tests
 	$<
 
-# First, what keeps the cores busy, and beside it the cluster systems, which mostly wait. Then, alone,
-# what looks at times.
+# First, what keeps the cores busy, and beside it the cluster systems, which mostly wait; Ctrl-C ends both.
+# Then, alone, what looks at times.
 BUSY := tests/unit tests/parallel tests/horovod_scripts tests/elastic tests/launch/elastic tests/launch/servers tests/gpu
 TIMED := tests/launch tests/live tests/faults tests/multihost
 
 test-python: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
 	mkdir -p build
-	$(MAKE) test-clusters >build/test_clusters.log 2>&1 & clusters=$$!; \
+	setsid $(MAKE) test-clusters >build/test_clusters.log 2>&1 & clusters=$$!; \
+	trap 'kill -- -$$clusters 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile $(BUSY); busy=$$?; \
 	wait $$clusters; clusters=$$?; cat build/test_clusters.log; exit $$((busy + clusters))
 	$(IN_VENV) python -m pytest $(TIMED) $(addprefix --ignore=,$(filter tests/launch/%,$(BUSY)))
