@@ -37,12 +37,13 @@ class RankFigures:
         cpu: the processors that it used, as a mean; 1.0 is one core.
         rss: bytes of memory.
         switches: how often a second one of its threads was taken off a processor.
-        core_wait: how many of its threads were ready to run and waited for a processor, as a mean.
         threads: how many it has.
         cores: how many its host lets it use.
         samples: per second.
         values: the last values given to `hvd.observe`.
         silent: seconds since its last line, if these are too many; otherwise 0.
+        core_wait: how many of its threads were ready to run and waited for a processor, as a mean;
+            0 where the kernel or an older record does not tell.
     """
 
     rank: int
@@ -57,12 +58,12 @@ class RankFigures:
     cpu: float
     rss: int
     switches: float
-    core_wait: float
     threads: int
     cores: int
     samples: float
     values: dict[str, float]
     silent: float
+    core_wait: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,15 @@ def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
     assert "nan" in page(record)
 
 
+def test_a_baseline_of_0_1_0_can_be_read(tmp_path: Path) -> None:
+    """It does not tell how long threads waited for a core."""
+    fields = json.loads(make_record(make_run(20)).to_json())
+    for rank in fields["figures"]["ranks"]:
+        del rank["core_wait"]
+    (tmp_path / "one.json").write_text(json.dumps(fields))
+    assert [rank.core_wait for rank in read_baseline(tmp_path / "one.json").ranks] == [0.0, 0.0]
+
+
 def damaged(change: dict[str, object]) -> str:
     fields = json.loads(make_record(make_run()).to_json())
     fields["figures"] |= change
