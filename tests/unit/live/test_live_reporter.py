@@ -148,12 +148,14 @@ def test_two_threads_on_one_core_wait_for_it() -> None:
     for worker in workers:
         worker.start()
     deadline = time.monotonic() + 20
-    while wait.seconds() < before + 0.1:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    ended.set()
-    for worker in workers:
-        worker.join()
+    try:
+        while wait.seconds() < before + 0.1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        ended.set()
+        for worker in workers:
+            worker.join()
 
 
 def test_the_end_of_a_world_writes_a_last_line_and_the_next_world_goes_on(
