@@ -68,10 +68,11 @@ TIMED := tests/launch tests/live tests/faults tests/multihost
 
 test-python: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
 	mkdir -p build
-	setsid $(MAKE) test-clusters >build/test_clusters.log 2>&1 & clusters=$$!; \
-	trap 'kill -- -$$clusters 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+	setsid $(MAKE) test-clusters >build/test_clusters.log 2>&1 & beside=$$!; \
+	trap 'kill -- -$$beside 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile $(BUSY); busy=$$?; \
-	wait $$clusters; clusters=$$?; cat build/test_clusters.log; exit $$((busy + clusters))
+	wait $$beside; clusters=$$?; trap - EXIT; \
+	cat build/test_clusters.log; exit $$((busy + clusters))
 	$(IN_VENV) python -m pytest $(TIMED) $(addprefix --ignore=,$(filter tests/launch/%,$(BUSY)))
 
 test-clusters: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
