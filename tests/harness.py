@@ -39,7 +39,7 @@ import hvdlite
 from forkserver import ForkedRank, fork_rank
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
-from hvdlite.launch.process.guardian import job_mark, processes_with, signal_processes
+from hvdlite.launch.process.guardian import job_mark, kill_processes, processes_with
 from hvdlite.launch.process.local import Worker, job_environment, start_worker
 from hvdlite.launch.process.placement import Placement, place, place_as
 
@@ -289,7 +289,7 @@ class World:
     def _end_processes(self) -> None:
         for worker in self._workers:
             worker.signal_group(signal.SIGKILL)
-        signal_processes(processes_with(job_mark(self.job_id)), signal.SIGKILL)
+        kill_processes(job_mark(self.job_id))
 
     def close(self) -> None:
         """Kill all processes of the world, and remove its files."""

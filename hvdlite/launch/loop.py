@@ -18,9 +18,9 @@ from hvdlite.launch.output.streams import StreamReader
 from hvdlite.launch.process.ending import Ending
 from hvdlite.launch.process.guardian import (
     job_mark,
+    kill_processes,
     processes_with,
     signal_processes,
-    signal_worker,
 )
 from hvdlite.launch.process.local import Guardian
 
@@ -189,7 +189,7 @@ class JobLoop(Generic[AnyWorker]):
             self._release_at.append((time.monotonic() + _LINGER, worker))
         else:
             self.release(worker)
-            signal_worker(self._job_id, worker.number, signal.SIGKILL)
+            kill_processes(job_mark(self._job_id), f"HVDLITE_WORKER={worker.number}")
 
     def release_due(self, now: float) -> float | None:
         """Release workers whose children have had their moment; return when the next is due."""
@@ -255,7 +255,7 @@ class JobLoop(Generic[AnyWorker]):
     def _kill(self) -> None:
         """Kill every rank's group, and all processes with the mark in the environment."""
         self._signal(signal.SIGKILL)
-        signal_processes(processes_with(self._mark), signal.SIGKILL)
+        kill_processes(self._mark)
 
     def _clear_leftovers(self) -> None:
         """Let the ranks' children end by themselves for a moment, then end them.

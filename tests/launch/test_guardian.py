@@ -1,4 +1,4 @@
-"""What the guardian kills when its launcher dies: the groups that it was not told to forget."""
+"""What the guardian kills: groups that it was not told to forget, and processes with a mark."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from hvdlite.launch.process.guardian import job_mark
+from hvdlite.launch.process.guardian import job_mark, kill_processes, processes_with
 from hvdlite.launch.process.local import Guardian
 
 
@@ -43,3 +44,25 @@ def test_dismissed_guardian_signals_nothing(sleepers: list[subprocess.Popen[byte
     guardian.watch(sleepers[0].pid)
     guardian.dismiss()
     assert sleepers[0].poll() is None
+
+
+def test_process_that_is_inside_exec_is_found() -> None:
+    name, value = "TEST_MARK", secrets.token_hex(16)
+    for _ in range(50):  # About every fourth is inside exec when Popen returns.
+        with subprocess.Popen(["sleep", "60"], env={name: value}) as process:
+            found = processes_with(f"{name}={value}")
+            process.kill()
+        assert found == [process.pid]
+
+
+def test_processes_that_start_while_others_are_killed_are_killed_too() -> None:
+    mark = f"TEST_MARK={secrets.token_hex(16)}"
+    loop = "while :; do setsid sleep 60 & sleep 0.001; done"
+    with subprocess.Popen(["env", mark, "sh", "-c", loop]) as process:
+        while len(processes_with(mark)) < 10:
+            assert process.poll() is None
+        kill_processes(mark)
+    deadline = time.monotonic() + 10
+    while processes_with(mark) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert processes_with(mark) == []

@@ -18,7 +18,8 @@ import signal
 import sys
 import time
 
-_GIVE_UP_AFTER = 5.0
+_LONGEST_EXEC = 1.0  # seconds that a look at all processes waits for those that are inside exec
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
 
 
 def processes_with(*variables: str) -> list[int]:
@@ -28,18 +29,39 @@ def processes_with(*variables: str) -> list[int]:
     listed either.
     """
     wanted = {variable.encode() for variable in variables}
+    give_up = time.monotonic() + _LONGEST_EXEC
     found = []
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as environ:
-                found_there = environ.read().split(b"\0")
+            if name.isdigit() and wanted.issubset(_environment(name, give_up)):
+                found.append(int(name))
         except OSError:
             continue  # The process has ended, or belongs to another user.
-        if wanted.issubset(found_there):
-            found.append(int(name))
     return found
+
+
+def _environment(pid: str, give_up: float) -> list[bytes]:
+    """Return the variables of a process; wait until `give_up` if it is inside exec."""
+    with open(f"/proc/{pid}/environ", "rb") as environ:
+        text = environ.read()
+    if not text:
+        while _is_in_exec(pid) and time.monotonic() < give_up:
+            time.sleep(0.001)
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            text = environ.read()
+    return text.split(b"\0")
+
+
+def _is_in_exec(pid: str) -> bool:
+    """Return whether a process has left its old program, and its new one has no environment yet.
+
+    `subprocess.Popen` returns before that: it waits until exec closes a pipe, which comes earlier.
+    """
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()  # The name may contain anything.
+    state, flags, environment_ends = fields[0], int(fields[6]), fields[48]
+    has_program = state not in (b"Z", b"X") and not flags & _KERNEL_THREAD
+    return has_program and environment_ends == b"0"
 
 
 def job_mark(job_id: str) -> str:
@@ -47,20 +69,21 @@ def job_mark(job_id: str) -> str:
     return f"HVDLITE_JOB_ID={job_id}"
 
 
-def signal_worker(job_id: str, worker: int, number: int) -> int:
-    """Send a signal to every live process of one worker of an elastic job; return how many."""
-    found = processes_with(job_mark(job_id), f"HVDLITE_WORKER={worker}")
-    return signal_processes(found, number)
+def kill_processes(*variables: str) -> None:
+    """Kill the processes that `processes_with` lists, and those that they start meanwhile."""
+    killed: set[int] = set()
+    while found := [pid for pid in processes_with(*variables) if pid not in killed]:
+        signal_processes(found, signal.SIGKILL)
+        killed.update(found)
 
 
-def signal_processes(processes: list[int], number: int) -> int:
-    """Send a signal to processes that may have ended; return how many there were."""
+def signal_processes(processes: list[int], number: int) -> None:
+    """Send a signal to processes that may have ended."""
     for pid in processes:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             pass
-    return len(processes)
 
 
 def signal_group(group: int, number: int) -> None:
@@ -86,11 +109,8 @@ def main() -> None:
             groups.add(int(line))
     for group in groups:
         signal_group(group, signal.SIGKILL)
-    give_up = time.monotonic() + _GIVE_UP_AFTER
-    while mark and time.monotonic() < give_up:
-        if not signal_processes(processes_with(mark), signal.SIGKILL):
-            break
-        time.sleep(0.02)
+    if mark:
+        kill_processes(mark)
 
 
 if __name__ == "__main__":
