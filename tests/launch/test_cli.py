@@ -147,7 +147,8 @@ def caps(result: LauncherResult) -> list[str]:
 
 def test_threads_are_capped_and_that_is_said_once() -> None:
     cores = available_cores()
-    show = "import os; print([os.environ[n + '_NUM_THREADS'] for n in ('OMP', 'MKL', 'OPENBLAS')])"
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+    show = f"import os; print([os.environ[name] for name in {names}])"
     result = run_launcher("-np", "2", *python(show))
     threads = max(1, cores // 2)
     assert sorted(result.stdout.splitlines()) == [f"[{r}] {[str(threads)] * 3}" for r in (0, 1)]

@@ -35,6 +35,7 @@ _THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
 )
 # Of glibc's allocator, which otherwise gives the gradients' memory back to the system in every step
 # and takes it again, zeroed page by page. Up to 32 MiB, the most that it accepts, a tensor lies on
@@ -76,8 +77,8 @@ def inherited_environment(more: Mapping[str, str]) -> dict[str, str]:
 def thread_caps(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """Build the variables that limit the thread pools of numeric libraries.
 
-    Returns nothing if the user set OMP_NUM_THREADS, because the libraries follow that variable
-    unless their own is set.
+    Returns nothing if the user set OMP_NUM_THREADS: then the number of threads is the user's
+    choice, and most libraries follow that variable unless their own is set.
     """
     if "OMP_NUM_THREADS" in environment:
         return {}
