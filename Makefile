@@ -61,15 +61,16 @@ test: test-cpp test-python
 test-cpp: build/cpp/hvdlite_tests
 	$<
 
-# First, what keeps the cores busy, and beside it the cluster systems, which mostly wait; Ctrl-C ends both.
-# Then, alone, what looks at times.
+# First, what keeps the cores busy, and beside it the cluster systems, which mostly wait. Then, alone, what
+# looks at times. Ctrl-C ends also what runs beside; it has 20 s to clean up.
+END_BESIDE = kill -s INT -- -$$beside 2>/dev/null && { (sleep 20; kill -- -$$beside) >/dev/null 2>&1 & wait $$beside; }
 BUSY := tests/unit tests/parallel tests/horovod_scripts tests/elastic tests/launch/elastic tests/launch/servers tests/gpu
 TIMED := tests/launch tests/live tests/faults tests/multihost
 
 test-python: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
 	mkdir -p build
 	setsid $(MAKE) test-clusters >build/test_clusters.log 2>&1 & beside=$$!; \
-	trap 'kill -- -$$beside 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+	trap '$(END_BESIDE)' EXIT; trap 'exit 130' INT TERM; \
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile $(BUSY); busy=$$?; \
 	wait $$beside; clusters=$$?; trap - EXIT; \
 	cat build/test_clusters.log; exit $$((busy + clusters))
