@@ -63,7 +63,8 @@ test-cpp: build/cpp/hvdlite_tests
 
 # First, what keeps the cores busy, and beside it the cluster systems, which mostly wait. Then, alone, what
 # looks at times. Ctrl-C ends also what runs beside; it has 20 s to clean up.
-END_BESIDE = kill -s INT -- -$$beside 2>/dev/null && { (sleep 20; kill -- -$$beside) >/dev/null 2>&1 & wait $$beside; }
+END_BESIDE = kill -s INT -- -$$beside 2>/dev/null && { \
+  setsid sh -c "sleep 20; kill -- -$$beside" >/dev/null 2>&1 & late=$$!; wait $$beside; kill -- -$$late; }
 BUSY := tests/unit tests/parallel tests/horovod_scripts tests/elastic tests/launch/elastic tests/launch/servers tests/gpu
 TIMED := tests/launch tests/live tests/faults tests/multihost
 

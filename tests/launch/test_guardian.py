@@ -58,11 +58,13 @@ def test_process_that_is_inside_exec_is_found() -> None:
 def test_processes_that_start_while_others_are_killed_are_killed_too() -> None:
     mark = f"TEST_MARK={secrets.token_hex(16)}"
     loop = "while :; do setsid sleep 60 & sleep 0.001; done"
+    deadline = time.monotonic() + 20
     with subprocess.Popen(["env", mark, "sh", "-c", loop]) as process:
-        while len(processes_with(mark)) < 10:
-            assert process.poll() is None
-        kill_processes(mark)
-    deadline = time.monotonic() + 10
+        try:
+            while len(processes_with(mark)) < 10:
+                assert process.poll() is None and time.monotonic() < deadline
+        finally:
+            kill_processes(mark)
     while processes_with(mark) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert processes_with(mark) == []

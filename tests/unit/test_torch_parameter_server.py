@@ -222,7 +222,7 @@ def test_a_worker_that_leaves_or_dies_is_not_waited_for() -> None:
         leaving = threading.Thread(target=leave)
         leaving.start()
         train(replicas[0], models[0], range(3))
-        assert 0 <= time.monotonic() - ends[0] < 5
+        assert 0 <= time.monotonic() - ends[0] < 1
         leaving.join()
         late = model_of()
         newcomer = Replica(running.client(), late.named_parameters(), staleness=1)

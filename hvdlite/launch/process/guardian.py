@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 
+_GIVE_UP_AFTER = 5.0  # seconds for which new processes are killed
 _LONGEST_EXEC = 1.0  # seconds that a look at all processes waits for those that are inside exec
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD in the flags of /proc/PID/stat
 
@@ -32,23 +33,24 @@ def processes_with(*variables: str) -> list[int]:
     give_up = time.monotonic() + _LONGEST_EXEC
     found = []
     for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
         try:
-            if name.isdigit() and wanted.issubset(_environment(name, give_up)):
-                found.append(int(name))
+            found_there = _environment(name, give_up)
         except OSError:
             continue  # The process has ended, or belongs to another user.
+        if wanted.issubset(found_there):
+            found.append(int(name))
     return found
 
 
 def _environment(pid: str, give_up: float) -> list[bytes]:
     """Return the variables of a process; wait until `give_up` if it is inside exec."""
-    with open(f"/proc/{pid}/environ", "rb") as environ:
-        text = environ.read()
+    text = _read(pid, "environ")
     if not text:
         while _is_in_exec(pid) and time.monotonic() < give_up:
             time.sleep(0.001)
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            text = environ.read()
+        text = _read(pid, "environ")
     return text.split(b"\0")
 
 
@@ -57,11 +59,15 @@ def _is_in_exec(pid: str) -> bool:
 
     `subprocess.Popen` returns before that: it waits until exec closes a pipe, which comes earlier.
     """
-    with open(f"/proc/{pid}/stat", "rb") as stat:
-        fields = stat.read().rpartition(b")")[2].split()  # The name may contain anything.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()  # The name may contain anything.
     state, flags, environment_ends = fields[0], int(fields[6]), fields[48]
     has_program = state not in (b"Z", b"X") and not flags & _KERNEL_THREAD
     return has_program and environment_ends == b"0"
+
+
+def _read(pid: str, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
 
 
 def job_mark(job_id: str) -> str:
@@ -71,8 +77,12 @@ def job_mark(job_id: str) -> str:
 
 def kill_processes(*variables: str) -> None:
     """Kill the processes that `processes_with` lists, and those that they start meanwhile."""
+    give_up = time.monotonic() + _GIVE_UP_AFTER
     killed: set[int] = set()
-    while found := [pid for pid in processes_with(*variables) if pid not in killed]:
+    while time.monotonic() < give_up:
+        found = [pid for pid in processes_with(*variables) if pid not in killed]
+        if not found:
+            break
         signal_processes(found, signal.SIGKILL)
         killed.update(found)
 
