@@ -16,16 +16,16 @@ CSRC := $(shell find csrc)
 CPP_TESTS := $(shell find tests/cpp tests/fakes)
 CPP_FILES := $(shell find csrc tests/cpp tests/fakes -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help demo demo-keras demo-elastic check style test test-cpp test-python test-clusters test-tf-versions lint \
-        tidy sanitize tsan asan bench soak docs docs-site ptx wheel install dev clean
+.PHONY: help demo demo-keras demo-elastic style test test-rest test-all test-times test-tf-versions lint tidy \
+        sanitize tsan asan bench soak docs docs-site ptx wheel install dev clean
 
 help:
 	@echo 'make demo              train on handwritten digits with two ranks'
 	@echo 'make demo-keras        the same with Keras on TensorFlow'
 	@echo 'make demo-elastic      the first one while ranks are killed and join'
-	@echo 'make check             before each commit: style, all of C++, and the tests of tests/check.txt'
-	@echo 'make test              every test (C++, Python)'
-	@echo 'make test-clusters     the tests on cluster systems: Slurm, node mode, Kubernetes, Ray, Spark'
+	@echo 'make test              the tests, in ten minutes: all of C++, and Python without what takes long'
+	@echo 'make test-all          every test: those, the long ones, and those on Slurm, Kubernetes, Ray and Spark'
+	@echo 'make test-times        every test of Python, and what it costs'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'
 	@echo 'make style             formats, ruff, types, spelling, words of docs/style.md'
 	@echo 'make lint              that, layers, and thread-safety annotations'
@@ -49,36 +49,21 @@ demo-keras: $(DONE)/core $(DONE)/demo-keras
 demo-elastic: $(DONE)/core $(DONE)/demo
 	$(IN_VENV) python examples/elastic_demo.py
 
-# The C++ tests mostly wait, so pytest runs beside them.
-check: build/cpp/hvdlite_tests style $(DONE)/test
-	$< >build/check_cpp.log 2>&1 & cpp=$$!; \
-	$(IN_VENV) python -m pytest -q -n $(JOBS) --dist loadfile @tests/check.txt; python=$$?; \
-	wait $$cpp && tail -n 1 build/check_cpp.log && exit $$python; \
-	cat build/check_cpp.log; exit 1
+# What the tests need is compiled and installed side by side, where Python's packages are not there yet.
+test: $(DONE)/tools
+	+@$(MAKE) -j 2 $(DONE)/core $(DONE)/test build/cpp/hvdlite_tests
+	$(IN_VENV) python tools/run_tests.py test
 
-test: test-cpp test-python
+# What `make test` leaves: the tests marked `long`, and those of cluster systems.
+test-rest: $(DONE)/core $(DONE)/test $(DONE)/test-clusters build/cpp/hvdlite_tests
+	$(IN_VENV) python tools/run_tests.py rest
 
-test-cpp: build/cpp/hvdlite_tests
-	$<
+test-all: test
+	+@$(MAKE) test-rest
 
-# First, what keeps the cores busy, and beside it the cluster systems, which mostly wait. Then, alone, what
-# looks at times. Ctrl-C ends also what runs beside; it has 20 s to clean up.
-END_BESIDE = kill -s INT -- -$$beside 2>/dev/null && { \
-  setsid sh -c "sleep 20; kill -- -$$beside" >/dev/null 2>&1 & late=$$!; wait $$beside; kill -- -$$late; }
-BUSY := tests/unit tests/parallel tests/horovod_scripts tests/elastic tests/launch/elastic tests/launch/servers tests/gpu
-TIMED := tests/launch tests/live tests/faults tests/multihost
-
-test-python: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
-	mkdir -p build
-	setsid $(MAKE) test-clusters >build/test_clusters.log 2>&1 & beside=$$!; \
-	trap '$(END_BESIDE)' EXIT; trap 'exit 130' INT TERM; \
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile $(BUSY); busy=$$?; \
-	wait $$beside; clusters=$$?; trap - EXIT; \
-	cat build/test_clusters.log; exit $$((busy + clusters))
-	$(IN_VENV) python -m pytest $(TIMED) $(addprefix --ignore=,$(filter tests/launch/%,$(BUSY)))
-
-test-clusters: $(DONE)/core $(DONE)/test $(DONE)/test-clusters
-	$(IN_VENV) python -m pytest tests/clusters
+# What each folder, file and test costs; PYTEST_ADDOPTS='-m "not long"' for what `make test` runs.
+test-times: $(DONE)/core $(DONE)/test $(DONE)/test-clusters build/cpp/hvdlite_tests
+	$(IN_VENV) python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --costs tests
 
 test-tf-versions: $(DONE)/dev
 	$(IN_VENV) python tests/tensorflow_versions.py
@@ -166,8 +151,7 @@ $(DONE)/demo $(DONE)/demo-keras $(DONE)/docs $(DONE)/test $(DONE)/test-clusters 
 	$(if $(filter test,$*),$(INSTALL) --no-deps tf-keras)
 	touch $@
 
-# The C++ test program, three ways. Sixteen sources are compiled as one, in less than half of the time; the
-# module itself is compiled file by file, which shows that each stands alone.
+# The C++ test program, three ways. Sixteen sources are compiled as one, in less than half of the time.
 
 build/cpp/hvdlite_tests: FLAGS := -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
 build/tsan/hvdlite_tests: FLAGS := -DHVDLITE_SANITIZE=thread

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from costs import Costs
 from forkserver import close_nurseries
 from harness import shm_entries
 
@@ -42,10 +43,39 @@ def _new_shm_entries(before: set[str]) -> set[str]:
     return {name for name in shm_entries() - before if "hvdlite" in name}
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that measures what tests cost."""
+    parser.addoption("--costs", action="store_true", help="what each test waits and computes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Set the default signal handlers, since nohup and background jobs make some ignored."""
+    if config.getoption("--costs"):
+        config.pluginmanager.register(Costs())
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_PAGES = "test_docs_snippets.py::"  # each page is a test, which may take a minute
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the pages, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: _PAGES not in item.nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `--dist loadfile`, give the tests of a file to one worker, but each page to any."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if _PAGES in nodeid else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

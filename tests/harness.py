@@ -15,9 +15,9 @@ would give them, calls `body(7)` in each, and returns the results:
 
 `body` is a function at the top of a test file. Every rank imports that file by its path. If the
 file has a tuple PRELOAD at its top, the ranks start with these modules imported (see `forkserver`).
-A world always ends: at its deadline the ranks print their stacks and are killed with all their
-children, and the test fails with everything that they wrote. The test also fails if a world leaves
-processes or shared memory behind.
+A world always ends: at its deadline, and when pytest ends the test, the ranks print their stacks
+and are killed with all their children, and the test fails with everything that they wrote. The
+test also fails if a world leaves processes or shared memory behind.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 import hvdlite
 from forkserver import ForkedRank, fork_rank
 from hvdlite.bootstrap.handshake import Job
@@ -45,6 +47,7 @@ from hvdlite.launch.process.placement import Placement, place, place_as
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _SHM = Path("/dev/shm")
+_DEADLINE = 240.0  # seconds; only a hang meets it, and pytest's limit comes later
 _AFTER_FIRST_FAILURE = 15.0  # seconds that the other ranks get after an unexpected failure
 _SETTLE = 3.0  # seconds for children and shared memory to disappear
 _SHOWN = 20_000  # last characters of a rank's output that a failure shows
@@ -111,7 +114,7 @@ class World:
         n: int,
         body: Callable[..., Any] | str,
         *arguments: Any,
-        timeout: float = 60.0,
+        timeout: float = _DEADLINE,
         env: Environment = None,
         hosts: Sequence[int] | None = None,
         command: Sequence[str] | None = None,
@@ -310,7 +313,10 @@ class World:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the world."""
+        """End the world; if pytest ends the test, show first what the ranks are doing."""
+        if isinstance(error, pytest.fail.Exception):
+            self._dump_stacks()
+            print(self._all_output(), file=sys.stderr)
         self.close()
 
 
@@ -342,7 +348,7 @@ def run_world(
     n: int,
     body: Callable[..., Any] | str,
     *arguments: Any,
-    timeout: float = 60.0,
+    timeout: float = _DEADLINE,
     env: Environment = None,
     args: Sequence[Any] = (),
     hosts: Sequence[int] | None = None,

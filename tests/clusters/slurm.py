@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from multihost import bed
+from patience import HANG
 
 _PROGRAMS = ("srun", "sbatch", "slurmctld", "slurmd", "munged")
 # A job that was queued again waits until the credentials of its first start have expired.
@@ -93,7 +94,7 @@ class Slurm:
         self._daemon(0, "slurmctld", "-f", str(self._config))
         for number, name in enumerate(self.hosts.names):
             self._daemon(number, "slurmd", "-f", str(self._config), "-N", name)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 2 * HANG
         while self.run("srun", "-N2", "-n2", "--immediate=5", "true").returncode != 0:
             if time.monotonic() > deadline:
                 logs = [path.read_text()[-3000:] for path in self.folder.glob("*.log")]
@@ -108,7 +109,7 @@ class Slurm:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=30,
+            timeout=HANG,
             check=True,
         )
 
@@ -130,7 +131,7 @@ class Slurm:
         *command: str,
         env: Mapping[str, str] | None = None,
         cwd: Path | str = "/tmp",
-        timeout: float = 60,
+        timeout: float = 2 * HANG,
     ) -> subprocess.CompletedProcess[str]:
         """Run a client of the cluster to its end."""
         process = self.start(*command, env=env, cwd=cwd)
@@ -151,7 +152,9 @@ class Slurm:
         shown = self.run("scontrol", "show", "job", job, "--oneliner").stdout
         return dict(field.partition("=")[::2] for field in shown.split())
 
-    def wait_for_state(self, job: str, *states: str, restarts: int = 0, most: float = 60) -> None:
+    def wait_for_state(
+        self, job: str, *states: str, restarts: int = 0, most: float = 2 * HANG
+    ) -> None:
         """Wait until a job that was restarted so often is in one of these states."""
         deadline = time.monotonic() + most
         while True:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness import package_path
+from patience import HANG
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -98,5 +99,5 @@ def _end_jvm(context: Any) -> None:
     if gateway is not None:
         gateway.shutdown()
         gateway.proc.stdin.close()
-        gateway.proc.wait(30)
+        gateway.proc.wait(HANG)
         context._gateway = context._jvm = None

@@ -21,6 +21,7 @@ from hvdlite.launch.emit import emit
 from hvdlite.launch.emit.request import EmitRequest
 from launcher import run_launcher
 from multihost.bed import Bed, why_not
+from patience import HANG
 
 KINDS = ("job", "jobset", "trainjob", "mpijob")
 SHAPES = ((1, 1), (4, 4), (4, 2), (3, 1))  # ranks, ranks of a pod
@@ -232,7 +233,7 @@ def run_pods(
         time.sleep(1)
         with names.open("a") as file:
             file.write(f"{bed.addresses[0]} {host}\n")
-        done = [one.communicate(timeout=60) for one in running]
+        done = [one.communicate(timeout=2 * HANG) for one in running]
     finally:
         for one in running:
             one.kill()

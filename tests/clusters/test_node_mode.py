@@ -17,6 +17,7 @@ import pytest
 from launch.marked import DEAF_SLEEPER, SLEEPER
 from launch.test_real_job import LOOP
 from multihost.bed import Bed, end, finish, python
+from patience import HANG, wait_until
 
 FOREVER = LOOP + "while True: step()"
 PORT = 23456
@@ -102,9 +103,9 @@ class Nodes:
                 raise AssertionError(stderr.read().decode())
             ready -= b"ready" in line
 
-    def finish(self, most: float = 60) -> tuple[list[int], list[str], list[str]]:
+    def finish(self) -> tuple[list[int], list[str], list[str]]:
         """Wait for all; return, by node, their exit statuses, stdouts and stderrs."""
-        ended = {node: finish(one, most) for node, one in self.started.items()}
+        ended = {node: finish(one) for node, one in self.started.items()}
         columns = [list(column) for column in zip(*(ended[n] for n in sorted(ended)), strict=True)]
         return columns[0], columns[1], columns[2]
 
@@ -161,7 +162,7 @@ def test_secret_and_environment_do_not_travel(nodes: Nodes, bed: Bed) -> None:
             assert nodes.token.encode() not in command_of(pid)
     nodes.signal(0, signal.SIGTERM)
     assert nodes.finish()[0] == [143, 143, 143]
-    seen, _ = sniffer.communicate("", timeout=20)
+    seen, _ = sniffer.communicate("", timeout=HANG)
     assert seen == "HVDLITE_LOCAL_RANK True\ntoken False\nits bytes False\nenvironment False\n"
 
 
@@ -176,10 +177,18 @@ def test_name_that_is_known_late(nodes: Nodes, bed: Bed) -> None:
     assert f"hvdlite: node 0 waits until {late}:{PORT} is an address of its host" in stderrs[0]
 
 
-def test_wrong_token(nodes: Nodes) -> None:
-    nodes.start(0, *python(SHOW), flags=("--start-timeout", "6"))
-    nodes.start(1, *python(SHOW), flags=("--start-timeout", "6"))
-    nodes.start(2, *python(SHOW), HVDLITE_TOKEN="ab" * 32, flags=("--start-timeout", "6"))
+@pytest.fixture
+def impatient(bed: Bed) -> tuple[str, str]:
+    """Flags by which a start is given up soon, but not before the other nodes can be there."""
+    begun = time.monotonic()
+    bed.run(0, sys.executable, "-m", "hvdlite.launch", "--version")
+    return "--start-timeout", f"{4 + 8 * (time.monotonic() - begun):.1f}"
+
+
+def test_wrong_token(nodes: Nodes, impatient: tuple[str, str]) -> None:
+    nodes.start(0, *python(SHOW), flags=impatient)
+    nodes.start(1, *python(SHOW), flags=impatient)
+    nodes.start(2, *python(SHOW), HVDLITE_TOKEN="ab" * 32, flags=impatient)
     statuses, _, stderrs = nodes.finish()
     assert statuses == [1, 1, 1]
     missing = "node 2 of 3 has not connected to node 0 at node1:23456 in time; "
@@ -213,8 +222,7 @@ def test_another_version(nodes: Nodes, bed: Bed) -> None:
         assert "install the same version on every host" in stderr
 
 
-def test_leftover_of_an_earlier_start(nodes: Nodes) -> None:
-    impatient = ("--start-timeout", "5")
+def test_leftover_of_an_earlier_start(nodes: Nodes, impatient: tuple[str, str]) -> None:
     nodes.start(0, *python(SHOW), nodes=2, flags=impatient, HVDLITE_EPOCH="1")
     nodes.start(1, *python(SHOW), nodes=2, flags=impatient, HVDLITE_EPOCH="0")
     statuses, _, stderrs = nodes.finish()
@@ -296,7 +304,7 @@ def test_node_that_is_stopped(nodes: Nodes) -> None:
     (stopped,) = nodes.launchers(2)
     os.kill(stopped, signal.SIGSTOP)
     try:
-        statuses = [finish(nodes.started.pop(node), 60)[::2] for node in (0, 1)]
+        statuses = [finish(nodes.started.pop(node))[::2] for node in (0, 1)]
     finally:
         os.kill(stopped, signal.SIGCONT)
         nodes.started[2].send_signal(signal.SIGCONT)  # nsenter stops with its child.
@@ -304,7 +312,7 @@ def test_node_that_is_stopped(nodes: Nodes) -> None:
     assert first == second == 255
     assert "(host node3 [node 2], pid " in stderr
     assert "it has said nothing for 10 s: it is stopped, or cut off" in stderr
-    status, _, stderr, _ = finish(nodes.started[2], 60)
+    status, _, stderr, _ = finish(nodes.started[2])
     assert status == 1
     assert "node 2 of 3 has lost node 0 at node1:23456: " in stderr
 
@@ -338,7 +346,7 @@ def test_signal_on_all_nodes_at_once_leaves_the_ranks_their_grace(nodes: Nodes) 
         "import signal, time\n"
         "def save(*_):\n"
         "    time.sleep(1)\n    print('saved', flush=True)\n    raise SystemExit(75)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(60)"
+        "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(600)"
     )
     nodes.start_all(*python(code))
     nodes.wait_until_ready(5)
@@ -353,17 +361,22 @@ def test_signal_on_a_node_whose_ranks_have_ended(nodes: Nodes) -> None:
     nodes.start(0, *python(SLEEPER), nodes=2)
     nodes.start(1, *python("print('ready')"), nodes=2)
     nodes.wait_until_ready(2)
-    time.sleep(2)
+    (pid,) = nodes.launchers(1)
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    wait_until(lambda: not children.read_text(), "the end of all that node 1 has started")
+    time.sleep(1)  # Node 1 then begins to wait for node 0.
     nodes.signal(1, signal.SIGINT)
     statuses, _, stderrs = nodes.finish()
     assert statuses == [130, 130], stderrs
     assert "Ctrl-C on host node2 [node 1]: stopping 1 ranks" in stderrs[0]
 
 
-def test_signal_while_others_are_missing(nodes: Nodes) -> None:
+def test_signal_while_others_are_missing(nodes: Nodes, bed: Bed) -> None:
     nodes.start(0, *python(SHOW))
     nodes.start(1, *python(SHOW))
-    time.sleep(3)
+    connected = ("ss", "-Htn", "state", "established", f"sport = :{PORT}")
+    wait_until(lambda: bed.run(0, *connected).stdout, "the connection of node 1")
+    time.sleep(1)  # They introduce themselves meanwhile.
     nodes.signal(1, signal.SIGTERM)
     statuses, _, stderrs = nodes.finish()
     assert statuses == [1, -signal.SIGTERM]

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import cloudpickle
 import pytest
 
 import hvdlite.ray
+import patience
 from clusters.ray_clusters import Nodes, several_nodes
 from hvdlite.errors import BootstrapError
+from patience import HANG, Stopwatch, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -33,7 +35,8 @@ _NO_ACTOR = r"cannot start on Ray's node .*: Ray (has not started its actor with
 def shared_nodes() -> Iterator[Nodes]:
     """A cluster for all tests of this file."""
     pytest.importorskip("ray")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (sys.modules[__name__], patience):
+        cloudpickle.register_pickle_by_value(module)
     with several_nodes() as started:
         yield started
 
@@ -45,7 +48,7 @@ def nodes(shared_nodes: Nodes) -> Nodes:
     return shared_nodes
 
 
-def train(journal: str, done: str) -> tuple[int, int, float]:
+def train(journal: str, done: str, watch: Stopwatch) -> tuple[int, int, float]:
     """Step until the file `done` exists; each step adds the sum of a half over all ranks."""
     import torch
 
@@ -69,7 +72,9 @@ def train(journal: str, done: str) -> tuple[int, int, float]:
             over = torch.tensor([float(os.path.exists(done))])  # noqa: PTH110
             state.over = hvd.allreduce(over, op=hvd.Max).item()
             with open(f"{journal}.{os.getpid()}", "a") as file:
-                file.write(json.dumps([state.step, hvd.size(), time.monotonic()]) + "\n")
+                file.write(
+                    json.dumps([state.step, hvd.size(), time.monotonic(), watch.seconds()]) + "\n"
+                )
             state.commit()
             time.sleep(0.05)
 
@@ -90,45 +95,39 @@ class Job(threading.Thread):
     def run(self) -> None:
         """Run the job to its end."""
         try:
-            arguments = str(self._journal), str(self._done)
-            settings = {"blacklist_cooldown_range": (1.0, 2.0), "elastic_timeout": 60}
+            arguments = str(self._journal), str(self._done), Stopwatch()
+            settings = {"blacklist_cooldown_range": (1.0, 2.0), "elastic_timeout": 120}
             self.results = hvdlite.ray.run(train, arguments, min_np=1, max_np=4, **settings)
         except BaseException as error:
             self.error = error
 
-    def journals(self) -> list[list[tuple[int, int, float]]]:
-        """Return, by worker, step, size and time of each of its steps."""
+    def journals(self) -> list[list[tuple[int, int, float, float]]]:
+        """Return, by worker, step, size, time and the watch's seconds of each of its steps."""
         files = self._journal.parent.glob("journal.*")
         texts = [one.read_text().rpartition("\n")[0] for one in files]
         return [[tuple(json.loads(line)) for line in text.splitlines()] for text in texts]
 
-    def journal(self) -> list[tuple[int, int, float]]:
+    def journal(self) -> list[tuple[int, int, float, float]]:
         """Return the steps of all workers, in order of time."""
         return sorted((one for each in self.journals() for one in each), key=lambda one: one[2])
 
-    def wait_for_size(self, size: int, seconds: float = 60.0) -> float:
+    def wait_for_size(self, size: int) -> float:
         """Wait until the latest step was done by so many ranks; return its time."""
         wait_until(
             lambda: not self.is_alive() or [one[1] for one in self.journal()[-1:]] == [size],
-            seconds,
+            f"a step of {size} ranks",
+            2 * HANG,
         )
         assert self.is_alive(), self.error
-        return next(at for _, n, at in reversed(self.journal()) if n == size)
+        return next(at for _, n, at, _ in reversed(self.journal()) if n == size)
 
     def finish(self) -> list[Any]:
         """Let the job end, and return its results."""
         self._done.touch()
-        self.join(60.0)
+        self.join(2 * HANG)
         assert not self.is_alive()
         assert self.error is None, self.error
         return self.results
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def agents() -> list[str]:
@@ -143,9 +142,9 @@ def agents() -> list[str]:
 
 
 def pause(job: Job) -> float:
-    """Return the longest time between two steps of one worker with fewer ranks in the second."""
+    """Return the longest pause between two steps of one worker with fewer ranks in the second."""
     pairs = [pair for steps in job.journals() for pair in itertools.pairwise(steps)]
-    return max(b[2] - a[2] for a, b in pairs if b[1] < a[1])
+    return max(b[3] - a[3] for a, b in pairs if b[1] < a[1])
 
 
 def living() -> int:
@@ -174,12 +173,12 @@ def test_job_goes_on_without_a_node_that_died_and_grows_onto_a_new_one(
     print(f"grown {job.wait_for_size(4) - added:.2f} s after a node was added")
     results = job.finish()
     for journal in job.journals():  # No worker has lost a step, or done one twice.
-        assert [step for step, _, _ in journal] == list(range(journal[0][0], journal[-1][0] + 1))
+        assert [step for step, _, _, _ in journal] == list(range(journal[0][0], journal[-1][0] + 1))
     last = results[0][0]
-    assert {step for step, _, _ in job.journal()} == set(range(1, last + 1))
+    assert {step for step, _, _, _ in job.journal()} == set(range(1, last + 1))
     assert results == [(last, 4, last * 0.5)] * 4
-    wait_until(lambda: not agents())
-    wait_until(lambda: ray.available_resources().get("CPU") == 4)
+    wait_until(lambda: not agents(), "the end of all agents and ranks")
+    wait_until(lambda: ray.available_resources().get("CPU") == 4, "the CPUs to be free")
 
 
 def test_exception_of_a_rank_is_raised_although_ray_still_lists_a_dead_node(
@@ -198,7 +197,7 @@ def test_exception_of_a_rank_is_raised_although_ray_still_lists_a_dead_node(
     assert "in raises" in str(caught.value.__cause__)
     line = rf"host {dead} (has not answered yet; the job starts without|takes no part now)"
     assert re.search(line, capfd.readouterr().err)
-    wait_until(lambda: not agents())
+    wait_until(lambda: not agents(), "the end of all agents and ranks")
 
 
 def variables() -> tuple[str | None, ...]:

@@ -16,6 +16,7 @@ from clusters.slurm import Slurm
 from harness import base_environment
 from hvdlite.launch.process.guardian import processes_with
 from launcher import run_launcher
+from patience import HANG, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -39,7 +40,7 @@ class Batch:
         script.write_text(emit("-np", "4", "--ntasks-per-node", "2", "--", sys.executable, STEPPER))
         self.job = slurm.submit(script, *options, env=environment(TEST_MARK=str(folder)))
 
-    def wait_for(self, pattern: str, count: int, most: float = 60) -> list[str]:
+    def wait_for(self, pattern: str, count: int, most: float = 2 * HANG) -> list[str]:
         """Wait until the output matches so often; return what the pattern found."""
         deadline = time.monotonic() + most
         while len(found := re.findall(pattern, self.output())) < count:
@@ -52,10 +53,7 @@ class Batch:
         return "".join(path.read_text() for path in self.folder.glob("slurm-*.out"))
 
     def assert_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + 20
-        while processes_with(self.mark) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert processes_with(self.mark) == []
+        wait_until(lambda: not processes_with(self.mark), "the end of all processes of the job")
 
 
 def environment(**more: str) -> Mapping[str, str]:

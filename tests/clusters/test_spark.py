@@ -16,8 +16,10 @@ import pytest
 
 import hvdlite.spark
 from clusters import spark_sessions
+from faults.arrays import noted_time
 from hvdlite.errors import ArgumentError, RankFailedError
 from hvdlite.launch.process.guardian import processes_with
+from patience import HANG, Stopwatch, wait_until
 
 pytestmark = spark_sessions.MARKS
 _GONE_SECONDS = 30.0
@@ -38,11 +40,10 @@ def mark(session: Any) -> Iterator[dict[str, str]]:
     """Variables for the ranks; no process that has them is left after the test."""
     own = {"HVDLITE_TEST_MARK": secrets.token_hex(8)}
     yield own
-    deadline = time.monotonic() + _GONE_SECONDS
     text = f"HVDLITE_TEST_MARK={own['HVDLITE_TEST_MARK']}"
-    while left := processes_with(text):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
+    watch = Stopwatch()
+    wait_until(lambda: not processes_with(text), "the end of all ranks")
+    assert watch.seconds() <= _GONE_SECONDS
 
 
 def numbers(factor: int, plus: int = 0) -> tuple[int, int, int, int, float]:
@@ -82,17 +83,18 @@ def test_large_arguments_and_results_and_all_slots(mark: dict[str, str]) -> None
 
 def fail_on_rank_1(how: str, path: str = "") -> None:
     """Fail in rank 1; rank 0 does not notice by itself, because it only sleeps."""
+    from faults.arrays import note_time
     from hvdlite import basics
 
     basics.init()
     basics.engine().barrier("all are here").wait()
     if basics.rank() == 1:
-        Path(path).write_text(repr(time.monotonic()))
+        note_time(path)
         print("last words", flush=True, file=__import__("sys").stderr)
         if how == "raise":
             raise ValueError("boom")
         os.kill(os.getppid() if how == "task" else os.getpid(), signal.SIGKILL)
-    time.sleep(100)
+    time.sleep(600)
 
 
 def test_exception_is_raised_with_its_traceback(mark: dict[str, str], tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_killed_rank_is_named_with_its_last_lines_in_time(
 ) -> None:
     with pytest.raises(RankFailedError, match=r"rank 1 .* killed by SIGKILL") as raised:
         hvdlite.spark.run(fail_on_rank_1, ("kill", str(tmp_path / "at")), num_proc=2, env=mark)
-    seconds = time.monotonic() - float((tmp_path / "at").read_text())
+    seconds = noted_time(tmp_path / "at").seconds()
     assert raised.value.failed_rank == 1
     assert "last words" in str(raised.value)
     assert seconds < 15, "the other rank slept on"
@@ -121,9 +123,9 @@ def test_lost_task_is_named_and_not_begun_again_in_silence(
     with pytest.raises(RankFailedError, match="Spark lost the task of rank 1, or its") as raised:
         hvdlite.spark.run(fail_on_rank_1, ("task", str(path)), num_proc=2, env=mark)
     assert raised.value.failed_rank == 1
-    begun = path.read_text()
+    begun = path.read_bytes()
     time.sleep(2)
-    assert path.read_text() == begun
+    assert path.read_bytes() == begun
 
 
 def name_the_executor(path: str) -> None:
@@ -132,7 +134,7 @@ def name_the_executor(path: str) -> None:
     for _ in range(3):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     Path(path).write_text(str(pid))
-    time.sleep(100)
+    time.sleep(600)
 
 
 @pytest.mark.parametrize("session", ["local-cluster[2,1,512]"], indirect=True)
@@ -140,8 +142,7 @@ def test_lost_executor_is_named(session: Any, mark: dict[str, str], tmp_path: Pa
     path = tmp_path / "executor"
 
     def kill_it() -> None:
-        while not (path.exists() and path.read_text()):
-            time.sleep(0.05)
+        wait_until(lambda: path.exists() and path.read_text(), "the number of the executor")
         os.kill(int(path.read_text()), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_it)
@@ -157,14 +158,13 @@ def test_cancelled_job_ends_its_ranks(session: Any, mark: dict[str, str]) -> Non
     text = f"HVDLITE_TEST_MARK={mark['HVDLITE_TEST_MARK']}"
 
     def cancel() -> None:
-        while len(processes_with(text)) < 2:
-            time.sleep(0.05)
+        wait_until(lambda: len(processes_with(text)) >= 2, "two ranks", 2 * HANG)
         session.sparkContext.cancelAllJobs()
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
     with pytest.raises(Exception, match="cancel"):
-        hvdlite.spark.run(time.sleep, (100,), num_proc=2, env=mark)
+        hvdlite.spark.run(time.sleep, (600,), num_proc=2, env=mark)
     canceller.join()
 
 

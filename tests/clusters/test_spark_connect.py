@@ -47,7 +47,7 @@ def fail(how):
         raise ValueError("boom")
     if basics.rank() == 1:
         os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(100)
+    time.sleep(600)
 
 session = SparkSession.builder.remote("local[2]").getOrCreate()
 assert "connect" in type(session).__module__

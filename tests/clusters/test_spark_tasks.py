@@ -18,6 +18,7 @@ from hvdlite.launch.call import pack, unpack_result
 from hvdlite.spark.report import Report
 from hvdlite.spark.task import Plan
 from multihost.bed import Bed, end, why_not
+from patience import HANG
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = """
@@ -62,7 +63,7 @@ def bed() -> Iterator[Bed]:
 def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> list[Report]:
     """Run a task on each host; return their reports."""
     call, token, job_id = pack(fn, (), {}), secrets.token_bytes(32), secrets.token_bytes(16)
-    (folder / "plan").write_bytes(pickle.dumps(Plan(call, token, job_id, 0, 30.0, {}, False)))
+    (folder / "plan").write_bytes(pickle.dumps(Plan(call, token, job_id, 0, HANG, {}, False)))
     own = {**base_environment(), "OMP_NUM_THREADS": "1"}
     own["PYTHONPATH"] = ":".join([str(TESTS), *package_path()])
     running = []
@@ -72,11 +73,11 @@ def run_tasks(bed: Bed, folder: Path, fn: Any, addresses: list[str]) -> list[Rep
             command = bed.inside(host, sys.executable, "-c", SCRIPT, *arguments)
             running.append(subprocess.Popen(command, env=own, start_new_session=True))
         for one in running:
-            assert one.wait(60) == 0
+            assert one.wait(2 * HANG) == 0
     finally:
         for one in running:
             end(one)
-    assert bed.seconds_until_gone(5.0) < 5.0
+    assert bed.seconds_until_gone() < 5.0
     return [pickle.loads((folder / f"report.{rank}").read_bytes()) for rank in range(2)]
 
 
@@ -99,7 +100,7 @@ def fail_on_rank_1() -> None:
     basics.engine().barrier("all are here").wait()
     if basics.rank() == 1:
         raise ValueError("boom")
-    time.sleep(100)
+    time.sleep(600)
 
 
 def test_ranks_of_two_hosts_make_one_world(bed: Bed, tmp_path: Path) -> None:

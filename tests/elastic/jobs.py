@@ -10,6 +10,7 @@ from pathlib import Path
 from elastic.journals import Journey, read_journals
 from elastic.plans import Plan
 from launcher import LauncherResult, run_launcher
+from patience import HANG
 
 _FOLDER = Path(__file__).parent
 
@@ -32,7 +33,7 @@ def run_job(
     ranks: int,
     plan: Plan,
     flags: Sequence[str] = (),
-    timeout: float = 60.0,
+    timeout: float = 2 * HANG,
     status: int = 0,
 ) -> Job:
     """Run workers of this folder's script under hvdlite-run; they may die down to the last one.

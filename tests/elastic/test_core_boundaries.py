@@ -23,6 +23,7 @@ def run_with_joiners(folder: Path, ranks: int, until: int, *faults: Fault, hosts
     return job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_worker_that_died_is_replaced(hosts: int, tmp_path: Path) -> None:
     job = run_with_joiners(tmp_path, 2, 2, Fault(0, "some buckets", 10), hosts=hosts)
@@ -31,6 +32,7 @@ def test_worker_that_died_is_replaced(hosts: int, tmp_path: Path) -> None:
     assert job.journeys[1].entered == [0, 12, 13]  # again because data is dealt anew at 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim, hosts", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("point", ["forming boundary", "connected"])
 def test_death_while_an_epoch_with_a_joiner_forms(
@@ -40,6 +42,7 @@ def test_death_while_an_epoch_with_a_joiner_forms(
     run_with_joiners(tmp_path, 3, 3, *faults, hosts=hosts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim, hosts", [(0, 2), (3, 1)])
 def test_root_or_joiner_dies_in_sync(victim: int, hosts: int, tmp_path: Path) -> None:
     faults = (Fault(2, "after step", 10), Fault(victim, "sync", 0 if victim == 3 else 1))
@@ -49,6 +52,7 @@ def test_root_or_joiner_dies_in_sync(victim: int, hosts: int, tmp_path: Path) ->
 UNREDOABLE = [("alltoall", 2, 1), ("alltoall", 4, 2), ("reducescatter", 3, 1), ("broadcast", 3, 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind, ranks, hosts", UNREDOABLE)
 def test_what_cannot_be_redone_restores_the_last_commit(
     kind: str, ranks: int, hosts: int, tmp_path: Path

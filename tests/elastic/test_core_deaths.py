@@ -41,6 +41,7 @@ def run_faults(
     return job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("first", range(0, len(POINTS), 3))
 def test_four_workers_die_one_after_the_other(first: int, hosts: int, tmp_path: Path) -> None:
@@ -59,12 +60,13 @@ def test_one_of_two_dies(number: int, tmp_path: Path) -> None:
     run_faults(tmp_path, 2, [fault], steps=20, hosts=1 + number // 2 % 2)
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("point", ["some buckets", "commit submitted", "metric"])
 def test_all_but_one_die_at_once(point: str, hosts: int, tmp_path: Path) -> None:
     run_faults(tmp_path, 4, [Fault(victim, point, 8) for victim in (0, 1, 3)], hosts=hosts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delay", [0.0, 0.0003, 0.001, 0.003])
 def test_workers_die_while_their_collectives_run(delay: float, tmp_path: Path) -> None:
     faults = [

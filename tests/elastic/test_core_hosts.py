@@ -14,10 +14,12 @@ from elastic.journals import check_core_job, read_journals
 from elastic.plans import Plan
 from fakes.ssh import agent_of, fake_ssh
 from launcher import end_launcher, start_launcher
+from patience import HANG
 
 STEPS = 400
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_host_of_two_workers_goes(number: signal.Signals, tmp_path: Path) -> None:
     journals = tmp_path / "journals"
@@ -34,7 +36,7 @@ def test_host_of_two_workers_goes(number: signal.Signals, tmp_path: Path) -> Non
         assert any(b"epoch 0: 3 ranks" in line for line in launcher.stderr)
         time.sleep(0.3)
         os.kill(agent_of(tmp_path, "far2"), number)
-        _, stderr = launcher.communicate(timeout=60)
+        _, stderr = launcher.communicate(timeout=2 * HANG)
     finally:
         end_launcher(launcher)
     assert launcher.returncode == 0, stderr

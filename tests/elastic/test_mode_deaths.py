@@ -14,6 +14,7 @@ from launcher import run_launcher
 FOLDER = Path(__file__).parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["modes_worker.py", "sharded_worker.py"])
 def test_each_mode_goes_on_when_ranks_die_and_join(script: str) -> None:
     result = run_launcher(

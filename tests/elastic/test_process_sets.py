@@ -14,7 +14,6 @@ def test_sets_keep_their_ids_as_far_as_their_ranks_exist() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
         *(sys.executable, str(FOLDER / "sets_worker.py"), "2:13", "1:22"),
-        timeout=60.0,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     lines = [line.partition("] ")[2] for line in result.stdout.splitlines()]
@@ -27,7 +26,6 @@ def test_optimizer_of_a_process_set_follows_its_members() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "2", "--max-np", "3"),
         *(sys.executable, str(FOLDER / "new_member_worker.py")),
-        timeout=60.0,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     lines = {line for line in result.stdout.splitlines() if "member" in line}

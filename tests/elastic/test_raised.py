@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from pathlib import Path
 
-from launcher import run_launcher
+from launcher import LauncherResult, run_launcher
+from patience import HANG
 
 SCRIPT = """
-import atexit, sys, threading, time
+import os, sys, threading, time
+from pathlib import Path
 from hvdlite import basics
 from hvdlite.elastic import ObjectState, epochs, run
 from hvdlite.objects import broadcast_object
@@ -24,20 +27,31 @@ def train(state):
         state.step += 1
         state.check_host_updates()
         if worker == 1 and state.step == 5:
-            end_late(2.0)
+            Path(sys.argv[2]).write_text(str(os.getpid()))
+            end_late(4.0)  # much longer than the heartbeat
             raise ValueError("a bug")
     if sys.argv[1] == "all":
         raise ValueError("another bug")
-    time.sleep(3.0)  # much longer than the heartbeat
+    raised = Path("/proc", Path(sys.argv[2]).read_text())
+    while raised.exists():
+        time.sleep(0.01)
 
 basics.init()
 train(ObjectState(broadcast_object, basics.rank, step=0))
 """
-FLAGS = ("-np", "2", "--min-np", "1", "--max-np", "2", "--elastic-heartbeat", "0.5")
+FLAGS = ("-np", "2", "--min-np", "1", "--max-np", "2", "--elastic-heartbeat", "2")
 
 
-def test_process_that_ends_late_is_not_killed_and_does_not_hold_up_the_others() -> None:
-    result = run_launcher(*FLAGS, sys.executable, "-c", SCRIPT, "one", timeout=60.0)
+def run_script(which: str, folder: Path) -> LauncherResult:
+    """Run two workers of which "one" or "all" raise."""
+    command = (sys.executable, "-c", SCRIPT, which, str(folder / "pid"))
+    return run_launcher(*FLAGS, *command, timeout=2 * HANG)
+
+
+def test_process_that_ends_late_is_not_killed_and_does_not_hold_up_the_others(
+    tmp_path: Path,
+) -> None:
+    result = run_script("one", tmp_path)
     assert result.returncode == 0, result.stderr
     host = re.escape(socket.gethostname())
     went = rf"epoch 1: worker 1 \(host {host}\) raised ValueError: a bug at .*; 1 rank goes on"
@@ -45,8 +59,8 @@ def test_process_that_ends_late_is_not_killed_and_does_not_hold_up_the_others() 
     assert "killed" not in result.stderr
 
 
-def test_report_has_what_the_first_one_raised_though_it_ends_last() -> None:
-    result = run_launcher(*FLAGS, sys.executable, "-c", SCRIPT, "all", timeout=60.0)
+def test_report_has_what_the_first_one_raised_though_it_ends_last(tmp_path: Path) -> None:
+    result = run_script("all", tmp_path)
     assert result.returncode == 1, result.stderr
     first = r"worker 1 \(host .*\) failed first: raised ValueError: a bug at .*\n"
     assert re.search(first, result.stderr)

@@ -13,6 +13,7 @@ import pytest
 from harness import base_environment
 from hvdlite.launch.process.guardian import processes_with
 from launcher import end_launcher, run_launcher, start_launcher
+from patience import HANG
 
 # Rank 0 tells the others when the job is over. Before that, every average is 1.
 STEADY = """
@@ -50,7 +51,7 @@ class First:
         """End the job; check that nothing has happened to it."""
         assert self.launcher.poll() is None
         self.go.touch()
-        stdout, stderr = self.launcher.communicate(timeout=60)
+        stdout, stderr = self.launcher.communicate(timeout=2 * HANG)
         assert self.launcher.returncode == 0, stderr
         lines = sorted(line for line in stdout.decode().splitlines() if "epochs" in line)
         assert lines == [f"[{worker}] epochs [(0, (0, 1))]" for worker in (0, 1)]
@@ -110,7 +111,7 @@ def test_stranger_is_refused_with_a_reason(
         env={**base_environment(), **first.environment, **changes},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * HANG,
         check=False,
     )
     assert stranger.returncode != 0

@@ -54,6 +54,7 @@ def test_four_workers_die_one_after_the_other(first: int, tmp_path: Path) -> Non
     run_faults(tmp_path, 4, faults, hosts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["in hook", "before step"])
 def test_one_of_three_dies_that_reduce_in_step(point: str, tmp_path: Path) -> None:
     run_faults(tmp_path, 3, [Fault(0, point, 9)], hosts=2, reduce_in="step")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from launcher import run_launcher
 
 WORKER = Path(__file__).with_name("xla_worker.py")
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.long
 def test_compiled_steps_are_redone_or_go_back_to_the_last_commit() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),

@@ -6,6 +6,7 @@ The functions of this file run in ranks. Arrays are reduced in place.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
+from patience import HANG, Stopwatch
 
 Array: TypeAlias = "NDArray[Any]"
 
@@ -50,30 +52,43 @@ def works(name: str = "still.usable") -> bool:
 
 
 def describe(error: HvdliteError) -> dict[str, Any]:
-    """Return the facts of an error, and the time at which it was seen, for the test to check."""
+    """Return the facts of an error, and a watch that started when it was seen, for the test."""
     return {
         "kind": type(error).__name__,
         "message": str(error),
         "rank": error.failed_rank,
-        "seen": time.monotonic(),
+        "seen": Stopwatch(),
     }
 
 
 def reduce_until_error(name: str, count: int = 1 << 18) -> dict[str, Any]:
     """Reduce one tensor over and over until that fails; return the error, as `describe` does."""
     gradient = ones(count)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline:
         try:
             reduce_array(gradient, name)
         except HvdliteError as error:
             return describe(error)
-    raise AssertionError("30 s went by and nothing failed")
+    raise AssertionError(f"{HANG:.0f} s went by and nothing failed")
 
 
 def note_time(path: str) -> None:
-    """Write the time to a file; all processes have the same monotonic clock."""
-    Path(path).write_text(repr(time.monotonic()))
+    """Write a watch that starts now to a file; it counts the same in all processes."""
+    half = Path(path + ".half")
+    half.write_bytes(pickle.dumps(Stopwatch()))
+    half.replace(path)
+
+
+def noted_time(path: Path) -> Stopwatch:
+    """Return the watch that a process has written."""
+    watch: Stopwatch = pickle.loads(path.read_bytes())
+    return watch
+
+
+def seconds_between(first: Stopwatch, then: Stopwatch) -> float:
+    """Return the seconds between the starts of two watches; negative if `then` is the older one."""
+    return first.seconds() - then.seconds()
 
 
 def die(path: str) -> NoReturn:

@@ -7,14 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from launcher import end_launcher, start_launcher
+from patience import HANG
 
 STEPPING = Path(__file__).with_name("stepping.py")
 Address = tuple[socket.AddressFamily, str | tuple[str, int]]
@@ -42,7 +42,7 @@ class Job:
     def stop(self) -> int:
         """Ask the ranks to leave; return the launcher's exit status."""
         (self.folder / "stop").touch()
-        return self.launcher.wait(timeout=20)
+        return self.launcher.wait(timeout=HANG)
 
     def listening(self) -> set[Address]:
         """List the addresses that the job's processes listen on."""
@@ -71,14 +71,6 @@ def stepping_job(
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         end_launcher(launcher)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait until a condition holds; fail with the text `what` if that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.005)
 
 
 def socket_inodes(pid: int) -> set[str]:

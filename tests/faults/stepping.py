@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for what arrays.py imports
 if len(sys.argv) > 2:
     os.environ["HVDLITE_HOST_ID"] = f"host-{int(os.environ['HVDLITE_RANK']) % int(sys.argv[2])}"
 

@@ -8,13 +8,21 @@ from typing import Any
 
 import pytest
 
-from faults.arrays import die, ones, reduce_array, reduce_until_error, works
+from faults.arrays import (
+    die,
+    noted_time,
+    ones,
+    reduce_array,
+    reduce_until_error,
+    seconds_between,
+    works,
+)
 from harness import run_world
 from hvdlite import basics
 from hvdlite.bootstrap import mesh
 
 HOSTS = [0, 0, 1, 1, 2, 2, 3]  # host 3 hangs on host 1
-BOUND = 5.0  # the rule is a second; a machine under load may take longer
+BOUND = 1.0
 
 
 def train_in_a_tree(victim: int, noted: str) -> dict[str, Any] | None:
@@ -27,7 +35,7 @@ def train_in_a_tree(victim: int, noted: str) -> dict[str, Any] | None:
         return None
     reduce_array(ones(), "layer.weight")
     if basics.rank() == victim:
-        time.sleep(0.2)
+        time.sleep(0.2)  # The other ranks submit meanwhile, and wait for this one.
         die(noted)
     return reduce_until_error("layer.weight")
 
@@ -47,4 +55,4 @@ def test_tree_of_hosts_names_the_rank_that_dies(victim: int, tmp_path: Path) -> 
         if dies:
             assert result.value["rank"] == victim, result.value
             assert f"rank {victim} died" in result.value["message"]
-            assert result.value["seen"] - float(noted.read_text()) < BOUND
+            assert seconds_between(noted_time(noted), result.value["seen"]) <= BOUND

@@ -15,6 +15,7 @@ from hvdlite import _core, basics
 from hvdlite.errors import DeadlockError, HvdliteError
 from launcher import run_launcher
 
+PRELOAD = ("numpy", "torch._dynamo")
 GRACE = {"HVDLITE_DEADLOCK_GRACE": "1"}
 EXACTLY = "call the same operations in the same order on all ranks"
 
@@ -32,8 +33,11 @@ def caught(call: Any, *arguments: Any) -> dict[str, Any]:
     try:
         call(*arguments)
     except DeadlockError as error:
-        return {"message": str(error), "seconds": time.monotonic() - begun}
-    return {"message": "", "seconds": time.monotonic() - begun}
+        message = str(error)
+    else:
+        message = ""
+    ended = time.monotonic()
+    return {"message": message, "seconds": ended - begun, "ended": ended}
 
 
 def barrier(name: str) -> None:
@@ -207,7 +211,7 @@ def wait_with_a_timeout(seconds: float) -> bool:
 )
 def test_what_still_comes_is_not_a_deadlock(body: Any) -> None:
     env = {"HVDLITE_DEADLOCK_GRACE": "0.5"}
-    assert all(result.value for result in run_world(2, body, args=(2.0,), env=env))
+    assert all(result.value for result in run_world(2, body, args=(1.0,), env=env))
 
 
 def wait_beside_quiet_threads() -> dict[str, Any]:
@@ -249,22 +253,23 @@ def wait_at_the_end_of_a_backward(called: int) -> dict[str, Any]:
     end: dict[str, Any] = {"__name__": "hvdlite.torch.optimizers.backward", "call": at_end}
     exec("def run(): call()", end)
     inside: dict[str, Any] = {"__name__": "torch.autograd.graph", "wait": time.sleep}
-    exec("def run(): wait(4)", inside)
+    inside |= {"worked": [], "now": time.monotonic}
+    exec("def run():\n    wait(2)\n    worked.append(now())", inside)
     _thread.start_new_thread(end["run"], ())
     for _ in range(called):
         _thread.start_new_thread(inside["run"], ())
     exec("def run(): lock.acquire()", {**inside, "lock": ended}, inside)
     inside["run"]()
     assert works("after")
-    return said[0]
+    return {**said[0], "worked": inside["worked"]}
 
 
 @pytest.mark.parametrize("called", [0, 1])
 def test_the_thread_that_called_a_backward_does_not_count_at_its_end(called: int) -> None:
-    begun_late = 4.0 if called else 0.0
     for result in run_world(2, wait_at_the_end_of_a_backward, args=(called,), env=GRACE):
         assert "deadlock: " in result.value["message"]
-        assert result.value["seconds"] >= begun_late
+        assert len(result.value["worked"]) == called
+        assert all(result.value["ended"] >= worked for worked in result.value["worked"])
 
 
 def wait_in_two_threads() -> list[dict[str, Any]]:
@@ -331,7 +336,7 @@ def without_a_proof() -> str:
 
 
 def test_the_knob_switches_the_proof_off() -> None:
-    env = {"HVDLITE_DEADLOCK_GRACE": "0", "HVDLITE_STALL_SHUTDOWN": "3.2"}
+    env = {"HVDLITE_DEADLOCK_GRACE": "0", "HVDLITE_STALL_SHUTDOWN": "2"}
     for result in run_world(2, without_a_proof, env=env):
         assert result.value == "StalledError"
 
@@ -361,7 +366,6 @@ train(ObjectState(broadcast_object, basics.rank, step=0))
 def test_an_elastic_job_does_not_begin_again_after_a_deadlock() -> None:
     result = run_launcher(
         *("-np", "2", "--min-np", "2", "--max-np", "2", sys.executable, "-c", ELASTIC),
-        timeout=60.0,
         env=GRACE,
     )
     assert result.returncode == 1, result.stderr

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from faults.arrays import describe, note_time, ones, reduce_array, submit
+from faults.arrays import (
+    describe,
+    note_time,
+    noted_time,
+    ones,
+    reduce_array,
+    seconds_between,
+    submit,
+)
 from harness import run_world
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
+from patience import HANG, Stopwatch, wait_until
 
 TENSOR = "encoder.weight"
 BOUND = 1.0  # seconds until the error, from the leaving or from the call, whichever is later
@@ -51,9 +60,9 @@ def operation(kind: str, own_set: int) -> _core.Handle:
 
 
 def error_of(kind: str, own_set: int) -> dict[str, Any]:
-    asked = time.monotonic()
+    asked = Stopwatch()
     try:
-        operation(kind, own_set).wait(timeout=30)
+        operation(kind, own_set).wait(timeout=HANG)
     except HvdliteError as error:
         return {**describe(error), "asked": asked}
     raise AssertionError("nothing failed")
@@ -83,9 +92,9 @@ def leave(folder: str) -> list[dict[str, Any]]:
             note_time(str(noted))
             errors.append({})
         else:
-            while when == "after" and not noted.exists():
-                time.sleep(0.01)
-            time.sleep(SEEN if when == "after" else 0)
+            if when == "after":
+                wait_until(noted.exists, "the rank has left")
+                time.sleep(SEEN)
             errors.append(error_of(kind, own_set))
         basics.shutdown()
     return errors
@@ -97,7 +106,7 @@ def test_early_exit_of_any_rank_is_told_as_a_clean_leave(hosts: list[int], tmp_p
     env = {"HVDLITE_SHUTDOWN_TIMEOUT": "1"}
     results = run_world(RANKS, leave, str(tmp_path), hosts=hosts, env=env)
     for number, (leaver, steps, kind, _) in enumerate(CASES):
-        left = float((tmp_path / str(number)).read_text())
+        left = noted_time(tmp_path / str(number))
         for result in results:
             error = result.value[number]
             if result.rank == leaver:
@@ -110,4 +119,5 @@ def test_early_exit_of_any_rank_is_told_as_a_clean_leave(hosts: list[int], tmp_p
             assert ("join()" if kind == "join" else TENSOR) in message
             advice = "hvd.barrier()" if kind.startswith("set ") else "the same number of steps"
             assert advice in message
-            assert error["seen"] - max(left, error["asked"]) <= BOUND
+            since = min(seconds_between(one, error["seen"]) for one in (left, error["asked"]))
+            assert since <= BOUND

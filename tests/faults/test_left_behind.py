@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from faults.jobs import Address, shared_files, stepping_job, wait_until
+from faults.jobs import Address, shared_files, stepping_job
+from patience import Stopwatch, wait_until
 
 WILDCARDS = ("0.0.0.0", "::")
 BOUND = 3.0
@@ -28,7 +28,7 @@ def test_no_socket_is_bound_to_every_address_and_no_child_gets_the_token(
             seen.update(job.listening())
             return job.steps() > 50
 
-        wait_until(look, 20, "the job does steps")
+        wait_until(look, "the job does steps")
         assert job.stop() == 0
     assert seen, "not even the launcher's store was seen"
     assert [address for _, address in seen if address[0] in WILDCARDS] == []
@@ -44,21 +44,21 @@ def test_nothing_is_left_after_kill_nine_of_all(hosts: int, tmp_path: Path) -> N
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with stepping_job(tmp_path, hosts=hosts, env={"TMPDIR": str(temporary)}) as job:
-        wait_until(lambda: job.steps() > 50, 20, "the job does steps")
+        wait_until(lambda: job.steps() > 50, "the job does steps")
         processes = job.processes()
         assert len(processes) >= 3
         addresses = job.listening()
         files = shared_files(processes)
         for process in processes:
             process.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
+        killed = Stopwatch()
         job.launcher.wait()
-        wait_until(lambda: not any(is_alive(process) for process in processes), BOUND, "all gone")
+        wait_until(lambda: not any(is_alive(process) for process in processes), "all gone")
         assert [path for path in files if Path(path).exists()] == []
         assert [path.name for path in Path("/dev/shm").iterdir() if "hvdlite" in path.name] == []
         assert list(temporary.rglob("*")) == []
         assert [address for address in addresses if can_connect(*address)] == []
-        assert time.monotonic() - killed <= BOUND
+        assert killed.seconds() <= BOUND
 
 
 def is_alive(process: psutil.Process) -> bool:

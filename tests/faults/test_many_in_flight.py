@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from faults.arrays import Array, ones, reduce_array, submit, total_of_ones, works
 from harness import run_world
 from hvdlite import _core, basics
+from patience import Stopwatch, wait_until
 
 
 def reduce_in_random_orders(tensors: int, seeds: int) -> int:
@@ -64,21 +66,23 @@ def test_eight_threads_get_right_sums() -> None:
     assert [result.value for result in results] == [0, 0]
 
 
-def leave_with_operations_in_flight(count: int, alone: bool) -> float:
+def leave_with_operations_in_flight(count: int, alone: bool, folder: str) -> Stopwatch:
     basics.init()
     assert works("before")
     if alone and basics.rank() == 1:
-        time.sleep(0.5)  # Meanwhile rank 0 submits, and leaves.
-        return time.monotonic()
+        wait_until((Path(folder) / "submitted").exists, "rank 0 submits")
+        time.sleep(0.2)  # Meanwhile rank 0 leaves.
+        return Stopwatch()
     for number in range(count):
         submit(ones(), f"never.waited.for.{number}")
-    return time.monotonic()
+    (Path(folder) / "submitted").touch()
+    return Stopwatch()
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["all-ranks", "one-rank-alone"])
-def test_exit_with_operations_in_flight_is_clean(alone: bool) -> None:
-    results = run_world(2, leave_with_operations_in_flight, args=(200, alone))
-    left = time.monotonic() - max(result.value for result in results)
+def test_exit_with_operations_in_flight_is_clean(alone: bool, tmp_path: Path) -> None:
+    results = run_world(2, leave_with_operations_in_flight, args=(200, alone, str(tmp_path)))
+    left = min(result.value.seconds() for result in results)
     for result in results:
         assert result.returncode == 0
         assert "Traceback" not in result.stderr
@@ -90,11 +94,11 @@ def keep_outstanding(count: int) -> dict[str, Any]:
     basics.init()
     arrays: list[Array] = [np.full(16, number % 100, dtype="float32") for number in range(count)]
     assert works("before")
-    begin = time.monotonic()
+    watch = Stopwatch()
     handles = [submit(array, f"tensor.{number}") for number, array in enumerate(arrays)]
     for handle in handles:
         handle.wait()
-    seconds = time.monotonic() - begin
+    seconds = watch.seconds()
     size = basics.size()
     wrong = sum((array != number % 100 * size).any() for number, array in enumerate(arrays))
     return {"seconds": seconds, "wrong": int(wrong)}
@@ -111,14 +115,14 @@ class Kept:
     """What an operation keeps alive."""
 
 
-def drop_handles(count: int) -> list[int]:
+def drop_handles(count: int, submitted: str) -> list[int]:
     """Drop all handles; count the kept objects during the operations, and when all have ended."""
     basics.init()
     alive: weakref.WeakSet[Kept] = weakref.WeakSet()
     arrays = [ones() for _ in range(count)]
     reduce_array(ones(), "start")
     if basics.rank() == 1:
-        time.sleep(0.2)
+        wait_until(Path(submitted).exists, "rank 0 has counted what its operations keep")
     for number, array in enumerate(arrays):
         kept, address = Kept(), array.ctypes.data
         alive.add(kept)
@@ -127,14 +131,13 @@ def drop_handles(count: int) -> list[int]:
         basics.engine().allreduce(name, [tensor], _core.REDUCE_OPS["sum"], keep=kept)
     del kept
     under_way = len(alive)
-    deadline = time.monotonic() + 20
-    while alive and time.monotonic() < deadline:
-        time.sleep(0.01)
+    Path(submitted).touch()
+    wait_until(lambda: not alive, "all operations have ended")
     assert all((array == total_of_ones()).all() for array in arrays)
     return [under_way, len(alive)]
 
 
-def test_what_a_dropped_handle_keeps_is_released_when_its_operation_ends() -> None:
-    first, second = run_world(2, drop_handles, 100)
+def test_what_a_dropped_handle_keeps_is_released_when_its_operation_ends(tmp_path: Path) -> None:
+    first, second = run_world(2, drop_handles, 100, str(tmp_path / "submitted"))
     assert first.value == [100, 0]
     assert second.value[1] == 0

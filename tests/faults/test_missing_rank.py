@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from faults.arrays import (
     describe,
     note_time,
+    noted_time,
     ones,
     reduce_array,
     reduce_until_error,
+    seconds_between,
     total_of_ones,
     works,
 )
-from harness import run_world
+from harness import World, run_world
 from hvdlite import _core, basics
 from hvdlite.errors import HvdliteError
+from patience import Stopwatch, wait_until
 
 TENSOR = "encoder.weight"
 
 
-def come_late(seconds: float) -> bool:
+def come_late(go: str) -> bool:
     basics.init()
     assert works("before")
     if basics.rank() == 2:
-        time.sleep(seconds)
+        wait_until(Path(go).exists, "a warning about this rank")
     return bool((reduce_array(ones(), TENSOR) == total_of_ones()).all())
 
 
-def test_missing_rank_is_named_in_a_warning_and_its_late_coming_is_no_error() -> None:
-    results = run_world(3, come_late, args=(2.5,), env={"HVDLITE_STALL_WARNING": "1"})
+def warnings_in(text: str) -> int:
+    """Count the lines that say that the tensor waits for rank 2."""
+    return sum(TENSOR in line and "rank 2" in line for line in text.splitlines())
+
+
+def test_missing_rank_is_named_in_a_warning_and_its_late_coming_is_no_error(tmp_path: Path) -> None:
+    go, env = tmp_path / "go", {"HVDLITE_STALL_WARNING": "1"}
+    with World(3, come_late, str(go), env=env) as world:
+        wait_until(lambda: any(warnings_in(world.stderr(rank)) for rank in range(3)), "a warning")
+        go.touch()
+        results = world.wait()
     assert all(result.value for result in results)
-    warnings = [
-        line
-        for result in results
-        for line in result.stderr.splitlines()
-        if TENSOR in line and "rank 2" in line
-    ]
-    assert warnings, "no rank warned: " + "".join(result.stderr for result in results)
-    assert len(warnings) <= 3
+    assert sum(warnings_in(result.stderr) for result in results) <= 3
 
 
 def test_the_warning_comes_after_ten_seconds_unless_set_otherwise() -> None:
@@ -47,28 +53,33 @@ def test_the_warning_comes_after_ten_seconds_unless_set_otherwise() -> None:
     assert float(row["default"]) == 10.0
 
 
-def never_come(seconds: float) -> dict[str, Any]:
+def never_come(folder: str) -> dict[str, Any]:
     basics.init()
     assert works("before")
-    begun = time.monotonic()
+    failed = [Path(folder) / str(rank) for rank in range(2)]
     if basics.rank() == 2:
-        time.sleep(seconds)
+        wait_until(lambda: all(path.exists() for path in failed), "the other ranks give up")
+    begun, watch = time.monotonic(), Stopwatch()
     try:
         reduce_array(ones(), TENSOR)
     except HvdliteError as error:
-        return {**describe(error), "begun": begun}
+        told = {**describe(error), "waited": time.monotonic() - begun, "seconds": watch.seconds()}
+        (Path(folder) / str(basics.rank())).touch()
+        return told
     raise AssertionError("the stalled tensor was reduced")
 
 
-def test_missing_rank_fails_the_job_after_the_stall_shutdown_time() -> None:
+def test_missing_rank_fails_the_job_after_the_stall_shutdown_time(tmp_path: Path) -> None:
     limit = 1.5
-    results = run_world(3, never_come, args=(limit + 1.5,), env={"HVDLITE_STALL_SHUTDOWN": "1.5"})
+    env = {"HVDLITE_STALL_SHUTDOWN": str(limit)}
+    results = run_world(3, never_come, args=(str(tmp_path),), env=env)
     for result in results:
         assert result.value["kind"] == "StalledError"
         assert TENSOR in result.value["message"]
         assert "rank 2" in result.value["message"]
     for result in results[:2]:
-        assert limit <= result.value["seen"] - result.value["begun"] <= limit + 1
+        assert result.value["waited"] >= limit
+        assert result.value["seconds"] <= limit + 1
 
 
 def raise_in_rank_one(noted: str) -> dict[str, Any]:
@@ -80,7 +91,7 @@ def raise_in_rank_one(noted: str) -> dict[str, Any]:
     return reduce_until_error(TENSOR)
 
 
-def test_exception_of_one_rank_is_what_the_others_show(tmp_path: Any) -> None:
+def test_exception_of_one_rank_is_what_the_others_show(tmp_path: Path) -> None:
     noted = tmp_path / "raised"
     results = run_world(3, raise_in_rank_one, args=(str(noted),), expect_failure=True)
     assert results[1].returncode != 0
@@ -92,4 +103,4 @@ def test_exception_of_one_rank_is_what_the_others_show(tmp_path: Any) -> None:
         assert TENSOR in error["message"]
         assert "ValueError" in error["message"]
         assert "the learning rate is a banana" in error["message"]
-        assert error["seen"] - float(noted.read_text()) <= 1.0
+        assert seconds_between(noted_time(noted), error["seen"]) <= 1.0

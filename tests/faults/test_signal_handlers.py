@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,33 +21,51 @@ from hvdlite.errors import BootstrapError, HvdliteError, NotInitializedError
 from hvdlite.join import join
 from hvdlite.objects import broadcast_object
 from hvdlite.process_sets import add_process_set
+from patience import Stopwatch, wait_until
 
-LATER = 0.3  # seconds until the signal, when rank 0 is inside the function
 BOUND = 15.0  # seconds; a start may take 60 s, and must not take so long here
 
 
 @contextlib.contextmanager
-def signalled(handler: Callable[[], object], after: float = LATER) -> Iterator[None]:
-    """Call `handler` as a signal handler of this thread, `after` seconds from now."""
+def signalled(handler: Callable[[], object], inside: str = "") -> Iterator[None]:
+    """Call `handler` as a signal handler of this thread once it is inside what it calls now.
+
+    Another thread sends the signal when it has seen this one there 20 times, with this one free to
+    go on between the looks. With `inside`, there is inside the function of this name.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         handler()
 
+    caller, waits, over = sys._getframe(2), threading.get_ident(), threading.Event()
+
+    def send() -> None:
+        looks = 0
+        while looks < 20:
+            if over.wait(0.01):
+                return
+            looks += is_inside(sys._current_frames()[waits], caller, inside)
+        signal.pthread_kill(waits, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, after)
+    sender = threading.Thread(target=send)
+    sender.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        over.set()
+        sender.join()
         signal.signal(signal.SIGALRM, before)
 
 
-def wait_for_file(path: Path) -> None:
-    """Wait until rank 0 has made this file."""
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.005)
+def is_inside(frame: FrameType, caller: FrameType, function: str) -> bool:
+    """Return whether a thread is in what `caller` calls, other than `signalled`."""
+    names = set()
+    there: FrameType | None = frame
+    while there is not None and there is not caller:
+        names.add(there.f_code.co_name)
+        there = there.f_back
+    return bool(names) and signalled.__name__ not in names and (not function or function in names)
 
 
 def interrupt() -> None:
@@ -106,7 +124,7 @@ def shut_down_in_a_handler(folder: str) -> list[dict[str, Any]]:
         basics.init()
         assert works("before")
         if basics.rank() == 0:
-            begun = time.monotonic()
+            watch = Stopwatch()
             told: dict[str, Any] = {}
             with signalled(basics.shutdown):
                 try:
@@ -114,15 +132,15 @@ def shut_down_in_a_handler(folder: str) -> list[dict[str, Any]]:
                 except HvdliteError as error:
                     told = describe(error)
             (Path(folder) / f"left.{wait.__name__}").touch()
-            seen.append({**told, "took": time.monotonic() - begun, "up": basics.is_initialized()})
+            seen.append({**told, "took": watch.seconds(), "up": basics.is_initialized()})
         else:
-            wait_for_file(Path(folder) / f"left.{wait.__name__}")
+            wait_until((Path(folder) / f"left.{wait.__name__}").exists, "rank 0 has left")
         basics.shutdown()
     return seen
 
 
 def test_shutdown_in_a_handler_ends_whatever_waits(tmp_path: Path) -> None:
-    first, _ = run_world(2, shut_down_in_a_handler, str(tmp_path), hosts=[0, 1], timeout=90)
+    first, _ = run_world(2, shut_down_in_a_handler, str(tmp_path), hosts=[0, 1])
     assert len(first.value) == len(WAITING)
     for wait, seen in zip(WAITING, first.value, strict=True):
         assert not seen["up"], wait
@@ -147,13 +165,13 @@ def interrupt_and_go_on(folder: str) -> list[str]:
             basics.shutdown()
             (Path(folder) / f"left.{wait.__name__}").touch()
         else:
-            wait_for_file(Path(folder) / f"left.{wait.__name__}")
+            wait_until((Path(folder) / f"left.{wait.__name__}").exists, "rank 0 has left")
             basics.shutdown()
     return seen
 
 
 def test_interrupt_inside_leaves_a_process_that_can_start_anew(tmp_path: Path) -> None:
-    first, _ = run_world(2, interrupt_and_go_on, str(tmp_path), hosts=[0, 1], timeout=90)
+    first, _ = run_world(2, interrupt_and_go_on, str(tmp_path), hosts=[0, 1])
     assert first.value == list(WAITING)
 
 
@@ -163,13 +181,13 @@ def start_alone(action: str, folder: str) -> dict[str, Any]:
     go = Path(folder) / "go"
     told: dict[str, Any] = {}
     if os.environ["HVDLITE_RANK"] == "0":
-        before, begun = len(os.listdir("/proc/self/fd")), time.monotonic()
+        before, watch = len(os.listdir("/proc/self/fd")), Stopwatch()
         try:
             with signalled(HANDLERS[action]):
                 basics.init()
         except (HvdliteError, KeyboardInterrupt) as error:
             told = {"kind": type(error).__name__, "message": str(error)}
-        told["took"] = time.monotonic() - begun
+        told["took"] = watch.seconds()
         told["up"] = basics.is_initialized()
         told["left"] = len(os.listdir("/proc/self/fd")) - before
         told["threads"] = [
@@ -177,7 +195,7 @@ def start_alone(action: str, folder: str) -> dict[str, Any]:
         ]
         go.touch()
     else:
-        wait_for_file(go)
+        wait_until(go.exists, "rank 0 has given up")
     basics.init()
     told["works"] = works("at last")
     basics.shutdown()
@@ -222,7 +240,7 @@ SAID = {
 
 @pytest.mark.parametrize("action", HANDLERS)
 def test_handler_that_comes_while_init_waits(action: str, tmp_path: Path) -> None:
-    first, second = run_world(2, start_alone, action, str(tmp_path), timeout=60)
+    first, second = run_world(2, start_alone, action, str(tmp_path))
     told = first.value
     assert told["kind"] == ("KeyboardInterrupt" if action == "interrupt" else told["kind"])
     assert (
@@ -246,10 +264,10 @@ def give_up_among_sets(folder: str) -> dict[str, Any]:
         register, sets.register_static = sets.register_static, lambda given: None
         basics.init(process_sets=[[0]])
         sets.register_static = register
-        wait_for_file(go)
+        wait_until(go.exists, "rank 0 has given up")
         basics.shutdown()
         return told
-    with signalled(basics.shutdown, after=1.0):
+    with signalled(basics.shutdown, inside="register_static"):
         try:
             basics.init(process_sets=[[0]])
         except BootstrapError as error:
@@ -260,7 +278,7 @@ def give_up_among_sets(folder: str) -> dict[str, Any]:
 
 
 def test_handler_that_shuts_down_while_init_registers_sets(tmp_path: Path) -> None:
-    first, _ = run_world(2, give_up_among_sets, str(tmp_path), timeout=60)
+    first, _ = run_world(2, give_up_among_sets, str(tmp_path))
     assert "init() was given up" in first.value["message"]
     assert not first.value["up"]
 
@@ -290,5 +308,5 @@ def shut_down_over_and_over(folder: str) -> int:
 
 
 def test_handlers_at_any_moment_of_a_world_of_one(tmp_path: Path) -> None:
-    (only,) = run_world(1, shut_down_over_and_over, str(tmp_path), timeout=60)
+    (only,) = run_world(1, shut_down_over_and_over, str(tmp_path))
     assert only.value > 0, "no signal came while it ran"

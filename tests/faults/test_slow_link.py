@@ -43,4 +43,4 @@ def test_slow_link_is_not_taken_for_a_dead_rank() -> None:
     for result in results:
         assert result.value["right"]
         assert result.value["hosts"] == 2
-        assert PATIENCE < result.value["seconds"] < 60
+        assert result.value["seconds"] > PATIENCE

@@ -11,7 +11,7 @@ from harness import RankResult, run_world
 from hvdlite import gpu
 from parallel.scenarios import check, names_in, run_all
 from parallel.tensorflow import test_tensorflow_ops
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, eagerly, in_graph, start, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, eagerly, in_graph, start, tf
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -43,7 +43,7 @@ def results(request: pytest.FixtureRequest) -> list[RankResult]:
         pytest.skip("there is no NVIDIA GPU here")
     if run_world(1, count_gpus, env=ENVIRONMENT)[0].value == 0:
         pytest.skip("this TensorFlow finds no GPU")
-    return run_world(request.param, body, timeout=TIMEOUT, env=environment)
+    return run_world(request.param, body, env=environment)
 
 
 @pytest.mark.parametrize("name", names_in(vars(test_tensorflow_ops)))

@@ -59,7 +59,7 @@ def test_suites_of_the_host(name: str, ranks: int) -> None:
 )
 def test_death_of_a_peer(device: str) -> None:
     body = torch_cases.lose_a_peer
-    results = run_world(2, body, device, timeout=60, env=shared_gpu, expect_failure=True)
+    results = run_world(2, body, device, env=shared_gpu, expect_failure=True)
     message, seconds = results[0].value
     assert "rank 1" in message
     assert seconds < 10

@@ -121,6 +121,7 @@ def tensorflow_runs() -> dict[tuple[int, bool], Losses]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*TENSORFLOW, *SESSION])
 def test_tensorflow(tensorflow_runs: dict[tuple[int, bool], Losses], name: str) -> None:
     in_session = name in SESSION

@@ -12,17 +12,26 @@ from typing import Any
 
 from hvdlite.launch.process.guardian import processes_with
 from launcher import end_launcher, start_launcher
+from patience import HANG, Stopwatch, wait_until
 
 
 class MarkedJob:
-    """hvdlite-run with a mark in its environment, which all its processes inherit."""
+    """hvdlite-run with a mark in its environment, which all its processes inherit.
+
+    Attributes:
+        process: hvdlite-run.
+        signalled_at: the monotonic time just before the last signal by `signal`.
+    """
 
     def __init__(self, np: int, *command: str, **options: Any) -> None:
         mark = uuid.uuid4().hex
         self._variable = f"TEST_MARK={mark}"
         env = {**options.pop("env", {}), "TEST_MARK": mark}
+        self._watch: Stopwatch | None = None
+        self.signalled_at = 0.0
+        # Without a buffer, `communicate` returns what follows the lines that were read before.
         self.process: subprocess.Popen[bytes] = start_launcher(
-            "-np", str(np), *command, env=env, **options
+            "-np", str(np), *command, env=env, bufsize=0, **options
         )
 
     def alive(self) -> list[int]:
@@ -37,22 +46,42 @@ class MarkedJob:
             assert line, "hvdlite-run ended before its ranks were ready"
             ready -= b"ready" in line
 
+    def wait_for_stderr(self, words: str) -> str:
+        """Read stderr up to the line that has these words, and return the line."""
+        assert self.process.stderr is not None
+        while line := self.process.stderr.readline():
+            if words.encode() in line:
+                return line.decode()
+        raise AssertionError(f"hvdlite-run never wrote {words!r}")
+
     def seconds_until_gone(self) -> float:
-        """Wait until no process is left (at most 10 s), and return how many seconds that took."""
-        started = time.monotonic()
-        while self.alive() and time.monotonic() < started + 10:
-            time.sleep(0.01)
-        return time.monotonic() - started
+        """Wait until no process is left; return the seconds since the last `event`, or since now.
+
+        Raises:
+            AssertionError: a process is left after HANG.
+        """
+        watch = self._watch or Stopwatch()
+        wait_until(lambda: not self.alive(), "the end of all processes of the job")
+        return watch.seconds()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the launcher alone."""
+        """Send a signal to the launcher alone, and count the seconds from here."""
+        self.event()
+        self.signalled_at = time.monotonic()
         self.process.send_signal(number)
 
+    def event(self) -> None:
+        """Count the seconds that `finish` and `seconds_until_gone` return from here."""
+        self._watch = Stopwatch()
+
     def finish(self) -> tuple[int, str, str, float]:
-        """Wait for the launcher; return its status, rest of stdout, stderr, and the seconds."""
-        started = time.monotonic()
-        stdout, stderr = self.process.communicate(timeout=20)
-        seconds = time.monotonic() - started
+        """Wait for the launcher; return its status, the rest of stdout and stderr, and the seconds.
+
+        The seconds are those of a `Stopwatch` since the last `event`, such as a signal.
+        """
+        watch = self._watch or Stopwatch()
+        stdout, stderr = self.process.communicate(timeout=HANG)
+        seconds = watch.seconds()
         return self.process.returncode, stdout.decode(), stderr.decode(), seconds
 
     def __enter__(self) -> MarkedJob:
@@ -88,5 +117,6 @@ def sockets_of(pids: list[int]) -> set[str]:
     return inodes
 
 
-SLEEPER = "print('ready', flush=True); import time; time.sleep(60)"
+# It sleeps for longer than any test waits for the end of a job.
+SLEEPER = "print('ready', flush=True); import time; time.sleep(600)"
 DEAF_SLEEPER = f"import signal; signal.signal({int(signal.SIGTERM)}, signal.SIG_IGN); {SLEEPER}"

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from launcher import end_launcher, start_launcher
+from patience import HANG
 from terminal_screen import TerminalScreen
 
 
@@ -49,7 +50,7 @@ class TerminalJob:
             return False  # The last writer has gone.
         return True
 
-    def wait_for(self, *texts: str, seconds: float = 30.0) -> None:
+    def wait_for(self, *texts: str, seconds: float = HANG) -> None:
         """Read until the terminal shows all these texts at once."""
         deadline = time.monotonic() + seconds
         while True:
@@ -58,12 +59,12 @@ class TerminalJob:
                 return
             assert time.monotonic() < deadline and self.read(0.5), f"{texts} never in:\n{shown}"
 
-    def finish(self, seconds: float = 60.0) -> list[str]:
+    def finish(self, seconds: float = HANG) -> list[str]:
         """Read to the end; return all lines that the terminal has shown."""
         deadline = time.monotonic() + seconds
         while self.read(1.0):
             assert time.monotonic() < deadline, "\n".join(self.screen.text)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=HANG)
         return self.screen.text
 
     def __enter__(self) -> TerminalJob:

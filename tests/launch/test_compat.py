@@ -137,7 +137,7 @@ def test_switch_of_the_stall_check_is_honoured() -> None:
 
 def test_start_timeout_of_horovod_is_honoured() -> None:
     code = (
-        "import os, time\nif os.environ['HOROVOD_RANK'] == '1': time.sleep(60)\n"
+        "import os, time\nif os.environ['HOROVOD_RANK'] == '1': time.sleep(600)\n"
         "import horovod.torch as hvd\nhvd.init()"
     )
     result = run_launcher("-np", "2", "--compat", *python(code), env={"HOROVOD_START_TIMEOUT": "2"})

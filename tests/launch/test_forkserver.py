@@ -12,6 +12,7 @@ import pytest
 
 from forkserver import Nursery
 from harness import World, base_environment, run_world
+from patience import HANG
 
 PRELOAD = ("wave",)
 
@@ -59,17 +60,22 @@ def test_endings_are_told() -> None:
 
 
 def hang() -> None:
-    time.sleep(60)
+    print("hangs", flush=True)
+    time.sleep(600)
 
 
 def test_hung_world_fails_with_the_stacks() -> None:
-    with pytest.raises(AssertionError, match="in hang"):
-        run_world(2, hang, timeout=1.5)
+    with World(2, hang, timeout=1.5) as world:
+        for rank in (0, 1):
+            world.wait_for(rank, "hangs", timeout=HANG)
+        world.started_at = time.monotonic()  # The deadline does not count the start of Python.
+        with pytest.raises(AssertionError, match="in hang"):
+            world.wait()
 
 
 def leave_a_fork() -> None:
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_process_left_behind_fails_the_test() -> None:
@@ -82,6 +88,7 @@ def test_worlds_side_by_side() -> None:
         for number in range(3, 6):  # More than are kept.
             run_world(1, tell_all, env={"A": str(number), "X": ""})
         for world in (first, second):
+            world.wait_for(0, "hangs", timeout=HANG)
             world.signal(0, signal.SIGTERM)
             assert world.wait(expect_failure=True)[0].returncode == -signal.SIGTERM
 

@@ -17,6 +17,7 @@ from launch.live_ranks import NAME, SAMPLES, live
 from launch.marked import python
 from launch.on_terminal import TerminalJob
 from launcher import end_launcher, start_launcher
+from patience import HANG
 
 WAIT = (
     "while not os.path.exists(os.environ['TEST_END']):\n"
@@ -54,7 +55,7 @@ def test_samples_of_other_nodes_reach_node_0(tmp_path: Path, end: Path) -> None:
             job.wait_for("\n0    ", "\n1    ", "np 2", "straggler")
             end.touch()
             job.finish()
-            _, stderr = other.communicate(timeout=20)
+            _, stderr = other.communicate(timeout=HANG)
             assert job.process.returncode == other.returncode == 0
         finally:
             end_launcher(other)

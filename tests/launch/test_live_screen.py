@@ -16,24 +16,33 @@ from launch.marked import MarkedJob, python
 from launch.on_terminal import TerminalJob
 from launch.test_real_job import LOOP
 from launcher import run_launcher
+from patience import HANG
 
-QUICK = SAMPLES + "for n in range(1, COUNT):\n    report(n); time.sleep(0.2)\n"
+# A file for which ranks wait; they report meanwhile.
+UNTIL_END = "while not os.path.exists(os.environ['TEST_END']):\n    report(n); time.sleep(0.2)\n"
+QUICK = SAMPLES + "for n in range(1, 8):\n    report(n); time.sleep(0.2)\n"
 FLOWING = SAMPLES + (
     "for n in range(1, 1001):\n"
     "    if n % 50 == 0: report(n)\n"
     "    time.sleep(0.001)\n"
     "    out = sys.stderr if n % 3 == 0 else sys.stdout\n"
     "    out.write(f'line {n} of rank {rank} ' + 'x' * (n % 97)); out.flush()\n"
-    "    out.write(' end\\n'); out.flush()\n"
-    "report(n); time.sleep(1.2)\n"
+    "    out.write(' end\\n'); out.flush()\n" + UNTIL_END
 )
 WAITING = SAMPLES + "n = 1\nwhile True:\n    report(n); n += 1; time.sleep(0.2)\n"
 
 
+@pytest.fixture
+def end(tmp_path: Path) -> Path:
+    """The file for which ranks wait."""
+    return tmp_path / "end"
+
+
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int) -> None:
-    with TerminalJob(*live(2, FLOWING), width=width) as job:
-        job.wait_for("line 1000 of rank 0", "line 1000 of rank 1", "step 1,000", seconds=60)
+def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int, end: Path) -> None:
+    with TerminalJob(*live(2, FLOWING), width=width, env={"TEST_END": str(end)}) as job:
+        last = ["line 1000 of rank 0", "line 1000 of rank 1", "step 1,000"]
+        job.wait_for(*last, *(["straggler"] if width > 60 else []))
         shown = job.screen.text
         first = next(n for n, line in enumerate(shown) if line.startswith(f"{NAME}  step"))
         rows = 1 if width < 60 else {80: 5, 120: 4}[width]
@@ -42,6 +51,7 @@ def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int) -> None:
             assert shown[first + 1].startswith("rank host")
             assert [line[0] for line in shown[first + 2 : first + 4]] == ["0", "1"]
         assert "straggler: 90 ms late in data or forward" in "\n".join(shown) or width < 60
+        end.touch()
         job.finish()
         lines = job.screen.unwrapped
         assert job.process.returncode == 0
@@ -56,16 +66,18 @@ def test_flowing_output_is_whole_and_the_rows_are_below_it(width: int) -> None:
     assert "step 1,000" in said[-1]
 
 
-def test_progress_bar_and_rows_share_the_terminal() -> None:
+def test_progress_bar_and_rows_share_the_terminal(end: Path) -> None:
     code = SAMPLES + (
-        "for n in range(1, 30):\n"
+        "for n in range(1, 16):\n"
         "    report(n); sys.stderr.write(f'\\r{n} %'); sys.stderr.flush(); time.sleep(0.1)\n"
+        f"{UNTIL_END}"
         "sys.stderr.write('\\rdone\\n')\n"
     )
-    with TerminalJob(*live(1, code), width=80) as job:
+    with TerminalJob(*live(1, code), width=80, env={"TEST_END": str(end)}) as job:
         job.wait_for("rank host", "[0] 15 %")
         assert job.screen.text[-4].startswith("[0] ")
         assert job.screen.text[-3].startswith(f"{NAME}  step")
+        end.touch()
         assert job.finish()[0] == "[0] done"
 
 
@@ -73,7 +85,7 @@ def test_terminal_may_change_its_size() -> None:
     with TerminalJob(*live(2, WAITING), width=120) as job:
         job.wait_for("rank host", "straggler")
         job.resize(50, 10)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG
         while len(job.screen.text) > 1 or not job.screen.text[0].startswith(f"{NAME}  step"):
             job.read(0.5)
             assert time.monotonic() < deadline, job.screen.text
@@ -82,7 +94,8 @@ def test_terminal_may_change_its_size() -> None:
         job.process.send_signal(signal.SIGINT)
         shown = job.finish()
     assert shown[0] == "hvdlite-run: Ctrl-C: stopping 2 ranks (again to kill them at once)"
-    assert all(line.startswith(("[0] ", "[1] ")) for line in shown[1:])
+    own = [line for line in shown[1:] if "waiting up to" not in line]  # on a crowded machine
+    assert all(line.startswith(("[0] ", "[1] ")) for line in own)
     assert job.process.returncode == 130
 
 
@@ -107,13 +120,15 @@ def test_killed_rank_is_reported_as_without_a_view() -> None:
 
 
 @pytest.mark.parametrize("where", ["stdout", "stderr"])
-def test_one_of_the_outputs_may_be_a_file(where: str, tmp_path: Path) -> None:
-    code = QUICK.replace("COUNT", "8") + "print('to stdout'); print('to stderr', file=sys.stderr)\n"
+def test_one_of_the_outputs_may_be_a_file(where: str, end: Path, tmp_path: Path) -> None:
+    code = QUICK + UNTIL_END + "print('to stdout'); print('to stderr', file=sys.stderr)\n"
+    env = {"TEST_END": str(end)}
     with (
         open(tmp_path / "file", "wb") as file,
-        TerminalJob(*live(1, code), width=80, **{where: file}) as job,
+        TerminalJob(*live(1, code), width=80, env=env, **{where: file}) as job,
     ):
         job.wait_for("rank host")
+        end.touch()
         shown = job.finish()
     written = (tmp_path / "file").read_text()
     assert f"[0] to {where}\n" in written
@@ -123,26 +138,36 @@ def test_one_of_the_outputs_may_be_a_file(where: str, tmp_path: Path) -> None:
     assert not any(line.startswith("rank host") for line in shown)
 
 
-def test_no_colour_and_dumb_terminals_are_respected() -> None:
-    code = QUICK.replace("COUNT", "8")
-    with TerminalJob(*live(1, code), width=80, env={"NO_COLOR": "1"}) as job:
+def test_no_colour_and_dumb_terminals_are_respected(end: Path) -> None:
+    env = {"NO_COLOR": "1", "TEST_END": str(end)}
+    with TerminalJob(*live(1, QUICK + UNTIL_END), width=80, env=env) as job:
         job.screen.colours = False
         job.wait_for("rank host")
+        end.touch()
         job.finish()
-    with TerminalJob(*live(1, code), width=80, env={"TERM": "dumb"}) as job:
+    with TerminalJob(*live(1, QUICK), width=80, env={"TERM": "dumb"}) as job:
         job.screen.colours = False
         shown = job.finish()
     assert len(shown) == 1 and shown[0].startswith(f"hvdlite-run: {NAME}  step 7")
 
 
-def test_without_a_terminal_there_are_lines_on_stderr() -> None:
-    result = run_launcher(*live(2, QUICK.replace("COUNT", "54")))
-    assert result.returncode == 0
-    assert result.stdout == ""
-    lines = [line for line in result.stderr.splitlines() if "step/s" in line]
-    assert len(lines) == 2, result.stderr
+def test_without_a_terminal_there_are_lines_on_stderr(end: Path) -> None:
+    program, env = (
+        (str(Path(__file__).with_name("live_driver.py")), "--live"),
+        {"TEST_END": str(end)},
+    )
+    started = time.monotonic()
+    with MarkedJob(2, *python(QUICK + UNTIL_END), program=program, env=env) as job:
+        first = job.wait_for_stderr("step/s")
+        end.touch()
+        status, stdout, stderr, _ = job.finish()
+    assert status == 0
+    assert stdout == ""
+    lines = [first, *(line for line in stderr.splitlines() if "step/s" in line)]
+    # There is one a second, and one at the end.
+    assert 2 <= len(lines) <= time.monotonic() - started + 1, lines
     assert all(line.startswith(f"hvdlite-run: {NAME}  step ") for line in lines)
-    assert "\x1b" not in result.stderr
+    assert "\x1b" not in first + stderr
 
 
 def test_missing_package_is_said_at_once(tmp_path: Path) -> None:
@@ -175,9 +200,10 @@ def test_rank_that_floods_its_pipe_harms_nobody() -> None:
         "print('done')\n"
     )
     with MarkedJob(2, *python(code), program=("-m", "hvdlite.launch", "--live")) as job:
-        time.sleep(3)
-        pages = int(Path(f"/proc/{job.process.pid}/statm").read_text().split()[1])
-        assert pages * os.sysconf("SC_PAGE_SIZE") < 200 << 20
+        while job.process.poll() is None:
+            pages = int(Path(f"/proc/{job.process.pid}/statm").read_text().split()[1])
+            assert pages * os.sysconf("SC_PAGE_SIZE") < 200 << 20
+            time.sleep(0.02)
         status, stdout, stderr, _ = job.finish()
     assert status == 0
     assert sorted(stdout.splitlines()) == ["[0] done", "[1] done"]

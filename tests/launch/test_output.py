@@ -15,16 +15,20 @@ import pytest
 from harness import base_environment
 from launch.marked import MarkedJob, python
 from launcher import end_launcher, launcher_command, run_launcher, start_launcher
+from patience import HANG, Stopwatch, wait_until
 
-FLOOD = """
-import os, sys, time
+TESTS = str(Path(__file__).parents[1])
+FLOOD = f"""
+import os, sys
+sys.path.append({TESTS!r})
+from patience import Stopwatch
 line = (b"%s" % os.environ["HVDLITE_RANK"].encode()) * 99 + b"\\n"
 block = line * 10_000
-started = time.monotonic()
+watch = Stopwatch()
 for _ in range(50):
     sys.stdout.buffer.write(block)
 sys.stdout.buffer.flush()
-print("seconds", time.monotonic() - started, file=sys.stderr)
+print("seconds", watch.seconds(), file=sys.stderr)
 """
 
 
@@ -75,9 +79,16 @@ def test_line_longer_than_any_buffer_arrives_whole() -> None:
 
 def test_end_of_one_stream_leaves_the_line_of_the_other_whole() -> None:
     code = """
-import os, sys, time
-sys.stdout.write("x" * 600_000); sys.stdout.flush(); time.sleep(0.3)
-os.close(2); time.sleep(0.3)
+import fcntl, os, sys, termios, time
+def unread():
+    return int.from_bytes(fcntl.ioctl(1, termios.FIONREAD, bytes(4)), sys.byteorder)
+def pipes():
+    return len(os.listdir(f"/proc/{os.getppid()}/fd"))
+sys.stdout.write("x" * 600_000); sys.stdout.flush()
+while unread(): time.sleep(0.01)
+before = pipes()
+os.close(2)
+while pipes() == before: time.sleep(0.01)  # The launcher has not seen the end yet.
 print("y")
 """
     result = run_launcher("-np", "1", *python(code))
@@ -88,7 +99,7 @@ def test_bytes_that_are_no_text_pass() -> None:
     code = "import sys; sys.stdout.buffer.write(bytes([0, 255, 10]))"
     process = start_launcher("-np", "1", *python(code))
     try:
-        assert process.communicate(timeout=30)[0] == b"[0] \x00\xff\n"
+        assert process.communicate(timeout=HANG)[0] == b"[0] \x00\xff\n"
     finally:
         end_launcher(process)
 
@@ -120,10 +131,10 @@ def test_reader_that_goes_away_ends_the_job_quietly() -> None:
     with MarkedJob(2, *python(code)) as job:
         assert job.process.stdout is not None and job.process.stderr is not None
         job.process.stdout.read(1000)
+        watch = Stopwatch()
         job.process.stdout.close()
-        started = time.monotonic()
-        assert job.process.wait(timeout=10) == 141
-        assert time.monotonic() - started <= 2.0
+        assert job.process.wait(timeout=HANG) == 141
+        assert watch.seconds() <= 2.0
         stderr = job.process.stderr.read().decode()
         assert job.alive() == []
     assert "hvdlite-run: Traceback" not in stderr
@@ -137,37 +148,69 @@ def resident_bytes(pid: int) -> int:
 def test_slow_reader_costs_no_memory_and_does_not_stop_the_watch() -> None:
     code = "import os\nwhile True: os.write(1, b'x' * 99 + b'\\n')"
     with MarkedJob(2, *python(code)) as job:
-        time.sleep(1.5)  # Nothing reads the output, so all pipes and queues are full by now.
+        wait_until(lambda: len(ranks_of(job)) == 2, "both ranks")
+        ranks = ranks_of(job)
+        # Nothing reads the output, so all pipes and queues become full.
+        wait_until(lambda: all(is_held_up(rank) for rank in ranks.values()), "full queues")
         assert resident_bytes(job.process.pid) < 100 << 20
-        victim = next(pid for pid in job.alive() if is_rank(pid, 1))
-        os.kill(victim, 9)
-        deadline = time.monotonic() + 3
-        while len(job.alive()) > 1:  # The launcher itself still waits for its reader.
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        watch = Stopwatch()
+        os.kill(ranks[1], 9)
+        # The launcher itself still waits for its reader.
+        wait_until(lambda: len(job.alive()) <= 1, "the end of the ranks")
+        assert watch.seconds() <= 3.0
         status, _, stderr, _ = job.finish()
     assert status == 137
     assert "rank 1" in stderr
 
 
-def is_rank(pid: int, rank: int) -> bool:
-    return b"HVDLITE_RANK=%d\0" % rank in Path(f"/proc/{pid}/environ").read_bytes()
+def ranks_of(job: MarkedJob) -> dict[int, int]:
+    """Return the process ids of the ranks that write already, by rank."""
+    found = {}
+    for pid in job.alive():
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        match = re.search(rb"\0HVDLITE_RANK=(\d)\0", environment)
+        if match and written_by(pid) > 4096:  # One rank alone may fill the launcher's queue.
+            found[int(match[1])] = pid
+    return found
 
 
-def run_on_terminal(*arguments: str) -> bytes:
-    """Run hvdlite-run with a terminal as stdout and stderr; return the bytes that it shows."""
+def written_by(pid: int) -> int:
+    """Return how many bytes a process has written."""
+    match = re.search(r"wchar: (\d+)", Path(f"/proc/{pid}/io").read_text())
+    return int(match[1]) if match else 0
+
+
+def is_held_up(pid: int) -> bool:
+    """Return whether a process waits, and writes nothing for a moment."""
+    before = Path(f"/proc/{pid}/io").read_text()
+    time.sleep(0.2)
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state in "SD" and Path(f"/proc/{pid}/io").read_text() == before
+
+
+def run_on_terminal(*arguments: str, folder: Path | None = None, **files: bytes) -> bytes:
+    """Run hvdlite-run with a terminal as stdout and stderr; return the bytes that it shows.
+
+    Args:
+        arguments: the arguments of hvdlite-run.
+        folder: the working folder.
+        files: by name of a file, what the terminal shows when the file is made in the folder.
+    """
     master, slave = pty.openpty()
-    process = start_launcher(*arguments, stdout=slave, stderr=slave, env={"OMP_NUM_THREADS": "1"})
+    env = {"OMP_NUM_THREADS": "1"}
+    process = start_launcher(*arguments, stdout=slave, stderr=slave, env=env, cwd=folder)
     os.close(slave)
     shown = b""
     try:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and select.select([master], [], [], 20)[0]:
+        while select.select([master], [], [], HANG)[0]:
             try:
                 shown += os.read(master, 65536)
             except OSError:
                 break  # The last writer has gone.
-        process.wait(timeout=5)
+            for name, text in files.items():
+                if folder is not None and text in shown:
+                    (folder / name).touch()
+        process.wait(timeout=HANG)
     finally:
         end_launcher(process)
         os.close(master)
@@ -185,19 +228,24 @@ sys.stderr.write("\\n")
     assert shown == b"[0] \r[0] 00%\r[0] 10%\r[0] 20%\r\n"
 
 
-def test_line_of_another_rank_does_not_land_in_a_progress_bar() -> None:
+def test_line_of_another_rank_does_not_land_in_a_progress_bar(tmp_path: Path) -> None:
     code = """
 import os, sys, time
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
 if os.environ["HVDLITE_RANK"] == "0":
-    sys.stdout.write("50%"); sys.stdout.flush(); time.sleep(0.8); print(" done")
+    sys.stdout.write("50%"); sys.stdout.flush(); wait_for("greeted"); print(" done")
 else:
-    time.sleep(0.5); print("hello")
+    wait_for("half"); print("hello")
 """
-    shown = run_on_terminal("-np", "2", *python(code))
+    files = {"half": b"50%", "greeted": b"hello\r\n"}
+    shown = run_on_terminal("-np", "2", *python(code), folder=tmp_path, **files)
     assert shown == b"[0] 50%\r\n[1] hello\r\n[0]  done\r\n"
 
 
-def test_width_of_the_terminal_reaches_the_ranks() -> None:
+def test_width_of_the_terminal_reaches_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it.
     shown = run_on_terminal("-np", "1", *python("import os; print(os.environ.get('COLUMNS'))"))
     assert shown in (
         b"[0] 74\r\n",
@@ -214,7 +262,7 @@ def test_one_descriptor_closed_from_the_start(stream: str) -> None:
         env=base_environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=HANG,
         cwd="/tmp",
         check=False,
     )

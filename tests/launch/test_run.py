@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ import pytest
 import hvdlite
 from harness import base_environment, package_path
 from hvdlite.errors import ArgumentError, RankFailedError
+from patience import HANG, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +186,7 @@ def test_called_from_another_thread() -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(hvdlite.run(os.getpid, np=2)))
     thread.start()
-    thread.join(60)
+    thread.join(HANG)
     assert len(results[0]) == 2
 
 
@@ -195,10 +195,11 @@ def test_many_calls_leave_neither_descriptors_nor_threads() -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         hvdlite.run(os.getpid, np=2)
-    deadline = time.monotonic() + 5
-    while (after := (len(os.listdir("/proc/self/fd")), threading.active_count())) > before:
-        assert time.monotonic() < deadline, (before, after)
-        time.sleep(0.01)
+
+    def fewer() -> bool:
+        return (len(os.listdir("/proc/self/fd")), threading.active_count()) <= before
+
+    wait_until(fewer, f"{before[0]} descriptors and {before[1]} threads, as before")
 
 
 CELLS = """
@@ -223,7 +224,7 @@ def test_function_of_a_notebook() -> None:
         env=base_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         check=False,
     )
     assert done.stdout == "[(0, 0.5), (1, 0.5)]\nhandled\n", done.stderr
@@ -231,7 +232,7 @@ def test_function_of_a_notebook() -> None:
 
 def test_ctrl_c_ends_the_ranks() -> None:
     code = (
-        "import hvdlite, time\ndef wait():\n    print('ready', flush=True); time.sleep(60)\n"
+        "import hvdlite, time\ndef wait():\n    print('ready', flush=True); time.sleep(600)\n"
         "try: hvdlite.run(wait, np=2)\nexcept KeyboardInterrupt: print('interrupted')"
     )
     process = subprocess.Popen(
@@ -245,5 +246,5 @@ def test_ctrl_c_ends_the_ranks() -> None:
     for _ in range(2):
         assert "ready" in process.stdout.readline()
     process.send_signal(2)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=HANG)
     assert stdout == "interrupted\n", stderr

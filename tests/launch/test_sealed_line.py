@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import socket
 import threading
 import time
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from hvdlite.bootstrap.frames import FrameWriter
+from hvdlite.launch.remote import sealed
 from hvdlite.launch.remote.sealed import SealedLine
+from patience import wait_until
 
 KEYS = (secrets.token_bytes(32), secrets.token_bytes(32))
 
@@ -41,16 +44,9 @@ def read_all(end: SealedLine) -> bytes:
     return found
 
 
-def wait_until(true: object, what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def test_bytes_and_introduction_arrive(ends: list[SealedLine]) -> None:
     first, second = ends
-    wait_until(lambda: second.introduction is not None, "no introduction")
+    wait_until(lambda: second.introduction is not None, "the introduction")
     assert (first.introduction, second.introduction) == (None, b"me")
     assert second.peer == "127.0.0.1"
     os.write(first.write_fd, b"to the second")
@@ -81,7 +77,7 @@ def test_what_was_written_before_the_end_arrives(ends: list[SealedLine]) -> None
     """Even if this end has not read what the other one has sent."""
     first, second = ends
     os.write(second.write_fd, b"never read")
-    time.sleep(0.1)
+    wait_until(lambda: select.select([first.read_fd], [], [], 0)[0], "what the other one has sent")
     os.write(first.write_fd, b"the last words")
     first.hang_up()
     first.end()
@@ -119,10 +115,11 @@ def test_tampering_ends_the_line() -> None:
         line.end()
 
 
-def test_idle_line_stays(ends: list[SealedLine]) -> None:
+def test_idle_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "_BEAT_SECONDS", 0.1)
     client, server = connected()
-    idle = [SealedLine(client, KEYS, 4.5, b"me"), SealedLine(server, KEYS[::-1], 4.5)]
-    time.sleep(5.5)
+    idle = [SealedLine(client, KEYS, 2.5, b"me"), SealedLine(server, KEYS[::-1], 2.5)]
+    time.sleep(3.0)
     assert not any(end.ended for end in idle)
     for end in idle:
         end.hang_up()

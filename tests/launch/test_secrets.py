@@ -12,7 +12,7 @@ SHOW_TOKEN = """
 import os, time
 print("token", os.environ["HVDLITE_TOKEN"], flush=True)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

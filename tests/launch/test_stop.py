@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,29 +18,34 @@ BOUND = 2.0
 # A rank with a child in its own group, a child in another session, and a forked copy of itself.
 FAMILY = """
 import os, subprocess, sys, time
-subprocess.Popen(["sleep", "60"])
-subprocess.Popen(["sleep", "60"], start_new_session=True)
+subprocess.Popen(["sleep", "600"])
+subprocess.Popen(["sleep", "600"], start_new_session=True)
 if os.fork() == 0:
-    time.sleep(60)
+    time.sleep(600)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
-# A rank that prints which signal it got, and then saves something for longer than 1.5 s.
+# A rank that prints which signal it got, and then saves something until there is a file SAVE, or
+# for longer than the 2 s after which the ranks would be killed if one of them had failed.
 SAVER = """
-import signal, sys, time
+import os, signal, sys, time
 def told(number, frame):
     signal.signal(number, signal.SIG_IGN)  # It comes twice if all processes are signalled.
     raise SystemExit("SIGTERM")
 signal.signal(signal.SIGTERM, told)
 try:
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 except (KeyboardInterrupt, SystemExit) as why:
     print("told by", type(why).__name__, flush=True)
 finally:
-    time.sleep(2.5)
+    if "SAVE" in os.environ:
+        while not os.path.exists(os.environ["SAVE"]):
+            time.sleep(0.01)
+    else:
+        time.sleep(2.5)
     print("saved", flush=True)
 """
 # A rank that ignores SIGINT and SIGTERM.
@@ -50,21 +56,26 @@ DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + DEAF_SL
     ("number", "status", "told"), [(2, 130, "KeyboardInterrupt"), (15, 143, "SystemExit")]
 )
 def test_ranks_have_time_to_save_and_are_told_by_the_users_signal(
-    number: int, status: int, told: str
+    number: int, status: int, told: str, tmp_path: Path
 ) -> None:
-    with MarkedJob(2, *python(SAVER), env={"OMP_NUM_THREADS": "1"}) as job:
+    env = {"OMP_NUM_THREADS": "1", "SAVE": str(tmp_path / "save")}
+    with MarkedJob(2, *python(SAVER), env=env) as job:
         job.wait_until_ready(2)
         job.signal(number)
-        code, stdout, stderr, seconds = job.finish()
+        note = job.wait_for_stderr("waiting up to")
+        waited = time.monotonic() - job.signalled_at
+        (tmp_path / "save").touch()
+        code, stdout, _, _ = job.finish()
         assert job.alive() == []
     assert code == status
     for rank in (0, 1):
         assert f"[{rank}] told by {told}\n" in stdout
         assert f"[{rank}] saved\n" in stdout
-    assert seconds >= 2.5
+    assert waited >= 2.0  # Without a grace they would have been killed after 1.5 s.
     again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    waiting = rf"waiting up to 2\d s for ranks 0, 1; {again} again ends them at once\n"
-    assert re.search(waiting, stderr), stderr
+    match = re.search(r"waiting up to (\d+) s for ranks 0, 1; (.*) again ends them at once\n", note)
+    assert match and match[2] == again, note
+    assert 30 - waited - 1 <= int(match[1]) <= 28
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -78,11 +89,22 @@ def test_grace_of_zero_kills_at_once(number: int) -> None:
     assert seconds <= BOUND
 
 
-def test_signal_after_a_failure_does_not_make_the_job_last_longer() -> None:
-    code = f"import os, sys, time\nif os.environ['HVDLITE_RANK'] == '0': sys.exit(3)\n{DEAF}"
-    with MarkedJob(2, *python(code)) as job:
+def test_signal_after_a_failure_does_not_make_the_job_last_longer(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+from pathlib import Path
+handles = Path(os.environ["HANDLES"])
+if os.environ["HVDLITE_RANK"] == "0":
+    while not handles.exists():
+        time.sleep(0.01)
+    sys.exit(3)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: print("ready: the job ends", flush=True))
+handles.touch()
+time.sleep(600)
+"""
+    with MarkedJob(2, *python(code), env={"HANDLES": str(tmp_path / "handles")}) as job:
         job.wait_until_ready(1)
-        time.sleep(0.7)
         job.signal(signal.SIGINT)
         status, _, _, seconds = job.finish()
         assert job.alive() == []
@@ -94,7 +116,8 @@ def test_signal_that_reached_the_ranks_first_leaves_them_the_grace() -> None:
     code = f"import os\nif os.environ['HVDLITE_RANK'] == '0':\n {SLEEPER}\n{SAVER}"
     with MarkedJob(2, *python(code)) as job:
         job.wait_until_ready(2)
-        for pid in job.alive():  # Slurm and systemd signal all processes in this way.
+        pids = job.alive()
+        for pid in pids:  # Slurm and systemd signal all processes in this way.
             if pid != job.process.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -115,17 +138,23 @@ def test_signal_ends_the_job_with_one_line(number: int, status: int) -> None:
     assert code == status
     assert seconds <= BOUND
     assert stdout == ""
-    assert stderr.count("\n") == 1
-    assert stderr.endswith("stopping 3 ranks (again to kill them at once)\n")
+    # On a crowded machine the ranks may need more than the 2 s after which they are named.
+    (line,) = [line for line in stderr.splitlines() if "waiting up to" not in line]
+    assert line.endswith("stopping 3 ranks (again to kill them at once)")
 
 
 def test_ctrl_c_at_a_terminal_reaches_every_rank_once() -> None:
     code = """
 import signal, time
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+interrupts = []
+def interrupt(*_):
+    interrupts.append(1)
+    print("interrupted", flush=True)
+signal.signal(signal.SIGINT, interrupt)
 print("ready", flush=True)
-for _ in range(10):
-    time.sleep(0.1)
+while not interrupts:
+    time.sleep(0.01)
+time.sleep(0.5)
 """
     with MarkedJob(2, *python(code)) as job:
         job.wait_until_ready(2)
@@ -141,9 +170,11 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace() -> None:
         job.wait_until_ready(3)
         job.signal(signal.SIGINT)
         status, _, stderr, seconds = job.finish()
+        waited = time.monotonic() - job.signalled_at
         assert job.alive() == []
     assert status == 130
-    assert 1.2 <= seconds <= 1.2 + BOUND
+    assert waited >= 1.2
+    assert seconds <= 1.2 + BOUND
     assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1, 2\n")
 
 
@@ -151,7 +182,7 @@ def test_second_ctrl_c_kills_at_once() -> None:
     with MarkedJob(3, *python(DEAF)) as job:
         job.wait_until_ready(3)
         job.signal(signal.SIGINT)
-        time.sleep(0.2)
+        job.wait_for_stderr("stopping 3 ranks")
         job.signal(signal.SIGINT)
         status, _, _, seconds = job.finish()
         assert job.alive() == []
@@ -197,6 +228,7 @@ def test_death_of_the_launchers_whole_group_ends_all() -> None:
     wrapper = f'"{python("")[0]}" -c "{SLEEPER}"; true'
     with MarkedJob(3, "sh", "-c", wrapper) as job:
         job.wait_until_ready(3)
+        job.event()
         os.killpg(job.process.pid, signal.SIGKILL)
         assert job.seconds_until_gone() <= BOUND
 
@@ -234,7 +266,10 @@ def test_killing_everything_leaves_no_file_behind() -> None:
     before = shm_entries()
     with MarkedJob(3, *python(SLEEPER)) as job:
         job.wait_until_ready(3)
-        for pid in job.alive():
-            os.kill(pid, signal.SIGKILL)
+        pids = job.alive()
+        job.event()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # It may have died with the launcher.
+                os.kill(pid, signal.SIGKILL)
         assert job.seconds_until_gone() <= 3.0
     assert not [name for name in shm_entries() - before if "hvdlite" in name]

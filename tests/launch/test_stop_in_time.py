@@ -95,7 +95,7 @@ def test_launcher_passes_the_signal_of_a_batch_system_on() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -> None:
-    child = "child = subprocess.Popen(['sleep', '60'])\n"
+    child = "child = subprocess.Popen(['sleep', '600'])\n"
     code = PRELUDE + f"{child}loop()\nsay('child', child.poll())\nsys.exit(EXIT_STOPPED)"
     env = {**ENV, "PATH": fake_ssh(tmp_path)}
     with MarkedJob(2, "-H", "far1:2", *python(code), env=env) as job:
@@ -108,19 +108,20 @@ def test_signal_reaches_the_ranks_of_another_host(number: int, tmp_path: Path) -
 
 
 def test_rank_that_watches_and_never_asks_dies_after_the_grace() -> None:
-    code = PRELUDE + "time.sleep(60)"
+    code = PRELUDE + "time.sleep(600)"
     with MarkedJob(2, "--grace", "1.2", *python(code), env=ENV) as job:
         job.wait_until_ready(2)
         job.signal(signal.SIGTERM)
-        status, _, stderr, seconds = job.finish()
+        status, _, stderr, _ = job.finish()
+        waited = time.monotonic() - job.signalled_at
         assert job.alive() == []
     assert status == 143
-    assert seconds >= 1.2
+    assert waited >= 1.2
     assert stderr.endswith("hvdlite-run: the grace is over: killing ranks 0, 1\n")
 
 
 def test_second_signal_kills_ranks_that_save() -> None:
-    code = PRELUDE + "loop()\nsay('ready to save')\ntime.sleep(60)"
+    code = PRELUDE + "loop()\nsay('ready to save')\ntime.sleep(600)"
     with MarkedJob(2, *python(code), env=ENV) as job:
         job.wait_until_ready(2)
         job.signal(signal.SIGTERM)
@@ -152,7 +153,7 @@ def test_rank_that_fails_while_the_others_save_fails_the_job() -> None:
 
 def test_children_of_a_rank_that_watches_live_until_it_has_saved() -> None:
     code = PRELUDE + (
-        "child = subprocess.Popen(['sleep', '60'])\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
         "say('ready', child.pid)\nloop()\ntime.sleep(0.3)\nsay('child', child.poll())\n"
         "sys.exit(EXIT_STOPPED)"
     )
@@ -211,7 +212,6 @@ def test_request_survives_deaths_and_joins(signal_to: str, every: int, tmp_path:
     env = {**ENV, "TEST_FOLDER": str(tmp_path)}
     with MarkedJob(3, "--min-np", "2", *python(code), env=env) as job:
         job.wait_until_ready(2)
-        time.sleep(0.1)
         if signal_to == "worker":
             joined = next(pid for pid in job.alive() if has(pid, b"HVDLITE_WORKER=3"))
             os.kill(joined, signal.SIGUSR1)

@@ -43,7 +43,7 @@ def test_looks_are_a_quarter_of_the_heartbeat_apart() -> None:
 
 
 def test_state_of_a_process() -> None:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     assert process_state(process.pid) == "T"

@@ -70,7 +70,8 @@ def test_host_that_is_not_there_is_explained_by_its_way(kind: str) -> None:
 
 def test_failure_over_a_way_that_is_not_ssh_is_reported() -> None:
     code = (
-        "import os, sys, time; os.environ['HVDLITE_RANK'] == '3' and sys.exit('bad');time.sleep(60)"
+        "import os, sys, time\n"
+        "sys.exit('bad') if os.environ['HVDLITE_RANK'] == '3' else time.sleep(600)"
     )
     done = run("far1:2,far2:2", "ordinary", "-c", code)
     assert done.returncode == 1
@@ -88,7 +89,7 @@ def test_line_of_a_command_tells_how_the_command_ended() -> None:
 
 def test_line_of_a_command_is_cut_with_its_children() -> None:
     """ssh may have a child that carries the connection (ProxyCommand)."""
-    line = ProcessLine(["sh", "-c", "sleep 60 & wait"])
+    line = ProcessLine(["sh", "-c", "sleep 600 & wait"])
     line.cut()
     assert os.read(line.read_fd, 10) == b""  # The child held this pipe, too.
     assert line.end() == -9

@@ -76,9 +76,7 @@ def test_job_works_without_numpy(script: str, options: tuple[str, ...], tmp_path
         "raise ModuleNotFoundError('hidden by a test', name='numpy')\n"
     )
     (tmp_path / "train.py").write_text(script)
-    result = run_launcher(
-        "-np", "2", *options, sys.executable, "train.py", cwd=tmp_path, timeout=60
-    )
+    result = run_launcher("-np", "2", *options, sys.executable, "train.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     workers = 1 if options else 2
     assert result.stdout.count("done") == workers, result.stdout

@@ -14,6 +14,7 @@ import pytest
 from hvdlite.live.listener import Listener, open_listener
 from hvdlite.live.run import Run
 from hvdlite.live.viewer import About, End
+from patience import HANG
 
 MISSING = "starlette, uvicorn or prometheus_client is missing: pip install 'hvdlite[live]'"
 
@@ -44,7 +45,7 @@ class Served:
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """Send a request, with the token unless it has headers of its own; return the answer."""
         given = headers or {"Authorization": f"Bearer {self.listener.token}"}
-        with closing(HTTPConnection("127.0.0.1", self.listener.port, timeout=20)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.listener.port, timeout=HANG)) as connection:
             connection.request(method, path, headers=given)
             answer = connection.getresponse()
             ends = answer.headers["Content-Length"] is not None

@@ -7,7 +7,6 @@ import re
 import secrets
 import socket
 import sys
-import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,9 +17,9 @@ import pytest
 from hvdlite.launch.command.config_file import arguments_from
 from hvdlite.launch.command.flags import build_parser
 from launcher import end_launcher, run_launcher, start_launcher
+from patience import HANG, wait_until
 
 WORKER = Path(__file__).with_name("training_worker.py")
-SECONDS = 60.0
 
 
 @pytest.mark.parametrize(
@@ -104,18 +103,19 @@ def test_a_missing_package_ends_the_job_before_it_begins(tmp_path: Path) -> None
 
 def fetch(address: str, token: str) -> bytes:
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=HANG) as answer:
         return answer.read()
 
 
 def wait_for_steps(address: str, token: str, more_than: int = 30) -> dict[str, Any]:
-    deadline = time.monotonic() + SECONDS
-    while True:
-        told = json.loads(fetch(f"{address}state.json", token))
-        if told["job"] and told["job"]["steps"] > more_than and len(told["ranks"]) == 2:
-            return told
-        assert time.monotonic() < deadline, told
-        time.sleep(0.2)
+    told: dict[str, Any] = {}
+
+    def are_made() -> bool:
+        told.update(json.loads(fetch(f"{address}state.json", token)))
+        return told["job"] and told["job"]["steps"] > more_than and len(told["ranks"]) == 2
+
+    wait_until(are_made, f"more than {more_than} steps of two ranks")
+    return told
 
 
 def test_a_job_of_two_ranks_is_shown_until_its_end(tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ def test_a_job_of_two_ranks_is_shown_until_its_end(tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{address}events", headers={"Authorization": f"Bearer {token}"}
         )
-        with urllib.request.urlopen(request, timeout=SECONDS) as stream, ExitStack() as stack:
+        with urllib.request.urlopen(request, timeout=HANG) as stream, ExitStack() as stack:
             for _ in range(100):
-                stack.enter_context(urllib.request.urlopen(request, timeout=SECONDS))  # never read
+                stack.enter_context(urllib.request.urlopen(request, timeout=HANG))  # never read
             wait_for_steps(address, token, more_than=told["job"]["steps"] + 30)
             stop.touch()
             states = [json.loads(line[6:]) for line in stream if line.startswith(b"data: ")]
-        assert process.wait(SECONDS) == 0
+        assert process.wait(HANG) == 0
         assert states[-1]["outcome"] == "all ranks have done their work"
         assert states[-1]["job"]["steps"] >= told["job"]["steps"]
         assert token.encode() not in process.stderr.read()
@@ -160,8 +160,14 @@ def test_a_job_of_two_ranks_is_shown_until_its_end(tmp_path: Path) -> None:
 
 def test_the_page_tells_which_rank_has_failed(tmp_path: Path) -> None:
     pytest.importorskip("hvdlite.live.page", reason="hvdlite[live] is missing")
-    script = "import os, time; time.sleep(2); os.environ['HVDLITE_RANK'] == '1' and os._exit(3)"
-    process = start_launcher("-np", "2", "--live-page", sys.executable, "-c", script)
+    script = (
+        "import os, sys, time\n"
+        "while os.environ['HVDLITE_RANK'] == '0' or not os.path.exists(sys.argv[1]):\n"
+        "    time.sleep(0.01)\n"
+        "os._exit(3)"
+    )
+    go = tmp_path / "go"
+    process = start_launcher("-np", "2", "--live-page", sys.executable, "-c", script, str(go))
     try:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, b"")
@@ -170,9 +176,10 @@ def test_the_page_tells_which_rank_has_failed(tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{address.decode()}events", headers={"Authorization": f"Bearer {token.decode()}"}
         )
-        with urllib.request.urlopen(request, timeout=SECONDS) as stream:
+        with urllib.request.urlopen(request, timeout=HANG) as stream:
+            go.touch()
             states = [json.loads(line[6:]) for line in stream if line.startswith(b"data: ")]
-        assert process.wait(SECONDS) == 3
+        assert process.wait(HANG) == 3
         assert re.match(r"rank 1 \(host .*\) failed first: .*3", states[-1]["outcome"])
     finally:
         end_launcher(process)

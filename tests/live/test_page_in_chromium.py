@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from faults.ports import free_port
 from hvdlite.live.sample import Event, Stall
 from hvdlite.live.viewer import End
 from live.made_up_run import BEGAN, MadeUpJob
+from patience import HANG
 
 pytestmark = pytest.mark.page
 
@@ -24,7 +25,7 @@ class Tab:
 
     def __init__(self, context: Any) -> None:
         self.page = context.new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(1000 * HANG)
         self.console: list[str] = []
         self.page.on("console", lambda said: self.console.append(f"{said.type}: {said.text}"))
         self.page.on("pageerror", lambda error: self.console.append(f"exception: {error}"))
@@ -117,13 +118,16 @@ def test_a_browser_without_the_token_is_told_where_to_get_it(serve: Serve, tab: 
     assert tab.page.evaluate("document.cookie") == "", "scripts must not see the cookie"
 
 
-def test_the_page_says_how_the_job_ended_and_keeps_its_last_state(serve: Serve, tab: Tab) -> None:
+def test_the_page_says_how_the_job_ended_and_keeps_its_last_state(
+    serve: Serve, tab: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdlite.live.page._RETRY", 0.1)
     served = serve(MadeUpJob(2, seconds=5).run)
     tab.open(served)
     before = tab.text("#headline")
     served.page.stop(End(1, "rank 1 was killed by signal 9"))
     tab.wait_for_status("the job has ended: rank 1 was killed by signal 9")
-    time.sleep(3)  # A browser would have tried to connect again by now.
+    time.sleep(1)  # A browser would have tried to connect again by now.
     assert tab.text("#headline") == before
     assert tab.page.locator("#ranks tr:not(.note)").count() == 2
     assert tab.console == []
@@ -167,8 +171,7 @@ def test_a_page_that_misses_the_end_of_the_job_gives_up(
 
 def test_a_page_of_another_job_is_told_so(serve: Serve, tab: Tab, monkeypatch: Any) -> None:
     monkeypatch.setattr("hvdlite.live.page._RETRY", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     served = serve(MadeUpJob(2, seconds=5).run, address=address)
     tab.open(served)
     cut(served, tab)

@@ -8,7 +8,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,24 +17,23 @@ import pytest
 
 pytest.importorskip("hvdlite.live.page", reason="hvdlite[live] is missing", exc_type=ImportError)
 
+from faults.ports import free_port
 from harness import base_environment
+from patience import HANG, wait_until
 
 WORKER = Path(__file__).with_name("training_worker.py")
-SECONDS = 60.0
 
 
 class Ranks:
     """Two ranks that a script of the user's own has started."""
 
     def __init__(self, folder: Path, **variables: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
         self._stop = folder / "stop"
         self.stderr = folder / "stderr"
         environment = {
             **base_environment(),
             "HVDLITE_SIZE": "2",
-            "HVDLITE_RENDEZVOUS": rendezvous,
+            "HVDLITE_RENDEZVOUS": f"127.0.0.1:{free_port()}",
             "HVDLITE_TOKEN": secrets.token_hex(32),
             **variables,
         }
@@ -53,18 +51,21 @@ class Ranks:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Wait until the ranks have written this to stderr."""
-        deadline = time.monotonic() + SECONDS
-        while (found := re.search(pattern, self.stderr.read_text())) is None:
-            assert time.monotonic() < deadline, self.stderr.read_text()
+
+        def find() -> re.Match[str] | None:
             assert self.processes[0].poll() is None, self.stderr.read_text()
-            time.sleep(0.05)
+            return re.search(pattern, self.stderr.read_text())
+
+        wait_until(find, pattern)
+        found = find()
+        assert found is not None
         return found
 
     def end(self) -> None:
         """Let the ranks end, and check that all went well."""
         self._stop.touch()
         for process in self.processes:
-            process.communicate(timeout=SECONDS)
+            process.communicate(timeout=HANG)
             assert process.returncode == 0, self.stderr.read_text()
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 def fetch(address: str, token: str) -> bytes:
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=HANG) as answer:
         return answer.read()
 
 
@@ -100,13 +101,13 @@ def test_rank_0_serves_page_and_metrics(start: Any) -> None:
     ranks = start(HVDLITE_LIVE_SERVE="127.0.0.1:0")
     found = ranks.wait_for(r"hvdlite \[0\] live page: (http://127\.0\.0\.1:\d+/)\?token=(\S+)\n")
     address, token = found.groups()
-    deadline = time.monotonic() + SECONDS
-    while True:
-        told = fetch_state(address, token)
-        if told["job"] is not None and told["job"]["steps"] > 20 and len(told["ranks"]) == 2:
-            break
-        assert time.monotonic() < deadline, told
-        time.sleep(0.2)
+    told: dict[str, Any] = {}
+
+    def are_made() -> bool:
+        told.update(fetch_state(address, token))
+        return told["job"] is not None and told["job"]["steps"] > 20 and len(told["ranks"]) == 2
+
+    wait_until(are_made, "more than 20 steps of two ranks")
     first, second = told["ranks"]
     assert first["host"] == socket.gethostname()
     assert first["rss"] > 1 << 20
@@ -120,7 +121,7 @@ def test_rank_0_serves_page_and_metrics(start: Any) -> None:
     assert metrics.count("hvdlite_rank_up{") == 1
     stream = urllib.request.urlopen(
         urllib.request.Request(f"{address}events", headers={"Authorization": f"Bearer {token}"}),
-        timeout=SECONDS,
+        timeout=HANG,
     )
     with stream:
         ranks.end()

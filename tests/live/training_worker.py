@@ -28,7 +28,7 @@ class Gradient:
         self._handle = basics.engine().allreduce(name, [tensor], summed, keep=self._data)
 
     def wait(self) -> float:
-        self._handle.wait(30)
+        self._handle.wait(60)
         return self._data[0]
 
 

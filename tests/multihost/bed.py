@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import base_environment
 from launcher import end_launcher
+from patience import HANG, Stopwatch, wait_until
 
 PORT = 2222
 MARK = "HVDLITE_RANK"  # Every rank, and no other process, has this in its environment.
@@ -79,7 +79,7 @@ def _which(name: str) -> str | None:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
     return done.stdout
@@ -168,13 +168,12 @@ class Bed:
         self._pids.append(_only_child(init_process.pid))
 
     def _wait_for_sshd(self) -> None:
-        deadline = time.monotonic() + 20
+        logs = [self._folder / f"{name}.log" for name in self.names]
+        wait_until(
+            lambda: all("Server listening" in log.read_text() for log in logs),
+            f"sshd on all hosts; their logs are in {self._folder}",
+        )
         for host, name in enumerate(self.names):
-            log = self._folder / f"{name}.log"
-            while "Server listening" not in log.read_text():
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"sshd of {name} did not start: {log.read_text()}")
-                time.sleep(0.02)
             assert self.run(host, "hostname").stdout.strip() == name
 
     def inside(self, host: int, *command: str) -> list[str]:
@@ -184,7 +183,7 @@ class Bed:
     def run(self, host: int, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end."""
         return subprocess.run(
-            self.inside(host, *command), capture_output=True, text=True, timeout=60, check=False
+            self.inside(host, *command), capture_output=True, text=True, timeout=HANG, check=False
         )
 
     def start_launcher(
@@ -225,18 +224,23 @@ class Bed:
                 found.append(int(name))
         return found
 
-    def seconds_until_gone(self, most: float, hosts: Sequence[int] | None = None) -> float:
-        """Wait until no rank and no agent is left on (these) hosts; return the seconds it took."""
-        started = time.monotonic()
-        while time.monotonic() < started + most:
-            if not any(
-                self.processes(host, text)
-                for host in (range(len(self.names)) if hosts is None else hosts)
-                for text in (MARK, "hvdlite.launch")
-            ):
-                break
-            time.sleep(0.05)
-        return time.monotonic() - started
+    def seconds_until_gone(self, hosts: Sequence[int] | None = None) -> float:
+        """Wait until no rank and no agent is left on (these) hosts; return the seconds it took.
+
+        The seconds are those of a `Stopwatch`.
+        """
+        watch = Stopwatch()
+        wait_until(
+            lambda: (
+                not any(
+                    self.processes(host, text)
+                    for host in (range(len(self.names)) if hosts is None else hosts)
+                    for text in (MARK, "hvdlite.launch")
+                )
+            ),
+            "the end of all ranks and agents",
+        )
+        return watch.seconds()
 
     def shared_memory(self, host: int) -> list[str]:
         """List the files in a host's /dev/shm."""
@@ -286,7 +290,7 @@ class Bed:
                 ["tc", "-n", space, "qdisc", "del", "dev", "eth0", "root"],
                 ["ip", "netns", "exec", space, "nft", "flush", "ruleset"],
             ):
-                subprocess.run(command, capture_output=True, timeout=30, check=False)
+                subprocess.run(command, capture_output=True, timeout=HANG, check=False)
 
     def __exit__(self, *_: object) -> None:
         for init in self._inits:
@@ -298,18 +302,16 @@ class Bed:
 
 
 def _only_child(pid: int) -> int:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if children:
-            return int(children[0])
-        time.sleep(0.01)
-    raise RuntimeError("a host did not start")
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    wait_until(children.read_text, "the first process of a host")
+    return int(children.read_text().split()[0])
 
 
-def finish(launcher: subprocess.Popen[bytes], timeout: float) -> tuple[int, str, str, float]:
-    """Wait for a launcher; return its exit status, stdout, stderr, and the seconds."""
-    started = time.monotonic()
+def finish(
+    launcher: subprocess.Popen[bytes], timeout: float = 2 * HANG
+) -> tuple[int, str, str, float]:
+    """Wait for a launcher; return its exit status, stdout, stderr, and a `Stopwatch`'s seconds."""
+    watch = Stopwatch()
     try:
         stdout, stderr = launcher.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -318,8 +320,7 @@ def finish(launcher: subprocess.Popen[bytes], timeout: float) -> tuple[int, str,
         raise AssertionError(
             f"hvdlite-run took more than {timeout} s\n{stdout.decode()}\n{stderr.decode()}"
         ) from None
-    seconds = time.monotonic() - started
-    return launcher.returncode, stdout.decode(), stderr.decode(), seconds
+    return launcher.returncode, stdout.decode(), stderr.decode(), watch.seconds()
 
 
 def end(launcher: subprocess.Popen[bytes]) -> None:

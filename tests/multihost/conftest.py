@@ -34,6 +34,6 @@ def bed(three_hosts: Bed) -> Iterator[Bed]:
     """Give three undisturbed hosts; fail the test if its job leaves something there."""
     yield three_hosts
     three_hosts.mend()
-    assert three_hosts.seconds_until_gone(5.0) < 5.0, "processes were left"
+    assert three_hosts.seconds_until_gone() < 5.0, "processes were left"
     for host in range(3):
         assert three_hosts.shared_memory(host) == []

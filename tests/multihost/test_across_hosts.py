@@ -11,6 +11,7 @@ import pytest
 
 from harness import base_environment
 from multihost.bed import Bed, end, finish, python
+from patience import HANG
 
 TESTS = str(Path(__file__).parents[1])
 PROGRAM = str(Path(TESTS) / "launch" / "other_launchers" / "report_placement.py")
@@ -38,7 +39,7 @@ def test_run_from_python(two_hosts: Bed) -> None:
         env={**base_environment(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=2 * HANG,
         check=False,
     )
     size = 5 << 20
@@ -52,7 +53,7 @@ def test_horovods_names_on_every_host(two_hosts: Bed) -> None:
         "print(hvd.rank(), os.environ['HOROVOD_HOSTNAME'], hvd.allreduce(torch.ones(1)).item())"
     )
     launcher = two_hosts.start_launcher("--compat", "-H", "node1,node2", *python(code))
-    status, stdout, stderr, _ = finish(launcher, 100)
+    status, stdout, stderr, _ = finish(launcher)
     assert status == 0, stderr
     assert sorted(stdout.splitlines()) == ["[0] 0 node1 1.0", "[1] 1 node2 1.0"]
 
@@ -81,7 +82,7 @@ def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
         for host in range(2)
     ]
     try:
-        ended = [finish(agent, 100) for agent in agents]
+        ended = [finish(agent) for agent in agents]
     finally:
         for agent in agents:
             end(agent)
@@ -123,7 +124,7 @@ def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=2 * HANG,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -36,7 +36,7 @@ def findings(hosts: Bed, path: Path, placement: str, *arguments: object) -> list
     """Run the training with a report; return its findings."""
     command = python(TRAINING, *arguments)
     launcher = hosts.start_launcher("--report", str(path), "-H", placement, *command)
-    status, _, stderr, _ = finish(launcher, 60)
+    status, _, stderr, _ = finish(launcher)
     assert status == 0, stderr
     assert f"report in {path}: " in stderr
     assert path.read_text().startswith("<!DOCTYPE html>")

@@ -16,7 +16,7 @@ PYTHON = shlex.quote(sys.executable)
 
 def refused(two_hosts: Bed, *arguments: str, **options: object) -> str:
     """Run a job that cannot start; return the line with its reason."""
-    status, stdout, stderr, seconds = finish(two_hosts.start_launcher(*arguments, **options), 60)
+    status, stdout, stderr, seconds = finish(two_hosts.start_launcher(*arguments, **options))
     assert status == 1, stderr
     assert "ran" not in stdout
     assert "Traceback" not in stderr
@@ -63,7 +63,7 @@ def test_key_that_is_accepted_by_name(two_hosts: Bed, tmp_path: Path) -> None:
     config.write_text("\n".join(x for x in text if "IdentityFile" not in x and "Port" not in x))
     flags = ("--ssh-config", str(config), "--ssh-identity-file", line.split()[1])
     status, stdout, stderr, _ = finish(
-        two_hosts.start_launcher("-H", "node2", *flags, "--ssh-port", "2222", *NOTHING), 60
+        two_hosts.start_launcher("-H", "node2", *flags, "--ssh-port", "2222", *NOTHING)
     )
     assert (status, stdout) == (0, "[0] ran\n"), stderr
 
@@ -97,7 +97,7 @@ def test_login_that_talks_is_understood(two_hosts: Bed, tmp_path: Path) -> None:
     talking.write_text(f'#!/bin/sh\necho "Welcome to this host"\nexec {PYTHON} "$@"\n')
     talking.chmod(0o755)
     status, stdout, stderr, _ = finish(
-        two_hosts.start_launcher("-H", "node2", "--remote-python", str(talking), *NOTHING), 60
+        two_hosts.start_launcher("-H", "node2", "--remote-python", str(talking), *NOTHING)
     )
     assert (status, stdout) == (0, "[0] ran\n"), stderr
 
@@ -117,7 +117,7 @@ def test_interface_that_the_other_host_cannot_reach(two_hosts: Bed) -> None:
 def test_interface_by_name(two_hosts: Bed) -> None:
     show = python("import os; print(os.environ['NCCL_SOCKET_IFNAME'])")
     status, stdout, stderr, _ = finish(
-        two_hosts.start_launcher("-H", "node2", "--network-interfaces", "ib0,eth0", *show), 60
+        two_hosts.start_launcher("-H", "node2", "--network-interfaces", "ib0,eth0", *show)
     )
     assert (status, stdout) == (0, "[0] ib0,eth0\n"), stderr
 
@@ -136,7 +136,7 @@ def test_program_that_is_missing_there(two_hosts: Bed) -> None:
 
 def test_doctor_tries_ranks_on_the_hosts(two_hosts: Bed) -> None:
     launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2")
-    status, stdout, stderr, _ = finish(launcher, 90)
+    status, stdout, stderr, _ = finish(launcher)
     assert status == 0, stdout + stderr
     last = stdout.splitlines()[-2:]
     assert last[0] == "2 hosts"
@@ -146,7 +146,7 @@ def test_doctor_tries_ranks_on_the_hosts(two_hosts: Bed) -> None:
 
 def test_doctor_says_why_a_host_cannot_be_used(two_hosts: Bed) -> None:
     launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2", "--ssh-port", "2223")
-    status, stdout, _, _ = finish(launcher, 90)
+    status, stdout, _, _ = finish(launcher)
     assert status == 1
     last = stdout.splitlines()[-1]
     assert "no   all-reduce" in last and "cannot start on host node2: ssh: connect to host" in last

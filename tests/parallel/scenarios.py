@@ -15,7 +15,7 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -99,23 +99,33 @@ def on_hosts(*placements: list[int]) -> Worlds:
     return {str(hosts): {"n": len(hosts), "hosts": hosts} for hosts in placements}
 
 
-def make_tests(body: Callable[[], Any], worlds: Worlds, **options: Any) -> Callable[..., None]:
+def make_tests(
+    body: Callable[[], Any], worlds: Worlds, quick: Collection[str] = (), **options: Any
+) -> Callable[..., None]:
     """Make a test for each scenario above and each world; a world is run once.
 
     Args:
         body: runs the scenarios of its file in one rank.
         worlds: in which they are run.
+        quick: the names of those that `make test` runs, too; if there are none, the last.
         options: further arguments of `run_world`.
 
     Example:
         >>> test_tape = make_tests(body, sizes(1, 3), timeout=60)
     """
+    chosen = quick or [*worlds][-1:]
+    assert {*chosen} <= {*worlds}, f"not among the worlds: {chosen}"
     starts = [
-        functools.partial(run_world, body=body, **world, **options) for world in worlds.values()
+        pytest.param(
+            functools.partial(run_world, body=body, **world, **options),
+            id=name,
+            marks=() if name in chosen else pytest.mark.long,
+        )
+        for name, world in worlds.items()
     ]
 
     @pytest.mark.parametrize("name", names_in(body.__globals__))
-    @pytest.mark.parametrize("results", starts, ids=list(worlds), indirect=True)
+    @pytest.mark.parametrize("results", starts, indirect=True)
     def test(results: list[RankResult], name: str) -> None:
         check(results, name)
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,8 @@ FENCE = re.compile(
 )
 MISNAMED = {"sh": "bash", "shell": "bash", "console": "bash", "py": "python", "python3": "python"}
 SECONDS = 240
+# The pages that `make test` runs. The others start dozens of programs that import a framework.
+MAIN = ("README.md", "docs/quickstart.md")
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,15 @@ def run_page(text: str, folder: Path) -> int:
     return count
 
 
+def page_of(path: Path) -> Any:
+    """Make the parameter of a page, marked `long` if its snippets run and it is not a main one."""
+    name = str(path.relative_to(ROOT))
+    runs = any(s.mark != "compile-only" for s in snippets_of(path.read_text(encoding="utf-8")))
+    return pytest.param(path, id=name, marks=pytest.mark.long if runs and name not in MAIN else ())
+
+
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [page_of(page) for page in PAGES])
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
     run_page(page.read_text(encoding="utf-8"), tmp_path)
 

@@ -171,10 +171,11 @@ def compare_modules(rows: list[Row]) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_modules_have_what_the_table_says() -> None:
     sections = ("Everywhere", "PyTorch", "TensorFlow", "Keras")
     rows = [row for key in sections for row in SECTIONS[key]]
-    (result,) = run_world(1, compare_modules, rows, env={"TF_CPP_MIN_LOG_LEVEL": "2"}, timeout=110)
+    (result,) = run_world(1, compare_modules, rows, env={"TF_CPP_MIN_LOG_LEVEL": "2"})
     assert result.value == []
 
 

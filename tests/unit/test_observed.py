@@ -13,6 +13,7 @@ import pytest
 
 from hvdlite import api, basics, observed
 from hvdlite.errors import ArgumentError
+from patience import HANG
 
 
 @pytest.fixture(autouse=True)
@@ -127,13 +128,13 @@ def test_nobody_waits_while_a_value_is_read() -> None:
     class Slow(OnGpu):
         def __float__(self) -> float:
             reading.set()
-            assert may_end.wait(30)
+            assert may_end.wait(HANG)
             return self.value
 
     api.observe(loss=Slow(1.0))
     reader = threading.Thread(target=observed.figures)
     reader.start()
-    assert reading.wait(30)
+    assert reading.wait(HANG)
     api.observe(samples=1, loss=2.0)
     may_end.set()
     reader.join()
@@ -153,9 +154,9 @@ def test_a_call_takes_microseconds() -> None:
     api.observe(samples=32, loss=0.5)
 
     def seconds() -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(200):
             api.observe(samples=32, loss=0.5)
-        return (time.perf_counter() - begin) / 200
+        return (time.thread_time() - begin) / 200
 
     assert min(seconds() for _ in range(10)) < 100e-6

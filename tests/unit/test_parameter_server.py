@@ -24,6 +24,7 @@ from hvdlite.parameter_server.storage import Gradient, Slot, Storage
 from hvdlite.parameter_server.tensors import TensorSpec, decode, encode
 from hvdlite.parameter_server.wire import Entry, Frame, Layout, Operation, Status, receive_frame
 from parameter_servers import Servers
+from patience import HANG
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +188,7 @@ def test_bad_requests_get_a_reason_and_harm_nobody() -> None:
         remote = running.client().register("", SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         for what, request in BAD_REQUESTS.items():
             with running.connect(0, 50) as connection:
-                connection.settimeout(10)
+                connection.settimeout(HANG)
                 assert register(connection, model()).kind == Status.DONE, what
                 connection.sendall(request)
                 frame = receive_frame(connection)
@@ -196,7 +197,7 @@ def test_bad_requests_get_a_reason_and_harm_nobody() -> None:
                 assert text.startswith("parameter server 0: ") and "worker 50" in text, text
         for what, said in BAD_MODELS.items():
             with running.connect(0, 50) as connection:
-                connection.settimeout(10)
+                connection.settimeout(HANG)
                 assert register(connection, said).kind == Status.REFUSED, what
         into = [numbers(*[0.0] * 10), numbers(0, 0, 0)]
         remote.step(1, None, into)
@@ -206,7 +207,7 @@ def test_bad_requests_get_a_reason_and_harm_nobody() -> None:
 def test_another_worker_fills_when_the_first_one_dies() -> None:
     with Servers(2, adding, workers=2) as running:
         with running.connect(0, 50) as connection, running.connect(1, 50):
-            connection.settimeout(10)
+            connection.settimeout(HANG)
             assert register(connection, model()).kind == Status.FILL_IN
         remote = running.client().register("", SPECS, [numbers(*range(10)), numbers(1, 2, 3)])
         into = [numbers(*[0.0] * 10), numbers(0, 0, 0)]

@@ -15,8 +15,7 @@ from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.errors import BootstrapError
 from hvdlite.spark.alarm import Hub, Line
-
-SECONDS = 20.0
+from patience import HANG
 
 
 class Tasks:
@@ -39,7 +38,7 @@ class Tasks:
             try:
                 selector = self.selectors[rank]
                 rang = lambda: self.rung.append(rank)  # noqa: E731
-                deadline = Deadline(SECONDS)
+                deadline = Deadline(HANG)
                 found.append(Line(self.address, job or self.job, rank, selector, rang, deadline))
             except BootstrapError as error:
                 found.append(error)
@@ -54,7 +53,7 @@ class Tasks:
 
     def turn(self, until: Callable[[], bool]) -> None:
         """Run all loops until something is so."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + HANG
         while not until():
             assert time.monotonic() < deadline
             for selector in self.selectors:

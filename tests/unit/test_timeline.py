@@ -18,6 +18,7 @@ from hvdlite.bootstrap.environment import timeline_parts
 from hvdlite.errors import ArgumentError, ForkedError
 from hvdlite.timeline import merge
 from hvdlite.timeline.recorder import Recorder
+from patience import HANG
 from trace_rows import read_merged
 
 END = {"ph": "M", "pid": 1, "tid": 0, "name": "hvdlite_end", "args": {"events": 2, "dropped": 7}}
@@ -126,9 +127,9 @@ def test_what_is_not_a_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 def test_offset_of_a_clock_to_itself_is_within_the_error() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        server = threading.Thread(target=answer_readings, args=(theirs, Deadline(5)))
+        server = threading.Thread(target=answer_readings, args=(theirs, Deadline(HANG)))
         server.start()
-        offset = measure_offset(ours, Deadline(5))
+        offset = measure_offset(ours, Deadline(HANG))
         server.join()
     assert abs(offset.nanoseconds) <= offset.error
 
@@ -143,7 +144,7 @@ def test_quickest_round_decides(monkeypatch: pytest.MonkeyPatch) -> None:
             reading = 1_000_000_000 + i * 1000 + (4 if i == 5 else 10)
             theirs.sendall(reading.to_bytes(8, "little", signed=True))
         monkeypatch.setattr(time, "monotonic_ns", lambda: next(own))
-        offset = measure_offset(ours, Deadline(5))
+        offset = measure_offset(ours, Deadline(HANG))
     assert offset == ClockOffset(1_000_000_000, 5)
 
 

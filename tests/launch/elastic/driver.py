@@ -2,9 +2,10 @@
 
 The fake forms the first epoch when all first workers are expected, and another one whenever a
 worker joins or dies. It writes what the launcher tells it to the file TEST_LOG. TEST_EVENTS holds
-events, as Python, that it sends after the first epoch. With TEST_NEVER_FORMED there is no epoch;
-then it sends events only with TEST_ENTERED. A worker that has to leave finds a file `leave.N`
-beside the log.
+events, as Python, that it sends after the first epoch; with TEST_EVENTS_WAIT it waits for a file
+`events` beside the log before. With TEST_NEVER_FORMED there is no epoch; then it sends events only
+with TEST_ENTERED. A worker that has to leave finds a file `leave.N` beside the log. TEST_PATIENCE
+is the time in seconds that the job waits for hosts without which it can start.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.launch.command.cli import main
-from hvdlite.launch.elastic import actions, job
+from hvdlite.launch.elastic import actions, first_meeting, job
 from hvdlite.launch.elastic.actions import EpochBegun, EpochFormed, Event, Evict, Leaving, Limits
 
 
@@ -66,7 +68,16 @@ class FakeRegistrar:
             if forms:
                 self._form()
             if forms or "TEST_ENTERED" in os.environ:
-                self._tell(*eval(os.environ.get("TEST_EVENTS", "[Entered()]"), vars(actions)))
+                events = eval(os.environ.get("TEST_EVENTS", "[Entered()]"), vars(actions))
+                if "TEST_EVENTS_WAIT" in os.environ:
+                    threading.Thread(target=self._tell_later, args=events, daemon=True).start()
+                else:
+                    self._tell(*events)
+
+    def _tell_later(self, *events: Event) -> None:
+        while not (self._log.parent / "events").exists():
+            time.sleep(0.01)
+        self._tell(*events)
 
     def ended(self, worker: int, why: str, clean: bool) -> None:
         self._note(f"ended {worker} {clean} {why}")
@@ -103,5 +114,7 @@ class FakeRegistrar:
 
 
 if __name__ == "__main__":
+    if "TEST_PATIENCE" in os.environ:
+        first_meeting._PATIENCE = float(os.environ["TEST_PATIENCE"])
     job.Registrar = FakeRegistrar  # type: ignore[assignment,misc]
     sys.exit(main())

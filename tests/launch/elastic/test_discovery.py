@@ -21,7 +21,7 @@ from hvdlite.launch.elastic.discovery import (
 )
 from hvdlite.launch.elastic.stopped import process_state
 from hvdlite.launch.hosts import read_hosts
-from launch.elastic.jobs import until
+from patience import HANG, wait_until
 
 
 class Scripted:
@@ -45,7 +45,7 @@ def news_of(provider: Scripted, count: int) -> list[News]:
     found: list[News] = []
     with Discovery(provider, period=0.01) as discovery:
         while len(found) < count:
-            assert select.select([discovery.fd], [], [], 10)[0]
+            assert select.select([discovery.fd], [], [], HANG)[0]
             found += discovery.take()
         time.sleep(0.05)
         assert discovery.take() == []
@@ -101,25 +101,29 @@ def test_first_failure_is_raised() -> None:
 
 
 def test_slow_provider_does_not_hold_the_end_up() -> None:
-    release = threading.Event()
+    asked, release, answered = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(Scripted):
         def hosts(self) -> Mapping[str, int]:
             if threading.current_thread().name == "hvdlite-hosts":
-                release.wait(20)
+                asked.set()
+                release.wait(HANG)
+                answered.set()
             return super().hosts()
 
     with Discovery(Slow({"a": 1}), period=0.01):
-        time.sleep(0.1)
+        assert asked.wait(HANG)
+    assert not answered.is_set()
     release.set()
 
 
 def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path) -> None:
-    script = f"echo $$ > {tmp_path}/pid; sleep 50"
+    script = f"echo $$ > {tmp_path}/pid; sleep 600"
     signalled = os.eventfd(0)
 
     def interrupt() -> None:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        pid = tmp_path / "pid"
+        wait_until(lambda: pid.exists() and pid.read_text(), "the start of the script")
         os.eventfd_write(signalled, 1)
 
     thread = threading.Thread(target=interrupt)
@@ -129,12 +133,13 @@ def test_signal_ends_the_wait_for_the_first_answer_and_the_script(tmp_path: Path
     thread.join()
     os.close(signalled)
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: process_state(pid) in ("", "Z"))
+    wait_until(lambda: process_state(pid) in ("", "Z"), "the end of the script")
 
 
 def test_script_that_runs_at_the_end_is_killed(tmp_path: Path) -> None:
-    script = f"echo $$ >> {tmp_path}/pids; [ $(wc -l < {tmp_path}/pids) = 1 ] || sleep 50; echo a"
+    script = f"echo $$ >> {tmp_path}/pids; [ $(wc -l < {tmp_path}/pids) = 1 ] || sleep 600; echo a"
     pids = tmp_path / "pids"
     with Discovery(ScriptHosts(script, 1), period=0.01):
-        until(lambda: len(pids.read_text().split()) == 2)
-    until(lambda: process_state(int(pids.read_text().split()[1])) in ("", "Z"))
+        wait_until(lambda: len(pids.read_text().split()) == 2, "the second start of the script")
+    second = int(pids.read_text().split()[1])
+    wait_until(lambda: process_state(second) in ("", "Z"), "the end of the script")

@@ -12,7 +12,8 @@ import pytest
 import hvdlite
 from hvdlite.launch.elastic.stopped import process_state
 from launch.elastic import driver
-from launch.elastic.jobs import ElasticJob, rewrite, until
+from launch.elastic.jobs import ElasticJob, rewrite
+from patience import wait_until
 
 
 def test_dead_worker_is_replaced_by_one_with_a_new_number(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_death_kills_the_children_at_once_also_those_in_other_sessions(tmp_path:
 import subprocess
 if worker == 1:
     for new_session in (False, True):
-        child = subprocess.Popen(["sleep", "60"], start_new_session=new_session)
+        child = subprocess.Popen(["sleep", "600"], start_new_session=new_session)
         (folder / f"child.{int(new_session)}").write_text(str(child.pid))
     say("children")
 wait_for("end")
@@ -84,7 +85,8 @@ wait_for("end")
         children = [int((tmp_path / f"child.{n}").read_text()) for n in (0, 1)]
         os.kill(job.pid(1), signal.SIGKILL)
         job.noted("ended 1")
-        until(lambda: all(process_state(pid) in ("", "Z") for pid in children))
+        gone = ("", "Z")
+        wait_until(lambda: all(process_state(pid) in gone for pid in children), "dead children")
         job.make("end")
         assert job.finish()[0] == 0
 
@@ -157,11 +159,13 @@ try:
     raise ValueError("a bug")
 except ValueError:
     __import__("traceback").print_exc()
-time.sleep(60)
+(folder / "events").touch()
+time.sleep(600)
 """
     flags = ("--min-np", "1", "--drain-timeout", "0.5", "--elastic-heartbeat", "0.4")
     events = "[Raised(1, 'raised ValueError: a bug')]"
-    with ElasticJob(tmp_path, 2, code, *flags, TEST_EVENTS=events) as job:
+    env = {"TEST_EVENTS": events, "TEST_EVENTS_WAIT": "1"}
+    with ElasticJob(tmp_path, 2, code, *flags, **env) as job:
         job.noted("ended 1")
         job.make("end")
         status, _, stderr, _ = job.finish()
@@ -173,12 +177,11 @@ time.sleep(60)
 
 
 def test_too_few_before_the_first_epoch_end_the_job_as_one(tmp_path: Path) -> None:
-    code = "sys.exit(4) if worker == 1 else time.sleep(60)"
+    code = "sys.exit(4) if worker == 1 else time.sleep(600)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "2", TEST_NEVER_FORMED="1") as job:
-        status, _, stderr, seconds = job.finish()
+        status, _, stderr, _ = job.finish()
         assert job.alive() == []
     assert status == 4
-    assert seconds < 20
     assert "worker 1 (host" in stderr and "failed first: exit status 4" in stderr
 
 
@@ -193,7 +196,7 @@ def test_failure_after_others_have_finished_is_the_jobs(tmp_path: Path) -> None:
 
 def test_registrar_ends_the_job_with_its_reason(tmp_path: Path) -> None:
     events = "[Warn('rank 1 is late'), Failed('three epochs without a committed step')]"
-    with ElasticJob(tmp_path, 2, "time.sleep(60)", "--min-np", "1", TEST_EVENTS=events) as job:
+    with ElasticJob(tmp_path, 2, "time.sleep(600)", "--min-np", "1", TEST_EVENTS=events) as job:
         status, _, stderr, _ = job.finish()
         assert job.alive() == []
     assert status == 1
@@ -232,7 +235,7 @@ def test_slots_that_the_script_takes_away_are_drained_and_come_back(tmp_path: Pa
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
     code = """
-for _ in range(1000):
+while True:
     if (folder / f"leave.{worker}").exists():
         sys.exit(0)
     if (folder / "end").exists():
@@ -268,7 +271,7 @@ def test_worker_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
-    with ElasticJob(tmp_path, 2, "time.sleep(60)", "--min-np", "1") as job:
+    with ElasticJob(tmp_path, 2, "time.sleep(600)", "--min-np", "1") as job:
         for worker in (0, 1):
             job.pid(worker)
         job.signal(signal.SIGINT)
@@ -286,7 +289,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 say("can save")
-time.sleep(60)
+time.sleep(600)
 """
     with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
         os.kill(job.pid(1), signal.SIGKILL)
@@ -302,7 +305,7 @@ time.sleep(60)
 
 
 def test_death_of_the_launcher_ends_workers_of_any_age(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(60)"
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\ntime.sleep(600)"
     with ElasticJob(tmp_path, 2, code, "--min-np", "1") as job:
         os.kill(job.pid(1), signal.SIGKILL)
         job.pid(2)

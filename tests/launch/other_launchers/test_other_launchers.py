@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import select
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,9 @@ import pytest
 
 from clusters import slurm
 from harness import base_environment
+from patience import HANG
 
+LONGEST = 4 * HANG  # On a crowded machine torchrun alone may take a minute to start.
 PROGRAM = [sys.executable, str(Path(__file__).with_name("report_placement.py"))]
 BIN = Path(sys.executable).parent
 # The wheels of Open MPI and MPICH both have an mpirun, so each is called by a name of its own.
@@ -39,7 +43,7 @@ def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LONGEST,
         check=False,
     )
 
@@ -68,7 +72,7 @@ def test_torchrun() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LONGEST,
         check=False,
     )
     assert_one_host(done, 3)
@@ -80,8 +84,9 @@ def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
     own = environment(
         HVDLITE_TOKEN=token,
         HVDLITE_RENDEZVOUS=f"127.0.0.1:{int(port) + 1}",
-        HVDLITE_START_TIMEOUT="15",  # The ranks of the other agent wait until this has passed.
+        HVDLITE_START_TIMEOUT=str(LONGEST),
     )
+    seen, errors = os.pipe()
     agents = [
         subprocess.Popen(
             [
@@ -90,20 +95,28 @@ def test_address_that_other_hosts_cannot_reach_is_refused() -> None:
                 PROGRAM[1],
             ],
             env=own,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
         )
         for node in "01"
     ]
+    os.close(errors)
+    said = b""
     try:
-        outputs = [agent.communicate(timeout=100) for agent in agents]
+        with open(seen, "rb", buffering=0) as pipe:
+            while b"which no other host can reach; set HVDLITE_RENDEZVOUS" not in said:
+                assert select.select([pipe], [], [], LONGEST)[0], said
+                block = pipe.read(1 << 16)
+                assert block, said
+                said += block
+            for agent in agents:  # The ranks of one of them would wait for the others.
+                agent.terminate()
+            for agent in agents:
+                agent.wait(HANG)
     finally:
         for agent in agents:
             agent.kill()
             agent.wait()
-    said = "".join(stderr for _, stderr in outputs)
-    assert "which no other host can reach; set HVDLITE_RENDEZVOUS" in said
 
 
 def test_a_script_of_ones_own() -> None:
@@ -124,7 +137,7 @@ def test_a_script_of_ones_own() -> None:
         )
         for rank in range(3)
     ]
-    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=LONGEST)[0] for rank in ranks]
     status = max(rank.returncode for rank in ranks)
     assert_one_host(subprocess.CompletedProcess([], status, "".join(outputs), ""), 3)
 
@@ -138,7 +151,7 @@ def test_chief_and_worker_of_tf_config() -> None:
     """Two processes that cluster software would start for TensorFlow make one world."""
     cluster = {"worker": ["localhost:2223"], "chief": ["localhost:2222"]}
     ranks = [start_with_tf_config(kind, 0, cluster) for kind in ("worker", "chief")]
-    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    outputs = [rank.communicate(timeout=LONGEST) for rank in ranks]
     status = max(rank.returncode for rank in ranks)
     stdout, stderr = ("".join(part) for part in zip(*outputs, strict=True))
     assert_one_host(subprocess.CompletedProcess([], status, stdout, stderr), 2)
@@ -172,7 +185,7 @@ def test_mpich_started_through_a_shell() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LONGEST,
         check=False,
     )
     assert_one_host(done, 3)
@@ -186,7 +199,7 @@ def test_two_jobs_of_mpich_at_once_do_not_meet() -> None:
         for _ in range(2)
     ]
     for job in jobs:
-        stdout, _ = job.communicate(timeout=100)
+        stdout, _ = job.communicate(timeout=LONGEST)
         assert_one_host(subprocess.CompletedProcess([], job.returncode, stdout, ""), 2)
 
 

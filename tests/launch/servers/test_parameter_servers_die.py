@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness import base_environment
 from launch.marked import MarkedJob, python
+from patience import HANG, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = """
@@ -44,7 +45,9 @@ class TrainingJob(MarkedJob):
 
     def __init__(self, folder: Path, workers: int) -> None:
         env = {"TEST_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
-        super().__init__(1 + workers, "--servers", "1", *python(TRAIN), env=env)
+        # Torch is imported within the start timeout, by several processes at the same time.
+        flags = ("--servers", "1", "--start-timeout", "200")
+        super().__init__(1 + workers, *flags, *python(TRAIN), env=env)
         self.pids: dict[int, int] = {}
         self.training: set[int] = set()
 
@@ -79,8 +82,7 @@ def test_killed_worker_is_started_again_and_no_push_is_lost(tmp_path: Path) -> N
 def test_killed_server_ends_the_job_with_its_name_and_checkpoint(tmp_path: Path) -> None:
     with TrainingJob(tmp_path, 1) as job:
         job.wait_until_it_trains(1)
-        while not (tmp_path / "ps.ckpt.0-of-1").exists():
-            assert job.process.poll() is None
+        wait_until((tmp_path / "ps.ckpt.0-of-1").exists, "the first checkpoint")
         os.kill(job.pids[0], signal.SIGKILL)
         status, _, stderr, _ = job.finish()
         assert job.alive() == []
@@ -98,7 +100,7 @@ def run_example(name: str, ranks: int, *arguments: str) -> str:
         env={**base_environment(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=4 * HANG,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from fakes.ssh import fake_ssh
-from launch.elastic.jobs import until
 from launch.marked import MarkedJob, python
+from patience import wait_until
 
 DRIVER = (str(Path(__file__).with_name("driver.py")),)
 # What every process begins with. A server serves until SIGTERM, and then saves.
@@ -117,7 +117,7 @@ sys.exit(1)
         pid = job.pid(1)
         job.pid(3)
         dead = Path(f"/proc/{job.pid(2)}")
-        until(lambda: not dead.exists())  # The launcher has noted it.
+        wait_until(lambda: not dead.exists(), "the launcher notes a death")
         os.kill(pid, signal.SIGKILL)
         job.make("lost")
         status, _, stderr, _ = job.finish()
@@ -149,7 +149,7 @@ if number == 3:
             job.pid(number)
         for number in (0, 1):
             job.make(f"leave.{number}", "0")
-        until(lambda: all(_is_gone(one) for one in left))
+        wait_until(lambda: all(_is_gone(one) for one in left), "the end of the servers")
         job.make("end")
         status, stdout, stderr, _ = job.finish()
     assert status == 0, stderr
@@ -158,7 +158,7 @@ if number == 3:
 
 
 def test_too_few_workers_end_the_job(tmp_path: Path) -> None:
-    code = "wait_for('end')\nif number == 3:\n    raise ValueError('boom')\ntime.sleep(60)"
+    code = "wait_for('end')\nif number == 3:\n    raise ValueError('boom')\ntime.sleep(600)"
     with ServersJob(tmp_path, 2, code, "--min-workers", "2") as job:
         job.pid(2)
         job.pid(3)
@@ -175,7 +175,7 @@ def test_servers_serve_until_interrupted_workers_have_saved(tmp_path: Path) -> N
     code = """
 try:
     say("set")
-    time.sleep(60)
+    time.sleep(600)
 except KeyboardInterrupt:
     time.sleep(0.5)
     say("worker saved")
@@ -197,7 +197,7 @@ except KeyboardInterrupt:
 
 
 def test_workers_that_stop_by_request_end_the_job_with_75(tmp_path: Path) -> None:
-    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\ntime.sleep(60)"
+    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nsay('set')\ntime.sleep(600)"
     with ServersJob(tmp_path, 1, code) as job:
         for number in (0, 1):
             job.pid(number)

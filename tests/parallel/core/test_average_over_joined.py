@@ -70,7 +70,7 @@ def in_tensorflow() -> dict[str, float]:
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 1]])
 def test_average_in_torch_divides_by_all_ranks(hosts: list[int]) -> None:
-    results = run_world(3, in_torch, hosts=hosts, env=OVER_ALL, timeout=120)
+    results = run_world(3, in_torch, hosts=hosts, env=OVER_ALL)
     assert results[0].value == {"of all": 1.0}
     for result in results[1:]:
         # 4 + 8 over 3; a weighted average divides by the weights.
@@ -80,7 +80,7 @@ def test_average_in_torch_divides_by_all_ranks(hosts: list[int]) -> None:
 
 
 def test_average_in_tensorflow_and_keras_divides_by_all_ranks() -> None:
-    results = run_world(3, in_tensorflow, env=OVER_ALL, timeout=240)
+    results = run_world(3, in_tensorflow, env=OVER_ALL)
     assert results[0].value == {"of all": 1.0}
     for result in results[1:]:
         assert set(result.value.values()) == {1.0}, result.value

@@ -14,6 +14,8 @@ import pytest
 
 from harness import base_environment
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 

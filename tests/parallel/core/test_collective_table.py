@@ -452,5 +452,5 @@ test_table = make_tests(
         name: {"n": size, "args": [hosts or [0] * size], "hosts": hosts}
         for name, (size, hosts) in WORLDS.items()
     },
-    timeout=120,
+    quick=("3 ranks, 2 hosts",),
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from fakes import gpu as fake_gpu
 from harness import run_world
+from patience import wait_until
 
 # The time to compile the fakes does not count as the tests' own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
@@ -64,8 +64,7 @@ class Rank:
             assert self.nccl.ncclGetUniqueId(ctypes.byref(unique)) == 0
             id_file.with_suffix(".new").write_bytes(bytes(unique))
             id_file.with_suffix(".new").rename(id_file)
-        while not id_file.exists():
-            time.sleep(0.01)
+        wait_until(id_file.exists, "the identifier of rank 0")
         return UniqueId.from_buffer_copy(id_file.read_bytes())
 
     def allreduce(self) -> None:
@@ -83,9 +82,12 @@ class Rank:
 
     def wait_for_async_error(self) -> int:
         error = ctypes.c_int()
-        while error.value == 0:
+
+        def failed() -> bool:
             self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(error))
-            time.sleep(0.01)
+            return error.value != 0
+
+        wait_until(failed, "an error of the communicator")
         return error.value
 
 

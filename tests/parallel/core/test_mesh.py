@@ -83,7 +83,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_mesh = make_tests(body, sizes(1, 4, 8), timeout=60)
+test_mesh = make_tests(body, sizes(1, 4, 8))
 
 
 def refused_across_hosts() -> tuple[list[int], str]:

@@ -16,6 +16,7 @@ from harness import run_world
 from hvdlite import _core, basics
 from hvdlite.errors import ArgumentError, RankFailedError
 from launcher import run_launcher
+from patience import wait_until
 from trace_rows import Merged, Span, read_merged
 
 PHASES = ["queue", "negotiate", "wait for batch", "allreduce"]
@@ -29,6 +30,15 @@ def start(name: str, count: int = 256) -> _core.Handle:
     address = ctypes.addressof(memory)
     tensor = _core.Tensor(name, _core.DTYPES["float32"], [count], address, address)
     return basics.engine().allreduce(name, [tensor], _core.REDUCE_OPS["sum"], keep=memory)
+
+
+def start_and_send(name: str) -> _core.Handle:
+    """Submit an allreduce of a new name, and wait until the engine has sent the request."""
+    counters = basics.engine().counters
+    sent = counters()["full_requests"]
+    handle = start(name)
+    wait_until(lambda: counters()["full_requests"] > sent, f"the request of {name}")
+    return handle
 
 
 def step(names: list[str] = NAMES, count: int = 256) -> None:
@@ -102,34 +112,40 @@ def test_parts_of_a_batch_lie_within_it(tmp_path: Path) -> None:
             assert set(names_of(batch.inner)) <= {"pack", "reduce", "unpack", "wait for ranks"}
 
 
-def late_rank() -> None:
+def late_rank(submitted: str) -> None:
     basics.init()
     step(["ready"])
-    if basics.rank() == 1:
+    if basics.rank() == 0:
+        late = start_and_send("late")
+        Path(submitted).touch()
+    else:
+        wait_until(Path(submitted).exists, "the request of rank 0")
         time.sleep(0.2)
-    step(["late"])
+        late = start("late")
+    late.wait()
     basics.shutdown()
 
 
 def test_negotiation_shows_who_came_late_on_one_clock(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     env = {"HOROVOD_TIMELINE": str(path), "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
-    run_world(2, late_rank, hosts=[0, 1], env=env)
+    run_world(2, late_rank, str(tmp_path / "submitted"), hosts=[0, 1], env=env)
     merged = read_merged(path)
     (late,) = (span for span in merged.negotiations() if span.name == "late")
     marks = dict(late.marks)
     assert marks["rank 1"] - marks["rank 0"] >= 150_000_000
-    waits = []
+    waits: list[Span] = []
     for rank in range(2):
         (span,) = (span for span in merged.tensors(rank) if span.name == "late")
         negotiate = span.inner[1]
-        assert negotiate.end is not None
-        waits.append(negotiate.end - negotiate.begin)
+        waits.append(negotiate)
         assert [name for name, _ in merged.marks[rank + 1, "engine"]].count("round") >= 2
         assert "exchange" in {part.name for batch in merged.batches(rank) for part in batch.inner}
         # Both hosts are this one: the true offset of their clocks is zero.
         assert abs(merged.ranks[rank]["offset"]) <= merged.ranks[rank]["error"]
-    assert waits[0] >= 150_000_000 > waits[1]
+    early, behind = waits
+    assert early.end is not None and early.end - early.begin >= 150_000_000
+    assert behind.begin - early.begin >= 150_000_000
     assert merged.ranks[0]["error"] == 0 < merged.ranks[1]["error"]
 
 
@@ -186,8 +202,7 @@ def stop_while_in_flight(folder: str) -> None:
     basics.init()
     basics.start_timeline(f"{folder}/a.json")
     if basics.rank() == 0:
-        held = start("held")
-        time.sleep(0.1)  # until the engine has seen it
+        held = start_and_send("held")
     basics.stop_timeline()
     basics.engine().barrier("stopped").wait()
     basics.start_timeline(f"{folder}/b.json")
@@ -342,7 +357,7 @@ def adapter_names(module: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("adapter", ["torch", "tensorflow", "keras"])
 def test_every_adapter_has_the_same_functions(adapter: str) -> None:
-    (result,) = run_world(1, adapter_names, f"hvdlite.{adapter}", timeout=90)
+    (result,) = run_world(1, adapter_names, f"hvdlite.{adapter}")
     assert result.value == (True, True)
 
 
@@ -383,8 +398,7 @@ def survivor(path: str) -> None:
     step(["good"])
     submitted = Path(f"{path}.submitted")
     if basics.rank() == 1:
-        while not submitted.exists():
-            time.sleep(0.01)
+        wait_until(submitted.exists, "the request of rank 0")
         os._exit(3)
     bad = start("bad")
     submitted.touch()

@@ -15,6 +15,7 @@ import numpy as np
 from faults.arrays import reduce_array
 from harness import base_environment, run_world
 from hvdlite import _core, basics
+from patience import wait_until
 
 
 def test_world_of_one_has_neither_thread_nor_socket() -> None:
@@ -162,9 +163,8 @@ def _count_threads() -> tuple[int, int]:
 
     before = threads()
     basics.init()
-    late = time.monotonic() + 10  # The kernel ends a thread a little after it was joined.
-    while threads() > before + 1 and time.monotonic() < late:
-        time.sleep(0.01)
+    # The kernel ends a thread a little after it was joined.
+    wait_until(lambda: threads() <= before + 1, "one thread more")
     return threads() - before, threading.active_count()
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from parallel.scenarios import Later, Worlds, run_all
 
 BACKENDS = ("tensorflow", "torch")
-TIMEOUT = 240.0  # a busy machine of two cores compiles slowly
 
 
 keras: Any = Later("keras")

@@ -12,7 +12,6 @@ import pytest
 from parallel.keras.callback_fits import InTest, Probe, array, compiled, fit, stop_in_fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -331,5 +330,7 @@ def body() -> dict[str, str]:
 
 
 test_callbacks = make_tests(
-    body, on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)), timeout=TIMEOUT
+    body,
+    on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)),
+    quick=("2-tensorflow", "2-torch"),
 )

@@ -14,7 +14,6 @@ import hvdlite.errors
 from hvdlite.elastic.membership import Decision, install_membership
 from hvdlite.elastic.run import notify
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -246,4 +245,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_keras_elastic = make_tests(body, on_backends((2, "tensorflow"), (2, "torch")), timeout=TIMEOUT)
+test_keras_elastic = make_tests(body, on_backends((2, "tensorflow"), (2, "torch")))

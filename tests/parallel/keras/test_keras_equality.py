@@ -10,7 +10,6 @@ import pytest
 
 from harness import RankResult, run_world
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     environment,
     hvd,
     keras,
@@ -137,7 +136,7 @@ WORLDS = [(2, "torch"), (3, "tensorflow"), (3, "torch")]
 @pytest.fixture(scope="module", params=WORLDS, ids=str)
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     ranks, backend = request.param
-    return run_world(ranks, body, timeout=TIMEOUT, env=environment(backend))
+    return run_world(ranks, body, env=environment(backend))
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

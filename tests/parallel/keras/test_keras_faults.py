@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from faults.arrays import die
 from harness import run_world
+from parallel.deaths import die, seconds_since_death
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     environment,
@@ -35,7 +34,7 @@ def outcome_of(model: Any, *arguments: Any, **how: Any) -> dict[str, Any]:
     try:
         model.fit(*arguments, batch_size=4, verbose=0, **how)
     except Exception as error:
-        return {"kind": type(error).__name__, "message": str(error), "seen": time.monotonic()}
+        return {"kind": type(error).__name__, "message": str(error)}
     return {"kind": "none"}
 
 
@@ -48,24 +47,24 @@ def killed(victim: int, noted: str) -> dict[str, Any]:
             die(noted)
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_begin=end)
-    return outcome_of(compiled(), *data(4 * 1000), epochs=100, callbacks=[callback])
+    outcome = outcome_of(compiled(), *data(4 * 1000), epochs=100, callbacks=[callback])
+    return {**outcome, "late": seconds_since_death(noted)}
 
 
 @pytest.mark.parametrize(("backend", "victim"), [("tensorflow", 1), ("torch", 0)])
 def test_killed_rank_is_named_by_every_survivor(backend: str, victim: int, tmp_path: Path) -> None:
     noted = tmp_path / "died"
     results = run_world(
-        2, killed, victim, str(noted), timeout=TIMEOUT, env=environment(backend),
+        2, killed, victim, str(noted), env=environment(backend),
         expect_failure=True,
     )  # fmt: skip
-    died = float(noted.read_text())
     assert results[victim].returncode == -9
     survivor = results[1 - victim]
     assert survivor.returncode == 0, survivor.stderr
     error = survivor.value
     assert error["kind"] in ("AbortedError", "RankFailedError"), error
     assert f"rank {victim} died" in error["message"]
-    assert error["seen"] - died <= BOUND
+    assert error["late"] <= BOUND
 
 
 def runs_out(leaver: int) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def runs_out(leaver: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("backend", "leaver"), [("tensorflow", 0), ("torch", 1)])
 def test_rank_that_ran_out_of_batches_is_named(backend: str, leaver: int) -> None:
-    results = run_world(2, runs_out, leaver, timeout=TIMEOUT, env=environment(backend))
+    results = run_world(2, runs_out, leaver, env=environment(backend))
     assert results[leaver].value["kind"] == "none"
     message = results[1 - leaver].value["message"]
     assert f"rank {leaver} left after" in message and "'keras.0." in message
@@ -106,9 +105,7 @@ def runs_out_of_unknown_batches(eagerly: bool) -> dict[str, Any]:
 )
 def test_rank_whose_epoch_ends_early_says_so(backend: str, eagerly: bool) -> None:
     """If the number of batches is not known beforehand, the ranks get the error in the middle."""
-    first, second = run_world(
-        2, runs_out_of_unknown_batches, eagerly, timeout=TIMEOUT, env=environment(backend)
-    )
+    first, second = run_world(2, runs_out_of_unknown_batches, eagerly, env=environment(backend))
     assert second.value["kind"] == "ArgumentError"
     assert "the epoch of rank 1 ended after 4 batches" in second.value["message"]
     # The mismatch itself, or the error that rank 1 has left since.
@@ -129,7 +126,7 @@ def disagrees() -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_models_that_differ_are_an_error_on_every_rank(backend: str) -> None:
-    for result in run_world(2, disagrees, timeout=TIMEOUT, env=environment(backend)):
+    for result in run_world(2, disagrees, env=environment(backend)):
         fitted, broadcast = result.value["fit"], result.value["broadcast"]
         assert "'keras.0." in fitted["message"], fitted
         assert broadcast["kind"] == "MismatchError"
@@ -163,7 +160,5 @@ def catches_an_error_while_a_batch_is_loaded() -> dict[str, Any]:
 
 def test_process_ends_although_a_batch_is_being_loaded() -> None:
     """Without a collection at exit TensorFlow waits for ever for the thread that loads it."""
-    (only,) = run_world(
-        1, catches_an_error_while_a_batch_is_loaded, timeout=60.0, env=environment("tensorflow")
-    )
+    (only,) = run_world(1, catches_an_error_while_a_batch_is_loaded, env=environment("tensorflow"))
     assert only.value["message"] == "a step failed"

@@ -11,7 +11,6 @@ import pytest
 
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -268,4 +267,8 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_fit = make_tests(body, on_backends(*((2, backend) for backend in BACKENDS)), timeout=TIMEOUT)
+test_fit = make_tests(
+    body,
+    on_backends(*((2, backend) for backend in BACKENDS)),
+    quick=("2-tensorflow", "2-torch"),
+)

@@ -10,7 +10,6 @@ import pytest
 from parallel.keras.callback_fits import array, compiled, fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -165,5 +164,7 @@ def body() -> dict[str, str]:
 
 
 test_fit_checks = make_tests(
-    body, on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)), timeout=TIMEOUT
+    body,
+    on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)),
+    quick=("2-tensorflow",),
 )

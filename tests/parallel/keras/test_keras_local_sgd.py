@@ -9,7 +9,6 @@ import pytest
 
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -91,6 +90,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_local_sgd = make_tests(
-    body, on_backends(*((2, backend) for backend in BACKENDS)), timeout=TIMEOUT
-)
+test_local_sgd = make_tests(body, on_backends(*((2, backend) for backend in BACKENDS)))

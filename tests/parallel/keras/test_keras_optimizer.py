@@ -17,7 +17,6 @@ import pytest
 from harness import run_world
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     environment,
@@ -397,7 +396,9 @@ def body() -> dict[str, str]:
 
 
 test_optimizer = make_tests(
-    body, on_backends((1, "torch"), *((2, b) for b in BACKENDS)), timeout=TIMEOUT
+    body,
+    on_backends((1, "torch"), *((2, b) for b in BACKENDS)),
+    quick=("2-tensorflow", "2-torch"),
 )
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -181,6 +180,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_parameter_server = make_tests(
-    body, on_backends(*((1, backend) for backend in BACKENDS)), timeout=TIMEOUT
-)
+test_parameter_server = make_tests(body, on_backends(*((1, backend) for backend in BACKENDS)))

@@ -9,7 +9,6 @@ import pytest
 
 from hvdlite.errors import ArgumentError
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     data,
     dense_model,
     hvd,
@@ -182,6 +181,4 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start, before_each=seeded)
 
 
-test_scenario = make_tests(
-    _scenarios, on_backends((3, "tensorflow"), (4, "torch")), timeout=TIMEOUT
-)
+test_scenario = make_tests(_scenarios, on_backends((3, "tensorflow"), (4, "torch")))

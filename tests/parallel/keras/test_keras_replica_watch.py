@@ -10,7 +10,6 @@ import pytest
 
 from parallel.keras.callback_fits import compiled, fit
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     hvd,
     keras,
     on_backends,
@@ -76,4 +75,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_replica_watch = make_tests(body, on_backends((2, "tensorflow"), (3, "torch")), timeout=TIMEOUT)
+test_replica_watch = make_tests(body, on_backends((2, "tensorflow"), (3, "torch")))

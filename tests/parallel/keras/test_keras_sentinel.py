@@ -11,7 +11,6 @@ from hvdlite import observed
 from parallel.keras.callback_fits import compiled, fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
-    TIMEOUT,
     environment,
     hvd,
     keras,
@@ -90,4 +89,4 @@ WORLDS = {
     f"{n}-{backend}": {"n": n, "env": {**environment(backend), "HVDLITE_CHECK_REPLICAS": "3"}}
     for n, backend in zip((2, 3), BACKENDS, strict=True)
 }
-test_sentinel = make_tests(body, WORLDS, timeout=TIMEOUT)
+test_sentinel = make_tests(body, WORLDS)

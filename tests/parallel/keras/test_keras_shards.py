@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness import run_world
-from parallel.keras.keras_worlds import BACKENDS, TIMEOUT, environment, hvd, keras, start
+from parallel.keras.keras_worlds import BACKENDS, environment, hvd, keras, start
 
 PRELOAD = ("keras",)
 SAMPLES = 46
@@ -115,7 +115,7 @@ def flat(batches: Any) -> list[int]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fit_that_was_stopped_goes_on_with_other_ranks(backend: str, tmp_path: Path) -> None:
-    how = {"timeout": TIMEOUT, "env": environment(backend)}
+    how = {"env": environment(backend)}
     first = [one.value for one in run_world(2, stop_in_the_middle, str(tmp_path), **how)]
     batches = -(-SAMPLES // 2 // BATCH)
     assert [len(seen) for seen in first] == [batches + STOPPED_AFTER] * 2

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     Later,
     environment,
     hvd,
@@ -114,4 +113,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_tf_keras = make_tests(body, sizes(2), timeout=TIMEOUT, env=environment("tensorflow"))
+test_tf_keras = make_tests(body, sizes(2), env=environment("tensorflow"))

@@ -15,7 +15,6 @@ import pytest
 from harness import run_world
 from parallel.keras.callback_fits import stop_in_fit
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     data,
     environment,
     hvd,
@@ -233,7 +232,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_tf_keras_model = make_tests(body, sizes(1, 2), timeout=TIMEOUT, env=environment("tensorflow"))
+test_tf_keras_model = make_tests(body, sizes(1, 2), env=environment("tensorflow"))
 
 
 def other_backend() -> list[str]:
@@ -255,6 +254,6 @@ def other_backend() -> list[str]:
 
 
 def test_beside_another_backend_of_keras_3() -> None:
-    for result in run_world(2, other_backend, timeout=TIMEOUT, env=environment("torch")):
+    for result in run_world(2, other_backend, env=environment("torch")):
         backend, message = result.value
         assert backend == "torch" and "needs KERAS_BACKEND=tensorflow" in message

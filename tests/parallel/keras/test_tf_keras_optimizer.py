@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from parallel.keras.keras_worlds import (
-    TIMEOUT,
     Later,
     data,
     environment,
@@ -150,4 +149,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_tf_keras_optimizer = make_tests(body, sizes(2), timeout=TIMEOUT, env=environment("tensorflow"))
+test_tf_keras_optimizer = make_tests(body, sizes(2), env=environment("tensorflow"))

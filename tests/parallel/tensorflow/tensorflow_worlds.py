@@ -13,7 +13,6 @@ from typing import Any
 from parallel.scenarios import Later, run_all
 
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-TIMEOUT = 240.0  # a busy machine of two cores compiles slowly
 
 
 tf: Any = Later("tensorflow")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness import run_world
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, start, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, start, tf
 
 PRELOAD = ("tensorflow",)
 
@@ -66,9 +66,7 @@ def train_until_a_rank_dies() -> str:
 
 
 def test_state_and_the_error_of_a_graph() -> None:
-    survivor, victim = run_world(
-        2, train_until_a_rank_dies, env=ENVIRONMENT, timeout=TIMEOUT, expect_failure=True
-    )
+    survivor, victim = run_world(2, train_until_a_rank_dies, env=ENVIRONMENT, expect_failure=True)
     assert victim.returncode == -signal.SIGKILL, victim.stderr
     assert survivor.value is not None, survivor.stderr
     assert "rank 1 died" in survivor.value

@@ -10,7 +10,6 @@ import pytest
 from harness import RankResult, run_world
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     hvd,
     in_graph,
     keras,
@@ -118,14 +117,14 @@ def body(distributed: bool) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone() -> list[Any]:
-    (result,) = run_world(1, body, False, timeout=TIMEOUT, env=ENVIRONMENT)
+    (result,) = run_world(1, body, False, env=ENVIRONMENT)
     values: list[Any] = result.value
     return values
 
 
 @pytest.fixture(scope="module", params=[3])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, True, timeout=TIMEOUT, env=ENVIRONMENT)
+    return run_world(request.param, body, True, env=ENVIRONMENT)
 
 
 def identifier(case: Case) -> str:
@@ -152,6 +151,6 @@ def test_tape_trains_like_one_process(
 
 
 def test_the_test_sees_a_missing_reduction(alone: list[Any]) -> None:
-    (result,) = run_world(1, first_half_alone, timeout=TIMEOUT, env=ENVIRONMENT)
+    (result,) = run_world(1, first_half_alone, env=ENVIRONMENT)
     ours, theirs = result.value[1][0], alone[0][1][0]
     assert abs(ours - theirs).max() / abs(theirs).max() > 1e-3

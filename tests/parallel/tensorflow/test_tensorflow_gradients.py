@@ -10,7 +10,6 @@ import pytest
 from parallel.scenarios import make_tests, sizes
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     hvd,
     in_graph,
     mine,
@@ -157,4 +156,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_gradients = make_tests(body, sizes(3), timeout=TIMEOUT, env=ENVIRONMENT)
+test_gradients = make_tests(body, sizes(3), env=ENVIRONMENT)

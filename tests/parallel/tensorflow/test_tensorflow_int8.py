@@ -11,7 +11,6 @@ import pytest
 from parallel.scenarios import make_tests, on_hosts
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     hvd,
     keras,
     run_scenarios,
@@ -98,4 +97,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_int8 = make_tests(body, on_hosts([0, 1]), env=ENVIRONMENT, timeout=TIMEOUT)
+test_int8 = make_tests(body, on_hosts([0, 1]), env=ENVIRONMENT)

@@ -11,7 +11,6 @@ import pytest
 from parallel.scenarios import make_tests, on_hosts
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     hvd,
     keras,
     run_scenarios,
@@ -189,4 +188,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0, 0], [0, 0, 1]]
 
 
-test_tensorflow_join = make_tests(body, on_hosts(*WORLDS), timeout=TIMEOUT, env=ENVIRONMENT)
+test_tensorflow_join = make_tests(body, on_hosts(*WORLDS), env=ENVIRONMENT)

@@ -10,7 +10,6 @@ import math
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import pytest
 
 from harness import run_world
 from hvdlite import _core
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, tf
+from patience import wait_until
 
 PRELOAD = ("tensorflow",)
 TENSORS = 161
@@ -63,7 +63,7 @@ def all_under_way_on_one_thread() -> list[float]:
 def test_161_operations_are_under_way_on_one_thread() -> None:
     # With as many cores as ranks a rank may start its last tensor first, which the other rank
     # starts last: a rank that waited for one before starting the next would wait for ever.
-    for result in run_world(2, all_under_way_on_one_thread, env=ENVIRONMENT, timeout=60):
+    for result in run_world(2, all_under_way_on_one_thread, env=ENVIRONMENT):
         assert result.value == [2.0 * index for index in range(TENSORS)]
 
 
@@ -95,7 +95,7 @@ def memory() -> dict[str, Any]:
 
 
 def test_results_take_the_memory_of_intermediates_and_of_nothing_else() -> None:
-    for result in run_world(2, memory, env=ENVIRONMENT, timeout=TIMEOUT):
+    for result in run_world(2, memory, env=ENVIRONMENT):
         told = result.value
         # x * 0 and x * 1 may share a buffer with something after TensorFlow has simplified them.
         assert told["outputs"] == TENSORS
@@ -134,7 +134,7 @@ def every_value() -> list[list[int]]:
 
 
 def test_every_type_and_shape() -> None:
-    for result in run_world(2, every_value, env=ENVIRONMENT, timeout=TIMEOUT):
+    for result in run_world(2, every_value, env=ENVIRONMENT):
         assert result.value == [[0, 2]] * (len(REDUCED) + 1)
 
 
@@ -164,8 +164,8 @@ def worlds_in_turn() -> dict[str, list[Any]]:
         waiting = threading.Thread(target=wait_for_nobody)
         if hvd.rank() == 0:
             waiting.start()
-            while library.forwarded()[1] - before < 4:
-                time.sleep(0.01)
+            all_sent = before + 4
+            wait_until(lambda until=all_sent: library.forwarded()[1] >= until, "the fourth call")
         hvd.barrier()
         hvd.shutdown()
         if waiting.ident is not None:
@@ -177,7 +177,7 @@ def worlds_in_turn() -> dict[str, list[Any]]:
 
 
 def test_a_function_goes_on_in_the_next_world() -> None:
-    results = run_world(2, worlds_in_turn, env=ENVIRONMENT, timeout=TIMEOUT)
+    results = run_world(2, worlds_in_turn, env=ENVIRONMENT)
     for result in results:
         told = result.value
         assert told["sums"] == [2.0] * 6
@@ -214,7 +214,7 @@ def without_a_world() -> list[str]:
 
 
 def test_operations_without_a_world_say_to_make_one() -> None:
-    (result,) = run_world(1, without_a_world, env=ENVIRONMENT, timeout=TIMEOUT)
+    (result,) = run_world(1, without_a_world, env=ENVIRONMENT)
     assert len(result.value) == 7
     for message in result.value:
         assert "hvdlite has not been initialized; call hvd.init() first" in message
@@ -233,7 +233,7 @@ def with_an_untested_version() -> list[str]:
 
 
 def test_untested_version_is_said() -> None:
-    (result,) = run_world(1, with_an_untested_version, env=ENVIRONMENT, timeout=TIMEOUT)
+    (result,) = run_world(1, with_an_untested_version, env=ENVIRONMENT)
     (message,) = result.value
     assert "tested with TensorFlow 2.16 to 2.9" in message
 
@@ -250,7 +250,7 @@ def devices_of_kernels() -> set[str]:
 
 def test_kernels_for_gpus_can_be_left_out() -> None:
     environment = {**ENVIRONMENT, "HVDLITE_TENSORFLOW_GPU": "0"}
-    (result,) = run_world(1, devices_of_kernels, env=environment, timeout=TIMEOUT)
+    (result,) = run_world(1, devices_of_kernels, env=environment)
     assert result.value == {"CPU"}
 
 

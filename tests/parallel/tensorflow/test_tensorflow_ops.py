@@ -16,7 +16,6 @@ from hvdlite import basics
 from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     hvd,
     in_graph,
     mine,
@@ -407,7 +406,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_tensorflow_ops = make_tests(body, sizes(1, 3), timeout=TIMEOUT, env=ENVIRONMENT)
+test_tensorflow_ops = make_tests(body, sizes(1, 3), env=ENVIRONMENT)
 
 
 def worlds_in_turn() -> list[float]:
@@ -427,7 +426,7 @@ def worlds_in_turn() -> list[float]:
 
 
 def test_init_again_after_shutdown() -> None:
-    (result,) = run_world(1, worlds_in_turn, timeout=TIMEOUT, env=ENVIRONMENT)
+    (result,) = run_world(1, worlds_in_turn, env=ENVIRONMENT)
     assert result.value == [2.0, 3.0] * 3
 
 

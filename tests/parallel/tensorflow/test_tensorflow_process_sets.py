@@ -11,7 +11,6 @@ from hvdlite.errors import ArgumentError
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     eagerly,
     hvd,
     in_graph,
@@ -307,4 +306,4 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start, forms=(eagerly, in_graph))
 
 
-test_scenario = make_tests(_scenarios, sizes(4), env=ENVIRONMENT, timeout=TIMEOUT)
+test_scenario = make_tests(_scenarios, sizes(4), env=ENVIRONMENT)

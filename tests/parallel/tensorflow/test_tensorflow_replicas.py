@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from parallel.scenarios import make_tests
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, tf
 
 PRELOAD = ("tensorflow",)
 
@@ -57,4 +57,4 @@ def body() -> dict[str, str]:
 
 
 ENV = {**ENVIRONMENT, "HVDLITE_CHECK_REPLICAS": "2"}
-test_replicas = make_tests(body, {"3": {"n": 3, "env": ENV}}, timeout=TIMEOUT)
+test_replicas = make_tests(body, {"3": {"n": 3, "env": ENV}})

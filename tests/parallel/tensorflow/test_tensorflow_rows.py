@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parallel.scenarios import make_tests, on_hosts
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, same, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, same, tf
 
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -266,4 +266,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 1, 1, 0]]
 
 
-test_tensorflow_rows = make_tests(body, on_hosts(*WORLDS), timeout=TIMEOUT, env=ENVIRONMENT)
+test_tensorflow_rows = make_tests(body, on_hosts(*WORLDS), env=ENVIRONMENT)

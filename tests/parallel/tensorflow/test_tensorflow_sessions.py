@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallel.scenarios import make_tests, sizes, tensors_sent_by
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, tf
 
 PRELOAD = ("tensorflow",)
 STEPS, RATE = 5, 0.1
@@ -307,4 +307,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_sessions = make_tests(body, sizes(2), timeout=TIMEOUT, env=ENVIRONMENT)
+test_sessions = make_tests(body, sizes(2), env=ENVIRONMENT)

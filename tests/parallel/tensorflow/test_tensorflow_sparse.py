@@ -11,7 +11,6 @@ import pytest
 from parallel.scenarios import heard_from, make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     eagerly,
     hvd,
     run_scenarios,
@@ -350,4 +349,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_sparse = make_tests(body, sizes(3), timeout=TIMEOUT, env=ENVIRONMENT)
+test_sparse = make_tests(body, sizes(3), env=ENVIRONMENT)

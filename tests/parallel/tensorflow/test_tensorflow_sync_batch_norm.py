@@ -10,7 +10,6 @@ import pytest
 from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     eagerly,
     hvd,
     keras,
@@ -116,4 +115,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_sync_batch_norm = make_tests(body, sizes(3), timeout=TIMEOUT, env=ENVIRONMENT)
+test_sync_batch_norm = make_tests(body, sizes(3), env=ENVIRONMENT)

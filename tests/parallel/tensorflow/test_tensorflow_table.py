@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parallel.scenarios import make_tests, sizes
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, tf
 
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -378,4 +378,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_table = make_tests(body, sizes(2, 3, 4), timeout=TIMEOUT, env=ENVIRONMENT)
+test_table = make_tests(body, sizes(2, 3, 4), quick=("2",), env=ENVIRONMENT)

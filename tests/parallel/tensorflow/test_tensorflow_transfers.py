@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parallel.scenarios import make_tests, on_hosts
-from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, TIMEOUT, hvd, run_scenarios, same, tf
+from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, same, tf
 
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -119,4 +119,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_transfers = make_tests(body, on_hosts([0, 0], [0, 1, 1]), timeout=TIMEOUT, env=ENVIRONMENT)
+test_transfers = make_tests(body, on_hosts([0, 0], [0, 1, 1]), env=ENVIRONMENT)

@@ -15,7 +15,6 @@ from harness import run_world
 from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import (
     ENVIRONMENT,
-    TIMEOUT,
     hvd,
     mine,
     ranks,
@@ -226,7 +225,7 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_xla = make_tests(body, sizes(1, 2), env=ENVIRONMENT, timeout=TIMEOUT)
+test_xla = make_tests(body, sizes(1, 2), env=ENVIRONMENT)
 
 
 def killed_while_the_other_waits() -> str:
@@ -242,7 +241,7 @@ def killed_while_the_other_waits() -> str:
 
 def test_killed_rank_ends_a_compiled_step() -> None:
     survivor, victim = run_world(
-        2, killed_while_the_other_waits, env=ENVIRONMENT, timeout=TIMEOUT, expect_failure=True
+        2, killed_while_the_other_waits, env=ENVIRONMENT, expect_failure=True
     )
     assert victim.returncode == -signal.SIGKILL
     assert "rank 1 died" in survivor.value

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import hvdlite.torch as hvd
 
-TIMEOUT = datetime.timedelta(seconds=30)
+TIMEOUT = datetime.timedelta(seconds=120)
 
 _gloo: Any = None
 

@@ -198,4 +198,4 @@ def scenario_outputs_of_another_dtype() -> None:
     assert works()
 
 
-test_memory = make_tests(body, {**sizes(1, 2, 3), **on_hosts([0, 1, 0])}, timeout=60)
+test_memory = make_tests(body, {**sizes(1, 2, 3), **on_hosts([0, 1, 0])})

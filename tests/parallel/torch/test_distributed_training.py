@@ -273,4 +273,4 @@ def scenario_checkpoints() -> None:
                     file.unlink()
 
 
-test_training = make_tests(body, sizes(2, 4), timeout=180)
+test_training = make_tests(body, sizes(2, 4))

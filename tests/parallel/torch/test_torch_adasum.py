@@ -176,4 +176,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1, 1]]
 
 
-test_adasum = make_tests(body, on_hosts(*WORLDS), timeout=100)
+test_adasum = make_tests(body, on_hosts(*WORLDS))

@@ -61,4 +61,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_arithmetic = make_tests(body, sizes(2, 3), timeout=100)
+test_arithmetic = make_tests(body, sizes(2, 3))

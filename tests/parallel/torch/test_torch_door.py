@@ -120,8 +120,8 @@ def scenario_unusual_calls_are_left_alone() -> None:
     torch.func.vmap(lambda one: [one, took(one)][0])(mine(2))
     for root in (-1, hvd.size(), 0.0, None):
         assert door.broadcast(mine(2), root, "x", global_process_set, door.NEW) is None
-    time.sleep(0.05)
-    assert basics.engine().counters()["tensors"] == before
+    hvd.allreduce(mine(1), name="counted")  # It ends after what was submitted before it.
+    assert basics.engine().counters()["tensors"] == before + 1
 
 
 def scenario_dtypes_ops_and_shapes_are_the_same() -> None:
@@ -263,13 +263,16 @@ def scenario_threads_go_through_at_once() -> None:
 
 def scenario_tensors_that_are_dropped_early_live_until_the_end() -> None:
     for i in range(3):
+        dropped = f"rank 0 has dropped its tensor in flight {i}"
         if hvd.rank() != 0:
-            time.sleep(0.05)  # so that rank 0 drops its tensor in flight
+            hvd.barrier(name=dropped)
         tensor = mine(1 << 20)
         handle = hvd.allreduce_async_(tensor, name="early")
         hvd.allreduce_async_(mine(1 << 20), name=f"its handle too {i}")
         memory = weakref.ref(tensor.untyped_storage())
         del tensor
+        if hvd.rank() == 0:
+            hvd.barrier(name=dropped)
         hvd.synchronize(handle)
         del handle
         gc.collect()
@@ -291,7 +294,7 @@ def scenario_errors_of_signal_handlers_are_raised() -> None:
     for _ in range(20):
         with raises(TimeoutError, "the user's own"):
             signal.setitimer(signal.ITIMER_REAL, 0.002)
-            for _ in range(1_000_000):
+            while True:
                 hvd.barrier()
     signal.signal(signal.SIGALRM, before)
 
@@ -309,7 +312,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_door = make_tests(body, sizes(1, 3), timeout=100)
+test_door = make_tests(body, sizes(1, 3))
 
 
 def forked_then_killed() -> str:

@@ -169,4 +169,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), start)
 
 
-test_gradients = make_tests(body, sizes(2, 3, 4), timeout=100)
+test_gradients = make_tests(body, sizes(2, 3, 4))

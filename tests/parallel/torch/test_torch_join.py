@@ -208,4 +208,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0], [0, 0, 1], [0, 1, 1, 0]]
 
 
-test_join = make_tests(body, on_hosts(*WORLDS), timeout=110)
+test_join = make_tests(body, on_hosts(*WORLDS))

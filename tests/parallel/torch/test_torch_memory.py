@@ -190,4 +190,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_memory = make_tests(body, sizes(2), timeout=100)
+test_memory = make_tests(body, sizes(2))

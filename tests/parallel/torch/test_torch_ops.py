@@ -381,8 +381,8 @@ def body_without_door() -> dict[str, str]:
         return run_all(globals())
 
 
-test_ops = make_tests(body, sizes(1, 3), timeout=100)
-test_ops_without_the_fast_door = make_tests(body_without_door, sizes(2), timeout=100)
+test_ops = make_tests(body, sizes(1, 3))
+test_ops_without_the_fast_door = make_tests(body_without_door, sizes(2))
 
 
 def alone() -> list[float]:

@@ -281,4 +281,4 @@ def _scenarios() -> dict[str, str]:
     return run_all(globals(), start)
 
 
-test_scenario = make_tests(_scenarios, sizes(3, 4), timeout=110)
+test_scenario = make_tests(_scenarios, sizes(3, 4))

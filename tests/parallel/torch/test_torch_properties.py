@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 import hvdlite.torch as hvd
 from harness import World
+from patience import HANG
 
 PRELOAD = ("torch._dynamo",)
 Array = NDArray[Any]
@@ -123,7 +124,7 @@ class Ranks:
             connection.send((operations, orders))
         results = []
         for connection in self.connections:
-            if not connection.poll(30):
+            if not connection.poll(HANG):
                 raise AssertionError(f"no answer; stderr: {self.world.stderr(len(results))}")
             results.append(pickle.loads(connection.recv_bytes()))
         return results
@@ -144,7 +145,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Ran
     address = str(tmp_path_factory.mktemp("ranks") / "socket")
     with (
         Listener(address, "AF_UNIX", backlog=size, authkey=key) as listener,
-        World(size, rank_body, address, key, timeout=100, hosts=hosts, env=env) as world,
+        World(size, rank_body, address, key, hosts=hosts, env=env) as world,
     ):
         by_rank = {}
         for _ in range(size):

@@ -235,7 +235,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_state = make_tests(body, sizes(1, 3), timeout=100)
+test_state = make_tests(body, sizes(1, 3))
 
 
 def without_pickle() -> str:

@@ -129,4 +129,4 @@ def scenarios() -> dict[str, str]:
     return run_all(globals())
 
 
-test_sync_batch_norm = make_tests(scenarios, sizes(2, 3), timeout=60.0)
+test_sync_batch_norm = make_tests(scenarios, sizes(2, 3))

@@ -188,4 +188,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0, 0], [0, 1], [0, 0, 1], [0, 1, 1, 0]]
 
 
-test_transfers = make_tests(body, on_hosts(*WORLDS), timeout=100)
+test_transfers = make_tests(body, on_hosts(*WORLDS))

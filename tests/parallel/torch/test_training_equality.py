@@ -93,7 +93,7 @@ def alone() -> list[list[torch.Tensor]]:
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
-    return run_world(request.param, body, timeout=100)
+    return run_world(request.param, body)
 
 
 def identifier(case: Case) -> str:

@@ -11,6 +11,7 @@ from hvdlite.bootstrap.address import address_of, dial, listen
 from hvdlite.bootstrap.deadline import Deadline
 from hvdlite.bootstrap.environment import detect
 from hvdlite.errors import BootstrapError
+from patience import HANG
 
 BY_HAND = {"HVDLITE_RANK": "0", "HVDLITE_SIZE": "2", "HVDLITE_TOKEN": "00" * 32}
 
@@ -62,7 +63,7 @@ def test_ranks_meet_at_a_name_with_any_addresses(
     names(monkeypatch, {"node1": addresses})
     with listen("node1:0") as listener:
         port = address_of(listener).rpartition(":")[2]
-        with dial(f"node1:{port}", Deadline(5)) as there, listener.accept()[0] as here:
+        with dial(f"node1:{port}", Deadline(HANG)) as there, listener.accept()[0] as here:
             assert there.getpeername()[:2] == here.getsockname()[:2]
 
 
@@ -75,7 +76,7 @@ def test_port_can_be_listened_at_again_at_once(host: str) -> None:
         port = address_of(free).rpartition(":")[2]
     with (
         listen(f"{host}:{port}") as first,
-        dial(f"{host}:{port}", Deadline(5)),
+        dial(f"{host}:{port}", Deadline(HANG)),
         first.accept()[0] as served,
     ):
         served.close()
@@ -91,4 +92,4 @@ def test_stranger_at_no_port() -> None:
     with listen("127.0.0.1:0") as listener:
         address = address_of(listener)
     with pytest.raises(ConnectionRefusedError):
-        dial(address, Deadline(5))
+        dial(address, Deadline(HANG))

@@ -21,6 +21,7 @@ from hvdlite.bootstrap.store import Store, StoreClient
 from hvdlite.errors import ArgumentError, BootstrapError
 from hvdlite.launch.command.flags import build_parser, variables
 from hvdlite.launch.remote.ssh import Ssh, ssh_command
+from patience import HANG
 
 JOB = Job(bytes(32), bytes(16), 0)
 NEVER = ["0", "0.0", "inf", "1e10", "1e300"]
@@ -135,7 +136,7 @@ WAITS: list[Callable[[socket.socket, Deadline], None]] = [
 
 
 @pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.parametrize("seconds", [0, 60])
+@pytest.mark.parametrize("seconds", [0, 600])
 def test_every_wait_can_be_given_up(wait: Callable[..., Any], seconds: float) -> None:
     deadline = Deadline(seconds)
     ours, theirs = socket.socketpair()
@@ -143,7 +144,7 @@ def test_every_wait_can_be_given_up(wait: Callable[..., Any], seconds: float) ->
     begun = time.monotonic()
     with ours, theirs, pytest.raises(GivenUpError, match=r"shutdown\(\) was called while"):
         wait(ours, deadline)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < HANG
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -157,10 +158,10 @@ def test_waits_of_a_thousand_slices_lose_nothing() -> None:
     ours, theirs = socket.socketpair()
     data = bytes(range(256)) * 4096
     with ours, theirs:
-        sender = threading.Thread(target=partial(Deadline(20).send, ours, data))
+        sender = threading.Thread(target=partial(Deadline(HANG).send, ours, data))
         sender.start()
         received = b""
         while len(received) < len(data):
-            received += Deadline(20).receive(theirs, 1 << 16)
+            received += Deadline(HANG).receive(theirs, 1 << 16)
         sender.join()
     assert received == data

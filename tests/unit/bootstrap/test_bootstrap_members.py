@@ -35,10 +35,11 @@ from hvdlite.bootstrap.environment import WorkerEnvironment
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.introduction import introducing
 from hvdlite.errors import BootstrapError
+from patience import HANG, Stopwatch, wait_until
 
 TOKEN, JOB_ID = secrets.token_bytes(32), secrets.token_bytes(16)
 BYTES = 4096  # of a segment, for each rank of its host
-LIMIT = 60.0  # far more than anything here takes; a test that waits for it fails
+LIMIT = HANG  # far more than anything here takes; a test that waits for it fails
 
 
 def make_segment(local_size: int) -> int:
@@ -130,13 +131,20 @@ def offers_of(hosts: Sequence[str]) -> Iterator[list[Offer]]:
             stack.enter_context(offer_of(host, slot))
             for host, slot in zip(hosts, slots, strict=True)
         ]
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # A former test may have closed some meanwhile.
 
 
 def connect_all(offers: Sequence[Offer], epoch: int) -> list[Connection]:
     meeting = Meeting(len(offers))
     attempts = [Attempt(offers, rank, epoch, meeting.of(rank)) for rank in range(len(offers))]
     return [attempt.connection() for attempt in attempts]
+
+
+def ample_seconds(offers: Sequence[Offer], epoch: int) -> float:
+    """Return seconds in which these members connect many times; they try it in this epoch."""
+    begun = time.monotonic()
+    check_and_close(connect_all(offers, epoch))
+    return 0.2 + 20 * (time.monotonic() - begun)
 
 
 def check_and_close(world: Sequence[Connection]) -> None:
@@ -290,17 +298,18 @@ def test_an_attempt_can_be_given_up_wherever_it_waits(obstacle: Obstacle) -> Non
 def test_a_member_whose_listener_has_gone_is_named_soon(hosts: str) -> None:
     with offers_of(hosts) as offers:
         offers[0].close()
-        begun = time.monotonic()
+        watch = Stopwatch()
         error = Attempt(offers, 1, 1).error()
+        seconds = watch.seconds()
     assert isinstance(error, UnreachableError)
     assert error.rank == 0
     assert "rank 1 cannot reach rank 0: " in str(error)
-    assert time.monotonic() - begun < LIMIT / 2
+    assert seconds < LIMIT / 2
 
 
 def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
     with offers_of("aa") as offers:
-        error = Attempt(offers, 0, 1, seconds=0.2).error()
+        error = Attempt(offers, 0, 2, seconds=ample_seconds(offers, 1)).error()
     assert isinstance(error, UnreachableError)
     assert error.rank == 1
     assert str(error) == "rank 1 did not connect to rank 0 in time"
@@ -308,7 +317,8 @@ def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
 
 def test_the_first_rank_of_a_host_tells_the_others_whom_it_misses() -> None:
     with offers_of("aaa") as offers:
-        attempts = [Attempt(offers, rank, 1, seconds=0.3) for rank in (0, 2)]
+        seconds = ample_seconds(offers, 1)
+        attempts = [Attempt(offers, rank, 2, seconds=seconds) for rank in (0, 2)]
         errors = [attempt.error() for attempt in attempts]
     for error in errors:
         assert isinstance(error, UnreachableError)
@@ -345,8 +355,9 @@ def test_limit_of_open_files_is_raised_where_it_has_to_be(monkeypatch: pytest.Mo
 
 def test_a_member_that_stays_in_another_epoch_is_named_at_the_deadline() -> None:
     with offers_of("aa") as offers:
+        seconds = ample_seconds(offers, 0)
         behind = Attempt(offers, 0, 1)
-        error = Attempt(offers, 1, 2, seconds=0.3).error()
+        error = Attempt(offers, 1, 2, seconds=seconds).error()
         assert isinstance(error, UnreachableError)
         assert error.rank == 0
         assert "belongs to epoch 2 of the job, its peer to epoch 1" in str(error)
@@ -387,11 +398,16 @@ from hvdlite.bootstrap.offer import Offer
 offer = Offer(WorkerEnvironment(host_id=sys.argv[1], elastic=True), None, {})
 child = os.fork()
 if child == 0:
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 print(json.dumps([offer.description, child]), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
+
+
+def has_sockets(pid: int) -> bool:
+    links = [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
+    return any(link.startswith("socket:") for link in links)
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
@@ -406,7 +422,7 @@ def test_a_forked_child_does_not_keep_the_listeners_of_a_dead_member(host: str) 
         assert member.stdout is not None
         description, child = json.loads(member.stdout.readline())
         try:
-            time.sleep(0.1)  # The child closes its copies after the fork, which is before that.
+            wait_until(lambda: not has_sockets(child), "the child has closed its copies")
             member.kill()
             member.wait()
             members = [description, own.description]

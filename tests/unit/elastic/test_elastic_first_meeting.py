@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from hvdlite.launch.elastic.first_meeting import meet
 from hvdlite.launch.remote.messages import Kind, frame
 from hvdlite.launch.remote.remote import AbsentError, LaunchError, RemoteHost
 from hvdlite.launch.remote.ssh import Ssh
+from patience import HANG
 
 
 class FakeHost(RemoteHost):
@@ -57,10 +59,13 @@ def meet_some(hosts: list[FakeHost], least: int, interrupted: int | None = None)
     silent, _ = socket.socketpair()
     with silent, _:
         fd = silent.fileno() if interrupted is None else interrupted
-        return meet(hosts, enough, Ssh(connect_seconds=10), fd)
+        return meet(hosts, enough, Ssh(connect_seconds=600), fd)
 
 
-def test_all_that_come_are_waited_for(hosts: list[FakeHost]) -> None:
+def test_all_that_come_are_waited_for(
+    hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_meeting, "_PATIENCE", HANG)
     hosts[0].theirs.send(b"hello")
     hosts[1].theirs.send(b"hello")
     later = threading.Timer(0.1, lambda: hosts[2].theirs.send(b"hello"))
@@ -111,11 +116,24 @@ def test_hosts_that_have_answered_are_told_that_the_launcher_is_alive(
     hosts: list[FakeHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_meeting, "ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(first_meeting, "_PATIENCE", HANG)
+    thrice = frame(Kind.ALIVE) * 3
+    told: list[bytes] = []
+    told_too_early: list[socket.socket] = []
+
+    def let_the_others_come() -> None:
+        told.append(hosts[0].theirs.recv(len(thrice), socket.MSG_WAITALL))
+        told_too_early.extend(select.select([host.theirs for host in hosts[1:]], [], [], 0)[0])
+        for host in hosts[1:]:
+            host.theirs.send(b"hello")
+
+    others = threading.Thread(target=let_the_others_come)
+    others.start()
     hosts[0].theirs.send(b"hello")
     meet_some(hosts, 1)
-    assert hosts[0].theirs.recv(1000).startswith(frame(Kind.ALIVE) * 3)
-    with pytest.raises(BlockingIOError):
-        hosts[1].theirs.recv(1000, socket.MSG_DONTWAIT)
+    others.join()
+    assert told == [thrice] and not told_too_early
+    assert all(host.hello for host in hosts)
 
 
 def test_user_can_end_the_wait(hosts: list[FakeHost]) -> None:

@@ -396,8 +396,16 @@ def test_only_joiners_without_the_state_are_left() -> None:
     assert "no worker is left that has the state" in story.event(Failed).reason
 
 
-def test_random_schedules() -> None:
-    for seed in range(SCHEDULES):
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(SCHEDULES // 10),
+        pytest.param(range(SCHEDULES // 10, SCHEDULES), marks=pytest.mark.long),
+    ],
+    ids=["first", "others"],
+)
+def test_random_schedules(seeds: range) -> None:
+    for seed in seeds:
         job = Job(seed)
         try:
             job.run()

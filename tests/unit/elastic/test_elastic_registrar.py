@@ -32,11 +32,12 @@ from hvdlite.launch.elastic.actions import (
     Warn,
 )
 from hvdlite.launch.elastic.registrar import Registrar
+from patience import HANG
 
 JOB = Job(secrets.token_bytes(32), secrets.token_bytes(16), 0)
-PATIENCE = 30.0  # seconds; only a failing test waits so long
+PATIENCE = HANG  # only a failing test waits so long
 CONNECTIONS: list[socket.socket] = []  # of the running test
-LONG = 20.0  # a heartbeat that no test outlasts
+LONG = 600.0  # a heartbeat that no test outlasts
 
 
 class Client:
@@ -359,10 +360,13 @@ def test_joiner_with_other_settings_is_refused(make: Callable[..., Launcher]) ->
 
 
 def test_first_worker_that_never_comes_fails_the_job(make: Callable[..., Launcher]) -> None:
-    launcher = make(2, start_timeout=0.3)
+    begun = time.monotonic()
+    start(make(1), 1)
+    seconds = round(0.2 + 20 * (time.monotonic() - begun), 1)
+    launcher = make(2, start_timeout=seconds)
     Client(launcher.registrar, 0).ready("start", -1)
     reason = launcher.wait(Failed).reason
-    assert "within --start-timeout (0.3 s): waits for worker 1 (host a) to call" in reason
+    assert f"within --start-timeout ({seconds:g} s): waits for worker 1 (host a) to call" in reason
 
 
 def test_end_that_is_reported_before_the_connection(make: Callable[..., Launcher]) -> None:
@@ -387,4 +391,4 @@ def test_close_ends_connections_and_leaks_nothing() -> None:
     registrar.expect(1, "a", joiner=True)  # Does nothing any more.
     assert client.next() is None
     client.connection.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

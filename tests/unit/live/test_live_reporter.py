@@ -22,6 +22,7 @@ from hvdlite.live.reporter import CoreWait, PipeWriter, Reporter
 from hvdlite.live.sample import Sample
 from hvdlite.parameter_server.report import Report, ServerReport, Tally
 from hvdlite.parameter_server.view import Watched, figures_of
+from patience import HANG, Stopwatch, wait_until
 
 FAST = 0.02
 
@@ -62,12 +63,13 @@ class Lines:
         self.pipe = pipe
         self._rest = b""
 
-    def next(self) -> Sample:
-        deadline = time.monotonic() + 20
-        while b"\n" not in self._rest:
-            assert time.monotonic() < deadline, "no line came"
+    def _has_line(self) -> bool:
+        if b"\n" not in self._rest:
             self._rest += read_now(self.pipe)
-            time.sleep(0.002)
+        return b"\n" in self._rest
+
+    def next(self) -> Sample:
+        wait_until(self._has_line, "a line")
         line, _, self._rest = self._rest.partition(b"\n")
         return Sample.parse(line)
 
@@ -88,7 +90,7 @@ def live_threads() -> list[threading.Thread]:
 
 
 def wait_for_end(thread: threading.Thread) -> None:
-    thread.join(20)
+    thread.join(HANG)
     assert not thread.is_alive()
 
 
@@ -147,11 +149,8 @@ def test_two_threads_on_one_core_wait_for_it() -> None:
     workers = [threading.Thread(target=work) for _ in range(2)]
     for worker in workers:
         worker.start()
-    deadline = time.monotonic() + 20
     try:
-        while wait.seconds() < before + 0.1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: wait.seconds() >= before + 0.1, "0.1 s of waiting")
     finally:
         ended.set()
         for worker in workers:
@@ -180,11 +179,8 @@ def test_an_engine_is_not_kept_alive(pipe: tuple[Lines, int]) -> None:
     reporter = Reporter(write, "h", period=FAST)
     reporter.follow(engine, 0, 1, 0)
     assert reporter.busy
-    deadline = time.monotonic() + 20
     del engine
-    while reporter.busy:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not reporter.busy, "the engine's end")
 
 
 def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:
@@ -192,18 +188,16 @@ def test_full_pipe_costs_samples_and_no_time(pipe: tuple[Lines, int]) -> None:
     engine = FakeEngine(size=500)  # A line of more than a page, which a pipe may take in parts.
     reporter = Reporter(write, "h", period=FAST)
     reporter.follow(engine, 0, 500, 0)
-    before = -1
-    deadline = time.monotonic() + 20
-    while engine.calls != before:  # No room: the engine is not even asked.
-        assert time.monotonic() < deadline
-        before = engine.calls
-        time.sleep(10 * FAST)
-    started = time.monotonic()
+    wait_until(lambda: reporter._pipe.dropped >= 1, "a line that has no room")
+    before, dropped = engine.calls, reporter._pipe.dropped
+    wait_until(lambda: reporter._pipe.dropped >= dropped + 5, "more lines without room")
+    assert engine.calls == before  # No room: the engine is not even asked.
+    watch = Stopwatch()
     taken = [lines.next() for _ in range(before)]
     assert [sample.time for sample in taken] == [float(n) for n in range(1, before + 1)]
     later = lines.next()
     assert later.counters["lines_dropped"] >= 1
-    assert time.monotonic() - started < 20
+    assert watch.seconds() < 20
     reporter.end()
 
 
@@ -261,9 +255,18 @@ def test_engine_that_fails_is_one_warning(
     engine.live = dict  # type: ignore[method-assign]
     reporter = Reporter(write, "h", period=FAST)
     reporter.follow(engine, 3, 4, 0)
-    time.sleep(10 * FAST)
+    said = ""
+
+    def warned() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return said.endswith("\n")
+
+    wait_until(warned, "the warning")
+    time.sleep(10 * FAST)  # Periods in which it says nothing more.
     reporter.end()
-    assert capfd.readouterr().err == "hvdlite [3] warning: no live view of it: KeyError('events')\n"
+    said += capfd.readouterr().err
+    assert said == "hvdlite [3] warning: no live view of it: KeyError('events')\n"
 
 
 SCRIPT = """
@@ -298,7 +301,7 @@ def run_script(fd: str | None, write: int) -> dict[str, Any]:
         pass_fds=[write],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG,
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)

@@ -131,4 +131,4 @@ def scenario_replicas_of_a_pipeline() -> None:
     assert distance(pipeline.modules, nn.ModuleList([expected[pipeline.numbers[0]]])) < 1e-6
 
 
-test_pipelines = make_tests(body, sizes(2, 4), timeout=180)
+test_pipelines = make_tests(body, sizes(2, 4))

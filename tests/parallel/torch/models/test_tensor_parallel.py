@@ -262,4 +262,4 @@ def scenario_sharded_optimizer_state() -> None:
             assert torch.allclose(states[number]["exp_avg"], state["exp_avg"], atol=1e-6)
 
 
-test_tensor_parallel = make_tests(body, sizes(2, 4), timeout=180)
+test_tensor_parallel = make_tests(body, sizes(2, 4))

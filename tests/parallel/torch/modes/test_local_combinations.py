@@ -286,4 +286,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_local_combinations = make_tests(body, sizes(2, 3, 4), timeout=100)
+test_local_combinations = make_tests(body, sizes(2, 3, 4))

@@ -456,4 +456,4 @@ def body() -> dict[str, str]:
 
 
 # On two hosts, because int8 travels between hosts only.
-test_mode_combinations = make_tests(body, on_hosts([0, 1], [0, 1, 1], [0, 0, 1, 1]), timeout=100)
+test_mode_combinations = make_tests(body, on_hosts([0, 1], [0, 1, 1], [0, 0, 1, 1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +50,6 @@ def assert_equal(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -
 
 
 def bytes_to_other_hosts() -> int:
-    time.sleep(0.05)  # the engine publishes its counts at the end of a cycle
     return counters()["bytes_to_other_hosts"]
 
 
@@ -239,4 +237,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init)
 
 
-test_int8 = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 1, 0, 2]), timeout=100)
+test_int8 = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 1, 0, 2]))

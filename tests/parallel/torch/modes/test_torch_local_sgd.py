@@ -367,4 +367,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_local_sgd = make_tests(body, sizes(2, 3, 4), timeout=100)
+test_local_sgd = make_tests(body, sizes(2, 3, 4))

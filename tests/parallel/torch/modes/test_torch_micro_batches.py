@@ -323,4 +323,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_micro_batches = make_tests(body, sizes(2, 3, 4), timeout=100)
+test_micro_batches = make_tests(body, sizes(2, 3, 4))

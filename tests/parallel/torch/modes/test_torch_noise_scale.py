@@ -187,4 +187,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init)
 
 
-test_noise_scale = make_tests(body, sizes(2, 3), timeout=100)
+test_noise_scale = make_tests(body, sizes(2, 3))

@@ -408,10 +408,8 @@ def scenario_members_of_a_process_set() -> None:
 def scenario_fewer_bytes() -> None:
     def sent(optimizer: Any, model: nn.Module) -> int:
         run(model, optimizer, range(3))
-        time.sleep(0.05)  # The engine publishes its counts at the end of a cycle.
         begin = counters()["bytes"]
         run(model, optimizer, range(3, 7))
-        time.sleep(0.05)
         return (counters()["bytes"] - begin) // 4
 
     model, exact = model_of(), model_of()
@@ -470,4 +468,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init)
 
 
-test_powersgd = make_tests(body, on_hosts([0, 0], [0, 1, 1]), timeout=100)
+test_powersgd = make_tests(body, on_hosts([0, 0], [0, 1, 1]))

@@ -173,9 +173,14 @@ def scenario_lateness_names_the_rank_that_sleeps() -> None:
     model = make_model()
     optimizer = make(model)
     late = hvd.size() - 1
+    begun = time.monotonic()
+    steps(model, optimizer, 10)
+    usual = torch.tensor((time.monotonic() - begun) / 10)
+    # On a crowded machine other ranks are late, too, by about a step.
+    delay = max(0.005, 2 * float(hvd.allreduce(usual, op=hvd.Max)))
     for _ in range(100):
         if hvd.rank() == late:
-            time.sleep(0.005)
+            time.sleep(delay)
         steps(model, optimizer, 1)
     if hvd.rank() == 0:
         told = hvd.lateness()
@@ -190,7 +195,7 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=[{}, {"reduce_in": "step"}, {"op": hvd.Adasum}])
 
 
-test_replica_watch = make_tests(body, sizes(2, 3), timeout=100)
+test_replica_watch = make_tests(body, sizes(2, 3))
 
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "bool", "uint8", "int64")

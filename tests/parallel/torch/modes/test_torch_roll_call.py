@@ -410,4 +410,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_roll_call = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]), timeout=100)
+test_roll_call = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))

@@ -184,7 +184,7 @@ def body() -> dict[str, str]:
 
 
 WORLDS = {str(n): {"n": n, "env": SENTINEL} for n in (2, 3)}
-test_sentinel = make_tests(body, WORLDS, timeout=100)
+test_sentinel = make_tests(body, WORLDS)
 
 
 def init_only() -> None:

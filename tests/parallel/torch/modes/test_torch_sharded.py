@@ -252,7 +252,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_sharded = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]), timeout=100)
+test_sharded = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
 
 
 def test_owners_are_balanced_and_stay() -> None:

@@ -396,7 +396,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_sharded_gradients = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]), timeout=100)
+test_sharded_gradients = make_tests(body, on_hosts([0, 0], [0, 1, 1], [0, 0, 1, 1]))
 
 
 def join_early() -> str:

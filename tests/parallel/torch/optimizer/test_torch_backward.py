@@ -480,4 +480,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_backward = make_tests(body, sizes(1, 2, 3), timeout=100)
+test_backward = make_tests(body, sizes(1, 2, 3))

@@ -291,7 +291,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_bucket_view = make_tests(body, sizes(2), timeout=100)
+test_bucket_view = make_tests(body, sizes(2))
 
 
 # Tests of optimizers must pass with the option as without it. Tests that are not about optimizers
@@ -331,6 +331,6 @@ def suites_with_views() -> dict[str, str]:
 
 
 def test_suites_of_the_optimizer_hold_with_views() -> None:
-    results = run_world(3, suites_with_views, timeout=110)
+    results = run_world(3, suites_with_views)
     for name in chosen_scenarios():
         check(results, name)

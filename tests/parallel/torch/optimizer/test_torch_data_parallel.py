@@ -201,7 +201,7 @@ def body(folder: str) -> dict[str, str]:
 @pytest.fixture(scope="module", params=[2, 3])
 def results(request: pytest.FixtureRequest) -> Iterator[list[RankResult]]:
     with tempfile.TemporaryDirectory() as folder:
-        yield run_world(request.param, body, folder, timeout=40, env={"GLOO_SOCKET_IFNAME": "lo"})
+        yield run_world(request.param, body, folder, env={"GLOO_SOCKET_IFNAME": "lo"})
 
 
 @pytest.mark.parametrize("name", names_in(globals()))

@@ -188,4 +188,4 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=list(WAYS.values()))
 
 
-test_layout = make_tests(body, sizes(2, 3), timeout=100)
+test_layout = make_tests(body, sizes(2, 3))

@@ -402,8 +402,8 @@ def body_without_door() -> dict[str, str]:
         return body()
 
 
-test_optimizer = make_tests(body, sizes(1, 2, 3), timeout=100)
-test_optimizer_without_the_fast_door = make_tests(body_without_door, sizes(2), timeout=100)
+test_optimizer = make_tests(body, sizes(1, 2, 3))
+test_optimizer_without_the_fast_door = make_tests(body_without_door, sizes(2))
 
 
 def test_needs_init() -> None:

@@ -287,7 +287,7 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_optimizer = make_tests(body, sizes(1, 2, 3), timeout=100)
+test_optimizer = make_tests(body, sizes(1, 2, 3))
 
 
 def train_until_a_rank_dies() -> dict[str, Any]:
@@ -308,7 +308,7 @@ def train_until_a_rank_dies() -> dict[str, Any]:
 
 
 def test_death_of_a_rank_ends_the_step_of_the_others() -> None:
-    results = run_world(3, train_until_a_rank_dies, expect_failure=True, timeout=60)
+    results = run_world(3, train_until_a_rank_dies, expect_failure=True)
     assert results[1].returncode == 7
     for survivor in (results[0], results[2]):
         assert survivor.value == {"failed_rank": 1, "step": 3}, survivor.stderr

@@ -70,4 +70,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_overlap = make_tests(body, sizes(1, 2, 3), timeout=100)
+test_overlap = make_tests(body, sizes(1, 2, 3))

@@ -182,4 +182,4 @@ def body() -> dict[str, str]:
     return run_all(globals())
 
 
-test_plain_gradients = make_tests(body, sizes(1, 2, 3), timeout=100)
+test_plain_gradients = make_tests(body, sizes(1, 2, 3))

@@ -271,7 +271,7 @@ def body() -> dict[str, str]:
     return run_all(globals(), hvd.init, forms=list(WAYS.values()))
 
 
-test_same_start = make_tests(body, sizes(2, 3), timeout=100)
+test_same_start = make_tests(body, sizes(2, 3))
 
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "float8_e5m2")

@@ -303,4 +303,4 @@ def body() -> dict[str, str]:
 WORLDS = [[0], [0, 0], [0, 0, 0], [0, 0, 1]]
 
 
-test_sparse = make_tests(body, on_hosts(*WORLDS), timeout=100)
+test_sparse = make_tests(body, on_hosts(*WORLDS))
