@@ -19,7 +19,7 @@ from costs import Costs
 from forkserver import close_nurseries
 from harness import shm_entries
 
-_SETTLE = 3.0
+_SETTLE = 20.0  # seconds
 
 
 def _children() -> set[int]:

@@ -44,12 +44,14 @@ from hvdlite.bootstrap.store import Store
 from hvdlite.launch.process.guardian import job_mark, kill_processes, processes_with
 from hvdlite.launch.process.local import Worker, job_environment, start_worker
 from hvdlite.launch.process.placement import Placement, place, place_as
+from patience import HANG
 
 _WORKER_MAIN = Path(__file__).with_name("worker_main.py")
 _SHM = Path("/dev/shm")
 _DEADLINE = 240.0  # seconds; only a hang meets it, and pytest's limit comes later
 _AFTER_FIRST_FAILURE = 15.0  # seconds that the other ranks get after an unexpected failure
-_SETTLE = 3.0  # seconds for children and shared memory to disappear
+_SETTLE = 20.0  # seconds for children and shared memory to disappear
+_FOR_STACKS = 10.0  # seconds within which ranks that hang have printed their stacks
 _SHOWN = 20_000  # last characters of a rank's output that a failure shows
 
 Rank = Worker | ForkedRank
@@ -187,7 +189,7 @@ class World:
         """Read what a rank has written to stdout so far."""
         return (self._path / f"stdout.{rank}").read_text(errors="replace")
 
-    def wait_for(self, rank: int, text: str, timeout: float = 30.0) -> None:
+    def wait_for(self, rank: int, text: str, timeout: float = HANG) -> None:
         """Wait until a rank has written `text` to stdout."""
         deadline = time.monotonic() + timeout
         while text not in self.stdout(rank):
@@ -234,11 +236,20 @@ class World:
         return True
 
     def _dump_stacks(self) -> None:
-        for worker in self._workers:
-            if worker.look() is None:
-                for number in (signal.SIGCONT, signal.SIGUSR1):
-                    os.kill(worker.pid, number)
-        time.sleep(0.5)
+        """Let the ranks print their stacks, and wait for those that can."""
+        hung = [worker for worker in self._workers if worker.look() is None]
+        before = {worker.rank: len(self.stderr(worker.rank)) for worker in hung}
+        for worker in hung:
+            for number in (signal.SIGCONT, signal.SIGUSR1):
+                os.kill(worker.pid, number)
+        deadline = time.monotonic() + _FOR_STACKS
+        # The main thread's stack comes last, and ends in the module of the rank's program.
+        while time.monotonic() < deadline and any(
+            worker.look() is None
+            and "in <module>" not in self.stderr(worker.rank)[before[worker.rank] :]
+            for worker in hung
+        ):
+            time.sleep(0.05)
 
     def _leftovers(self) -> list[str]:
         """List what the ranks left, after a moment in which it may disappear by itself.

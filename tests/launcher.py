@@ -62,7 +62,7 @@ def end_launcher(process: subprocess.Popen[bytes]) -> None:
 
 def run_launcher(
     *arguments: str,
-    timeout: float = 2 * HANG,
+    timeout: float = 4 * HANG,
     cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> LauncherResult:

@@ -22,6 +22,7 @@ from hvdlite.parameter_server.placement import Part
 from hvdlite.parameter_server.saving import Saving
 from hvdlite.parameter_server.server import Server
 from hvdlite.parameter_server.storage import MakeStorage, Storage
+from patience import HANG
 
 
 def storage_of(make_optimizer: Callable[..., Any], **options: Any) -> MakeStorage:
@@ -71,7 +72,8 @@ class Servers:
 
     def connect(self, server: int = 0, worker: int = 9) -> socket.socket:
         """Open a bare connection to a server, after the handshake."""
-        return introduce(self.addresses[server], self.job, worker, Role.PARAMETER, Deadline(10))[0]
+        deadline = Deadline(HANG)
+        return introduce(self.addresses[server], self.job, worker, Role.PARAMETER, deadline)[0]
 
     def client(self) -> Client:
         """Connect the next worker."""
@@ -98,5 +100,5 @@ class Servers:
             for server in self.servers:
                 server.stop()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(HANG)
             assert kind is not None or not thread.is_alive(), "a server did not end"

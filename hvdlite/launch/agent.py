@@ -124,25 +124,31 @@ def _receive_part(link: Link) -> dict[str, Any] | None:
     return None
 
 
-def _run(link: Link, part: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def _run(
+    link: Link, part: Mapping[str, Any], environment: Mapping[str, str], inbox: SignalInbox
+) -> None:
     """Run this host's part of the job to its end.
 
     Raises:
-        OSError: a rank could not be started.
+        OSError: the part cannot run here, or a rank could not be started.
     """
+    _check(part, environment)
     if "heartbeat" in part:
-        with SignalInbox() as inbox:
-            agent = ElasticAgent(link, part, environment, inbox)
-            link.send(frame(Kind.READY))
-            agent.run(())
-        return
-    with SignalInbox(passes_on=True) as inbox:
+        agent = ElasticAgent(link, part, environment, inbox)
+        link.send(frame(Kind.READY))
+        agent.run(())
+    else:
         fixed = Agent(link, bytes.fromhex(part["job_id"]), inbox=inbox)
         starters: list[Callable[[], None]] = []
         for rank, own in part["ranks"].items():
             placement = Placement(int(rank), *part["slots"][rank])
             starters.append(partial(fixed.start, placement, part, {**environment, **own}))
         fixed.run(starters)
+    link.send(frame(Kind.DONE))
+    # The rest of the output may have to wait for a slow console, but not for a dead link.
+    while link.waiting and not link.lost:
+        link.wait(1.0)
+        link.receive()
 
 
 def hello() -> bytes:
@@ -163,6 +169,7 @@ def attend(
     link: Link,
     environment: Callable[[dict[str, Any]], dict[str, str]],
     patient: bool = False,
+    afterwards: Callable[[SignalInbox], None] = lambda inbox: None,
 ) -> bool:
     """Run this host's ranks, from the launcher's first message to the last one about them.
 
@@ -171,6 +178,8 @@ def attend(
         environment: builds the variables that all ranks here share from this host's part of the
             job, which it may complete.
         patient: whether the launcher may first wait for other hosts, without a word.
+        afterwards: is called when the ranks here have ended. The inbox is the one that was open
+            while they ran, so that no signal is lost in between.
 
     Returns:
         Whether the ranks ran to their end; otherwise the launcher is gone, or has learned why not.
@@ -184,18 +193,15 @@ def attend(
     shared = environment(part)
     if part["compat"]:
         shared = on_path(shared)
-    try:
-        _check(part, shared)
-        _run(link, part, shared)
-    except OSError as error:
-        _refuse(link, str(error))
-        return False
-    link.send(frame(Kind.DONE))
-    # The rest of the output may have to wait for a slow console, but not for a dead link.
-    while link.waiting and not link.lost:
-        link.wait(1.0)
-        link.receive()
-    return True
+    well = True
+    with SignalInbox(passes_on="heartbeat" not in part) as inbox:
+        try:
+            _run(link, part, shared, inbox)
+        except OSError as error:
+            _refuse(link, str(error))
+            well = False
+        afterwards(inbox)
+    return well
 
 
 def main() -> int:

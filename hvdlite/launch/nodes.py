@@ -11,6 +11,7 @@ import secrets
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,7 @@ def _join(seat: NodeSeat, what: Description) -> int:
         return what.shared_environment(threads_per_rank(available_cores(), len(ranks)))
 
     try:
-        attend(link, environment, patient=True)
-        _wait_for_outcome(link)
+        attend(link, environment, patient=True, afterwards=partial(_wait_for_outcome, link))
     finally:
         line.hang_up()
         line.end()
@@ -128,13 +128,12 @@ def _join(seat: NodeSeat, what: Description) -> int:
     return status
 
 
-def _wait_for_outcome(link: Link) -> None:
+def _wait_for_outcome(link: Link, inbox: SignalInbox) -> None:
     """Wait for the ranks of other nodes, which may go on when those of this node have ended."""
-    with SignalInbox(passes_on=True) as inbox:
-        while link.outcome is None and not link.lost:
-            link.wait(_LOOK_SECONDS)
-            tell_signals(link, inbox)
-            link.receive()
+    while link.outcome is None and not link.lost:
+        tell_signals(link, inbox)
+        link.wait(_LOOK_SECONDS)
+        link.receive()
 
 
 def _connect(seat: NodeSeat, ranks: int) -> SealedLine:

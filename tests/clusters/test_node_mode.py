@@ -364,7 +364,6 @@ def test_signal_on_a_node_whose_ranks_have_ended(nodes: Nodes) -> None:
     (pid,) = nodes.launchers(1)
     children = Path(f"/proc/{pid}/task/{pid}/children")
     wait_until(lambda: not children.read_text(), "the end of all that node 1 has started")
-    time.sleep(1)  # Node 1 then begins to wait for node 0.
     nodes.signal(1, signal.SIGINT)
     statuses, _, stderrs = nodes.finish()
     assert statuses == [130, 130], stderrs

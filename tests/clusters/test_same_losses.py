@@ -27,7 +27,7 @@ from multihost.bed import Bed, end, finish, why_not
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 BIN = Path(sys.executable).parent
-SECONDS = 100
+SECONDS = 240
 
 
 def example(folder: Path) -> list[str]:

@@ -12,12 +12,11 @@ from launcher import run_launcher
 WORKER = Path(__file__).with_name("accumulation_worker.py")
 
 
-@pytest.mark.parametrize("op", ["sum", "adasum"])
+@pytest.mark.parametrize("op", ["sum", pytest.param("adasum", marks=pytest.mark.long)])
 def test_samples_of_unfinished_steps_are_used_once(op: str) -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
         *(sys.executable, str(WORKER), op),
-        timeout=100.0,
         env={"OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from launcher import run_launcher
 
 WORKER = Path(__file__).with_name("adasum_worker.py")
 
 
+@pytest.mark.long
 def test_step_by_adasum_is_of_the_same_ranks_for_all_parameters() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
         *(sys.executable, str(WORKER)),
-        timeout=100.0,
         env={"OMP_NUM_THREADS": "1", "HVDLITE_CHECK_REPLICAS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

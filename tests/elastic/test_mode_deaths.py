@@ -20,7 +20,6 @@ def test_each_mode_goes_on_when_ranks_die_and_join(script: str) -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
         *(sys.executable, str(FOLDER / script)),
-        timeout=100.0,
         env={"OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

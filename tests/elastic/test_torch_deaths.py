@@ -41,6 +41,7 @@ def run_faults(
     return job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, len(POINTS), 3))
 def test_four_workers_die_one_after_the_other(first: int, tmp_path: Path) -> None:
     hosts = 1 + first // 3 % 2
@@ -64,6 +65,7 @@ def test_all_but_one_die_in_backward(tmp_path: Path) -> None:
     run_faults(tmp_path, 4, [Fault(victim, "in hook", 9) for victim in (0, 1, 2)])
 
 
+@pytest.mark.long
 def test_ranks_that_raise_in_a_hook_or_finish(tmp_path: Path) -> None:
     faults = [Fault(1, "in hook", 6, "raise"), Fault(2, "before step", 20, "exit")]
     run_faults(tmp_path, 3, faults)

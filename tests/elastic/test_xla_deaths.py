@@ -18,7 +18,6 @@ def test_compiled_steps_are_redone_or_go_back_to_the_last_commit() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),
         *(sys.executable, str(WORKER)),
-        timeout=200.0,
         env=ENVIRONMENT,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
+
+from patience import wait_until
 
 # It writes its process id, which is the agent's, to a file with the name of the host. A file
 # `down.HOST` makes the host unreachable, and while there is a file `late.HOST` it does not answer.
@@ -31,8 +32,5 @@ def fake_ssh(folder: Path) -> str:
 def agent_of(folder: Path, host: str) -> int:
     """Wait for the agent of a host, and return its process id."""
     file = folder / f"agent.{host}"
-    deadline = time.monotonic() + 20
-    while not file.exists():
-        assert time.monotonic() < deadline, f"there is no agent on {host}"
-        time.sleep(0.02)
+    wait_until(file.exists, f"the agent of {host}")
     return int(file.read_text())

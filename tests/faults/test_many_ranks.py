@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from faults.arrays import ones, reduce_array, total_of_ones
 from harness import run_world
 from hvdlite import basics
@@ -23,6 +25,7 @@ def train(steps: int, cores: list[int]) -> int:
     return wrong
 
 
+@pytest.mark.long
 def test_sixty_four_ranks_on_two_cores() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     watch = Stopwatch()

@@ -20,7 +20,7 @@ PLACES = [
     pytest.param(("cuda", 1), id="gpu-1", marks=needs_gpu),
     pytest.param(("cuda", 2), id="gpu-2", marks=needs_gpu),
 ]
-SECONDS = 110
+SECONDS = 240
 
 
 @pytest.fixture(scope="module", params=PLACES)

@@ -79,12 +79,14 @@ print([os.environ["HOROVOD_" + name] for name in names[:-1]])
 
 
 def run(code: str, np: int = 2, **env: str) -> list[str]:
-    result = run_launcher("-np", str(np), "--compat", *python(code), env=env, timeout=110)
+    result = run_launcher("-np", str(np), "--compat", *python(code), env=env)
     assert result.returncode == 0, result.stderr
     return [line.partition("] ")[2] for line in sorted(result.stdout.splitlines())]
 
 
-@pytest.mark.parametrize("code", [TORCH, KERAS], ids=["torch", "keras"])
+@pytest.mark.parametrize(
+    "code", [TORCH, pytest.param(KERAS, marks=pytest.mark.long)], ids=["torch", "keras"]
+)
 def test_script_for_horovod_trains(code: str) -> None:
     first, second = run(code)
     assert first == second

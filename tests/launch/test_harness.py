@@ -13,7 +13,8 @@ import pytest
 from harness import World, base_environment, run_world
 from patience import HANG, Stopwatch, wait_until
 
-TESTS = str(Path(__file__).resolve().parents[1])
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = str(ROOT / "tests")
 
 
 def who(factor: int) -> tuple[int, str | None]:
@@ -116,3 +117,35 @@ def is_running(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+LIMITED = """
+import time
+import pytest
+from harness import run_world
+
+def sleep_long():
+    time.sleep(600)
+
+@pytest.mark.timeout(8)
+def test_that_hangs():
+    run_world(2, sleep_long)
+
+def test_that_follows():
+    pass
+"""
+
+
+def test_time_limit_ends_one_test_and_shows_the_stacks_of_its_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "test_limited.py"
+    file.write_text(LIMITED)
+    settings = f"--rootdir={tmp_path} --import-mode=importlib -c {ROOT / 'pyproject.toml'}"
+    command = [sys.executable, "-m", "pytest", *settings.split(), str(file)]
+    env = {**base_environment(), "PYTHONPATH": TESTS}
+    result = subprocess.run(
+        command, env=env, cwd=TESTS, capture_output=True, text=True, check=False
+    )
+    assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
+    for rank in (0, 1):
+        assert f"--- rank {rank} (running) stderr:" in result.stdout
+    assert result.stdout.count("in sleep_long") >= 2

@@ -41,7 +41,7 @@ def without_temporary_folder(*arguments: str) -> subprocess.CompletedProcess[str
         env={**base_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

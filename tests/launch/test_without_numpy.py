@@ -70,6 +70,7 @@ with hvd.parameter_server.connect() as group:
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("script", "options"), [(TRAINS, ()), (SERVES, ("--servers", "1"))])
 def test_job_works_without_numpy(script: str, options: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text(

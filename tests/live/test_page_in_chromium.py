@@ -141,6 +141,7 @@ def cut(served: Any, tab: Tab) -> None:
     tab.wait_for_status("the connection is lost; trying again")
 
 
+@pytest.mark.long
 def test_a_lost_connection_comes_back(serve: Serve, tab: Tab) -> None:
     served = serve(MadeUpJob(2, seconds=5).run)
     tab.open(served)
@@ -151,6 +152,7 @@ def test_a_lost_connection_comes_back(serve: Serve, tab: Tab) -> None:
     assert [line for line in tab.console if "net::ERR" not in line] == []
 
 
+@pytest.mark.long
 def test_a_page_that_misses_the_end_of_the_job_gives_up(
     serve: Serve, tab: Tab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_page_of_another_job_is_told_so(serve: Serve, tab: Tab, monkeypatch: A
     assert tab.page.locator("#ranks tr:not(.note)").count() == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_the_page_fits_its_window_and_can_be_read(

@@ -47,6 +47,7 @@ def test_run_from_python(two_hosts: Bed) -> None:
     assert done.stdout == f"{results}\nboom on node2 | rank 1:\n", done.stderr
 
 
+@pytest.mark.long
 def test_horovods_names_on_every_host(two_hosts: Bed) -> None:
     code = (
         "import horovod.torch as hvd, torch, os; hvd.init();"
@@ -63,6 +64,7 @@ def placements(outputs: list[str]) -> dict[int, list[int]]:
     return {int(line[1]): [int(number) for number in line[2:]] for line in lines}
 
 
+@pytest.mark.long
 def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
     """torchrun tells the ranks the host of rank 0; the user sets the secret."""
     env = {**base_environment(), "PYTHONPATH": TESTS, "HVDLITE_TOKEN": secrets.token_hex(32)}
@@ -95,6 +97,7 @@ def test_torchrun_on_two_hosts(two_hosts: Bed) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(" " in sys.prefix, reason="Open MPI's ssh splits its own path at spaces")
 def test_open_mpi_on_two_hosts(two_hosts: Bed) -> None:
     """With --map-by node, ranks alternate between the hosts; Open MPI tells the local ranks."""

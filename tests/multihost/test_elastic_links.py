@@ -104,6 +104,7 @@ def test_link_that_is_down_for_less_than_the_heartbeat_changes_nothing(
     assert [len(one.steps) for one in journeys.values()] == [STEPS] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["down", "both ways", "input", "output"])
 def test_host_that_is_cut_off_is_given_up_after_the_heartbeat(
     bed: Bed, start: Start, how: str
@@ -129,6 +130,7 @@ def check_third_host_is_lost(lines: list[str], journeys: dict[int, Journey]) -> 
     assert [tuple(workers) for _, workers in epochs][-1] == (0, 1), lines
 
 
+@pytest.mark.long
 def test_link_between_two_hosts_costs_one_of_them_its_workers(bed: Bed, start: Start) -> None:
     """Both hosts hear hvdlite-run, so their workers have to say that the link is broken."""
     steps = 400  # long enough for other workers to begin, which must not

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from multihost.bed import Bed, finish, python
 
 NOTHING = python("print('ran')")
@@ -56,6 +58,7 @@ def test_key_that_is_not_accepted(two_hosts: Bed, tmp_path: Path) -> None:
     assert "Permission denied" in line and "--ssh-identity-file" in line
 
 
+@pytest.mark.long
 def test_key_that_is_accepted_by_name(two_hosts: Bed, tmp_path: Path) -> None:
     text = two_hosts.ssh_config.read_text().splitlines()
     (line,) = [line for line in text if "IdentityFile" in line]
@@ -108,6 +111,7 @@ def test_interface_that_no_host_has(two_hosts: Bed) -> None:
     assert "it has lo (127.0.0.1), eth0 (10.77." in line
 
 
+@pytest.mark.long
 def test_interface_that_the_other_host_cannot_reach(two_hosts: Bed) -> None:
     line = refused(two_hosts, "-H", "node1,node2", "--network-interfaces", "lo", *NOTHING)
     assert "cannot start on host node2: it cannot reach the launcher at 127.0.0.1:" in line
@@ -134,6 +138,7 @@ def test_program_that_is_missing_there(two_hosts: Bed) -> None:
     assert "cannot start on host node2: the program '/dev/shm/tool' is not found" in line
 
 
+@pytest.mark.long
 def test_doctor_tries_ranks_on_the_hosts(two_hosts: Bed) -> None:
     launcher = two_hosts.start_launcher("--doctor", "-H", "node1,node2")
     status, stdout, stderr, _ = finish(launcher)

@@ -12,7 +12,6 @@ import functools
 import importlib
 import inspect
 import logging
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,6 +32,10 @@ class Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        # pytest and its plugins look for attributes of their own in all that a test file holds.
+        private = attribute.startswith("_") and attribute != "__version__"
+        if private or attribute in ("pytestmark", "is_hypothesis_test"):
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 
@@ -152,10 +155,6 @@ def heard_from(logger_name: str) -> Iterator[list[str]]:
 def tensors_sent_by(call: Callable[[], Any]) -> int:
     """Count the tensors that were sent between the ranks during a call."""
 
-    def count() -> int:
-        time.sleep(0.05)  # the engine publishes its counts at the end of a cycle
-        return basics.engine().counters()["tensors"]
-
-    begin = count()
+    begin = basics.engine().counters()["tensors"]
     call()
-    return count() - begin
+    return int(basics.engine().counters()["tensors"] - begin)

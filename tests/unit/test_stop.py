@@ -192,5 +192,5 @@ def test_signal_to_a_process_that_ends_does_not_hide_its_status() -> None:
         "stop.stop_on()\n"
         "sys.exit(75)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], timeout=240, check=False)
     assert done.returncode == 75

@@ -34,7 +34,7 @@ def complaints(stub: str, scratch: Path) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=240,
     )
     assert result.returncode in (0, 1), result.stdout + result.stderr
     lines = (result.stdout + result.stderr).splitlines()

@@ -23,7 +23,7 @@ def run(source: str, **environment: str) -> str:
         env={**base_environment(), **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness import base_environment
 from launch.marked import MarkedJob, python
 from patience import HANG, wait_until
@@ -107,6 +109,7 @@ def run_example(name: str, ranks: int, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_digits_are_learned() -> None:
     flags = ("--straggler", "5", "--staleness", "3", "--steps", "800")
     output = run_example("parameter_server.py", 4, *flags)
@@ -115,6 +118,7 @@ def test_digits_are_learned() -> None:
     assert "server 0: " in output and " pushes/s, age " in output
 
 
+@pytest.mark.long
 def test_table_is_larger_than_a_worker_may_hold() -> None:
     flags = ("--rows", "2000000", "--memory", "64", "--steps", "150")
     output = run_example("parameter_server_embedding.py", 2, *flags)

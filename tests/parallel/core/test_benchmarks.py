@@ -25,7 +25,7 @@ def rows_of(script: str, *arguments: str) -> list[dict[str, Any]]:
         env=base_environment(),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert result.returncode == 0, result.stderr

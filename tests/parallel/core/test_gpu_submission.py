@@ -88,7 +88,7 @@ def reduce_on_gpus(ordinal: int | None) -> tuple[list[float], bool, bool]:
         "x", [spec], SUM, keep=address, blocking=True, stream=gpu.stream
     )
     consumer = gpu.new_stream()
-    handle.wait(timeout=60, stream=consumer)
+    handle.wait(timeout=240, stream=consumer)
     free, busy = handle.done(), not handle.released()
     gpu.hold(gpu.stream, False)
     result = gpu.read(address, 100, consumer)
@@ -111,7 +111,7 @@ def gather_on_gpus() -> list[float]:
     given = gpu.tensor([float(rank)] * (rank + 1))
     spec = _core.Tensor("x", FLOAT32, [rank + 1], given, 0, gpu.ordinal)
     handle = basics.engine().allgather("x", [spec], stream=gpu.stream)
-    handle.wait(timeout=60, stream=gpu.stream)
+    handle.wait(timeout=240, stream=gpu.stream)
     rows = sum(handle.first_dimensions)
     result = gpu.tensor([-1.0] * rows)
     handle.copy_output(0, result, gpu.stream)
@@ -140,7 +140,7 @@ def wait_without_a_stream() -> tuple[bool, list[float]]:
     except TimeoutError:
         timed_out = True
     gpu.hold(gpu.stream, False)
-    handle.wait(timeout=60)
+    handle.wait(timeout=240)
     values = gpu.read(address, 10)
     basics.shutdown()
     return timed_out, values
@@ -170,7 +170,7 @@ def reduce_in_gradient_memory() -> tuple[list[float], list[float], int]:
             for count, source, output in zip((5, 4), sources, outputs, strict=True)
         ]
         handle = basics.engine().allreduce("x", specs, SUM, keep=memory, stream=gpu.stream)
-        handle.wait(timeout=60, stream=gpu.stream)
+        handle.wait(timeout=240, stream=gpu.stream)
         results.append(gpu.read(begin, 5) + gpu.read(begin + 32, 4))
     del handle, memory  # waits for the device, not for ever
     basics.shutdown()
@@ -205,12 +205,12 @@ def drop_a_handle() -> tuple[int, int]:
     handle = basics.engine().allreduce("x", [spec], SUM, keep=Kept(), stream=gpu.stream)
     wait_until(handle.done, "the end on the host")
     del handle
-    basics.engine().barrier("submitted").wait(timeout=60)
+    basics.engine().barrier("submitted").wait(timeout=240)
     during = Kept.alive
     gpu.hold(gpu.stream, False)
     gpu.call("cuCtxSynchronize")
-    basics.engine().barrier("released").wait(timeout=60)
-    basics.engine().barrier("asked").wait(timeout=60)
+    basics.engine().barrier("released").wait(timeout=240)
+    basics.engine().barrier("asked").wait(timeout=240)
     after = Kept.alive
     basics.shutdown()
     return during, after
@@ -231,7 +231,7 @@ def die_while_a_peer_waits() -> tuple[str, float]:
     gpu = Gpu(basics.rank())
     address = gpu.tensor([1.0])
     spec = _core.Tensor("x", FLOAT32, [1], address, address, gpu.ordinal)
-    basics.engine().allreduce("first", [spec], SUM, stream=gpu.stream).wait(timeout=60)
+    basics.engine().allreduce("first", [spec], SUM, stream=gpu.stream).wait(timeout=240)
     if basics.rank() == 1:
         gpu.hold(gpu.stream, True)
     handle = basics.engine().allreduce("x", [spec], SUM, stream=gpu.stream)

@@ -355,7 +355,10 @@ def adapter_names(module: str) -> tuple[Any, ...]:
     return tuple(getattr(adapter, name) is getattr(basics, name) for name in names)
 
 
-@pytest.mark.parametrize("adapter", ["torch", "tensorflow", "keras"])
+@pytest.mark.parametrize(
+    "adapter",
+    ["torch", *(pytest.param(name, marks=pytest.mark.long) for name in ("tensorflow", "keras"))],
+)
 def test_every_adapter_has_the_same_functions(adapter: str) -> None:
     (result,) = run_world(1, adapter_names, f"hvdlite.{adapter}")
     assert result.value == (True, True)
@@ -380,6 +383,7 @@ def train_torch(path: str) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
+@pytest.mark.long
 def test_training_with_torch_shows_every_parameter_of_every_step(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     results = run_world(3, train_torch, str(path))

@@ -43,7 +43,7 @@ print("well")
         env=base_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.stdout == "well\n", done.stderr
@@ -150,7 +150,7 @@ def test_torchrun_starts_a_world(tmp_path: Path) -> None:
         env=base_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -72,20 +72,19 @@ def stop_in_fit(fit: Any, weights: Any) -> None:
     assert on_every_rank((batches, begun)) == [(4, begun)] * hvd.size()
 
 
-class InTest(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls functions in `evaluate`, where `LambdaCallback` has no hooks."""
+def in_test(on_batch: Any = None, on_end: Any = None) -> Any:
+    """Make a callback that calls functions in `evaluate`, where `LambdaCallback` has no hooks."""
 
-    def __init__(self, batch: Any = None, end: Any = None) -> None:
-        super().__init__()
-        self._batch, self._end = batch, end
+    class InTest(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if on_batch is not None:
+                on_batch()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._batch is not None:
-            self._batch()
+        def on_test_end(self, logs: Any = None) -> None:
+            if on_end is not None:
+                on_end(logs)
 
-    def on_test_end(self, logs: Any = None) -> None:
-        if self._end is not None:
-            self._end(logs)
+    return InTest()
 
 
 class Probe:

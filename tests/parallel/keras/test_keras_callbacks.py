@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallel.keras.callback_fits import InTest, Probe, array, compiled, fit, stop_in_fit
+from parallel.keras.callback_fits import Probe, array, compiled, fit, in_test, stop_in_fit
 from parallel.keras.keras_worlds import (
     BACKENDS,
     data,
@@ -124,7 +124,7 @@ def scenario_evaluate_averages_as_fit_does() -> None:
     expected = model.evaluate(inputs, targets, verbose=0, return_dict=True)
     share = uneven_shares(20)
     seen: list[Any] = []
-    other = InTest(end=lambda logs: seen.append(dict(logs)))
+    other = in_test(on_end=lambda logs: seen.append(dict(logs)))
     average = hvd.callbacks.MetricAverageCallback()
     how: dict[str, Any] = {"batch_size": 4, "verbose": 0}
     own = model.evaluate(inputs[share], targets[share], return_dict=True, **how)
@@ -135,7 +135,7 @@ def scenario_evaluate_averages_as_fit_does() -> None:
     assert model.evaluate(inputs[share], targets[share], **how) == list(found.values())
     # The model is unchanged, also after an evaluate() that raised.
     with pytest.raises(ZeroDivisionError):
-        fail = InTest(batch=lambda: 1 // 0)
+        fail = in_test(on_batch=lambda: 1 // 0)
         model.evaluate(inputs[share], targets[share], verbose=0, callbacks=[average, fail])
     fit(model, [average], epochs=1)
     assert "get_metrics_result" not in vars(model)
@@ -180,7 +180,7 @@ def check_moments_in_fit(**how: Any) -> list[bool]:
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(average_buffers=True),
         probe.callback,
-        InTest(end=lambda _: alike.append(same_bits(weights_of(model)))),
+        in_test(on_end=lambda _: alike.append(same_bits(weights_of(model)))),
     ]
     fit(model, callbacks, **how)
     assert probe.seen == [True, True]

@@ -130,7 +130,11 @@ def body() -> dict[str, Any]:
     return outcomes
 
 
-WORLDS = [(2, "torch"), (3, "tensorflow"), (3, "torch")]
+WORLDS = [
+    pytest.param((2, "torch"), marks=pytest.mark.long),
+    (3, "tensorflow"),
+    pytest.param((3, "torch"), marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=str)

@@ -13,6 +13,8 @@ import pytest
 
 from parallel.keras.keras_worlds import BACKENDS, environment
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "keras_digits.py"
 
@@ -25,7 +27,7 @@ def run(
     command = [*launcher, sys.executable, str(EXAMPLE), "--output", str(folder), *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment(backend)}
     done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=110, check=False
+        command, env=variables, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "digits.keras").stat().st_size > 1000

@@ -51,7 +51,9 @@ def killed(victim: int, noted: str) -> dict[str, Any]:
     return {**outcome, "late": seconds_since_death(noted)}
 
 
-@pytest.mark.parametrize(("backend", "victim"), [("tensorflow", 1), ("torch", 0)])
+@pytest.mark.parametrize(
+    ("backend", "victim"), [pytest.param("tensorflow", 1, marks=pytest.mark.long), ("torch", 0)]
+)
 def test_killed_rank_is_named_by_every_survivor(backend: str, victim: int, tmp_path: Path) -> None:
     noted = tmp_path / "died"
     results = run_world(
@@ -75,7 +77,9 @@ def runs_out(leaver: int) -> dict[str, Any]:
     return outcome
 
 
-@pytest.mark.parametrize(("backend", "leaver"), [("tensorflow", 0), ("torch", 1)])
+@pytest.mark.parametrize(
+    ("backend", "leaver"), [("tensorflow", 0), pytest.param("torch", 1, marks=pytest.mark.long)]
+)
 def test_rank_that_ran_out_of_batches_is_named(backend: str, leaver: int) -> None:
     results = run_world(2, runs_out, leaver, env=environment(backend))
     assert results[leaver].value["kind"] == "none"
@@ -124,6 +128,7 @@ def disagrees() -> dict[str, Any]:
     return {"fit": fitted, "broadcast": outcome_of(model, *data(8), callbacks=[callback])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_models_that_differ_are_an_error_on_every_rank(backend: str) -> None:
     for result in run_world(2, disagrees, env=environment(backend)):
@@ -158,6 +163,7 @@ def catches_an_error_while_a_batch_is_loaded() -> dict[str, Any]:
     return outcome_of(compiled(), SlowBatches(), callbacks=[callback])
 
 
+@pytest.mark.long
 def test_process_ends_although_a_batch_is_being_loaded() -> None:
     """Without a collection at exit TensorFlow waits for ever for the thread that loads it."""
     (only,) = run_world(1, catches_an_error_while_a_batch_is_loaded, env=environment("tensorflow"))

@@ -18,7 +18,7 @@ def run(ranks: int, epochs: int) -> str:
     command = [*launcher, sys.executable, str(EXAMPLE), "--epochs", str(epochs)]
     environment = {**base_environment(), **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -48,7 +48,7 @@ def run(command: list[str], *more: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=240,
         check=False,
     )
 

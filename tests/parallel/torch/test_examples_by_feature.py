@@ -29,7 +29,7 @@ def test_every_example_keeps_its_promise_on_two_ranks(tmp_path: Path) -> None:
         env={**environment, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,7 +23,7 @@ def run(ranks: int, folder: Path, *arguments: str) -> tuple[str, dict[str, list[
     command = [*launcher, sys.executable, str(EXAMPLE), "--output", str(folder), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder.parent)}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (folder / "loss.png").stat().st_size > 1000

@@ -241,7 +241,7 @@ def test_import_takes_the_secret_out_of_the_environment() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout.strip() == "False"
 

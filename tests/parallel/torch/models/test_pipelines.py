@@ -10,17 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite.torch as hvd
-from parallel.scenarios import make_tests, run_all, sizes
+from parallel.scenarios import Later, make_tests, run_all, sizes
 from parallel.torch.distributed_worlds import start
 from parallel.torch.models.references import (
     STEPS,
@@ -31,6 +25,7 @@ from parallel.torch.models.references import (
 )
 
 PRELOAD = ("torch._dynamo",)
+pipelining: Any = Later("torch.distributed.pipelining")  # It imports torch._dynamo.
 WIDTH = 8
 
 
@@ -65,10 +60,12 @@ class Pipeline:
         self.has_last = self.numbers[-1] == len(parts) - 1
         self.modules = nn.ModuleList([copy.deepcopy(parts[number]) for number in self.numbers])
         self.stages = [
-            PipelineStage(module, number, len(parts), torch.device("cpu"), group=mesh.get_group())
+            pipelining.PipelineStage(
+                module, number, len(parts), torch.device("cpu"), group=mesh.get_group()
+            )
             for module, number in zip(self.modules, self.numbers, strict=True)
         ]
-        looped = kind is ScheduleInterleaved1F1B
+        looped = kind is pipelining.ScheduleInterleaved1F1B
         self.schedule = kind(
             self.stages if looped else self.stages[0],
             n_microbatches=micro_batches,
@@ -106,15 +103,15 @@ def check(kind: Any, loops: int, micro_batches: int) -> None:
 
 
 def scenario_gpipe() -> None:
-    check(ScheduleGPipe, loops=1, micro_batches=4)
+    check(pipelining.ScheduleGPipe, loops=1, micro_batches=4)
 
 
 def scenario_one_forward_one_backward() -> None:
-    check(Schedule1F1B, loops=1, micro_batches=8)
+    check(pipelining.Schedule1F1B, loops=1, micro_batches=8)
 
 
 def scenario_interleaved() -> None:
-    check(ScheduleInterleaved1F1B, loops=2, micro_batches=8)
+    check(pipelining.ScheduleInterleaved1F1B, loops=2, micro_batches=8)
 
 
 def scenario_replicas_of_a_pipeline() -> None:
@@ -123,7 +120,7 @@ def scenario_replicas_of_a_pipeline() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     parts = network(2)
     expected = trained_alone(parts, loss_of)
-    pipeline = Pipeline(Schedule1F1B, parts, mesh["pp"], 4)
+    pipeline = Pipeline(pipelining.Schedule1F1B, parts, mesh["pp"], 4)
     pipeline.stages[0].submod = DistributedDataParallel(
         pipeline.modules[0], process_group=mesh["dp"].get_group()
     )
