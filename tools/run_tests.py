@@ -1,6 +1,7 @@
 """Run parts of the tests side by side, and sum up: `make test` and `make test-rest`.
 
-The last part writes to the terminal while it runs. What the others wrote follows as each one ends.
+The last part writes to the terminal while it runs. Of another one the last line follows when it
+ends, or all that it wrote if it failed.
 Each part is a session of its own: Ctrl-C interrupts all of them, as it would interrupt pytest
 alone, waits until they have cleaned up, and kills what is left after a while.
 
@@ -99,16 +100,16 @@ class Part:
             os.killpg(self._process.pid, number)
 
     def finish(self) -> Outcome:
-        """Show what the command wrote, unless it streamed; return how it ended."""
+        """Return how the command ended; show it, too, unless the command streamed."""
         seconds = time.monotonic() - self._begun
         status = self._process.wait()
         self._reader.join(timeout=5.0)  # A process that it left may hold the pipe.
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self._output.close()
-        if not self._streams:
-            print(f"\n==== {self.name}\n{text}", end="", flush=True)
         last = next((row for row in reversed(text.splitlines()) if COUNTED.search(row)), "")
+        if not self._streams:
+            print(f"\n==== {self.name}\n{text if status else last}", flush=True)
         counts = {kind: int(number) for number, kind in COUNTED.findall(last)}
         return Outcome(self.name, status, seconds, counts)
 

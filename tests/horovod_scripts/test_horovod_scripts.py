@@ -90,11 +90,13 @@ def pytorch_together() -> Losses:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PYTORCH)
 def test_pytorch(pytorch_alone: Losses, pytorch_together: Losses, name: str) -> None:
     check_same(pytorch_together, pytorch_alone, name, PYTORCH[name][1])
 
 
+@pytest.mark.long
 def test_gradient_scaler_skips_the_same_step_on_all_ranks(pytorch_alone: Losses) -> None:
     scales = [scale for _, scale in pytorch_alone["torch_amp"]]
     assert scales == [1024.0] * 3 + [512.0] * 5
@@ -129,6 +131,7 @@ def test_tensorflow(tensorflow_runs: dict[tuple[int, bool], Losses], name: str) 
     check_same(found, alone, name, {**TENSORFLOW, **SESSION}[name])
 
 
+@pytest.mark.long
 def test_other_losses_are_noticed(pytorch_alone: Losses) -> None:
     changed = [[one * 1.001 for one in row] for row in pytorch_alone["torch_gan"]]
     with pytest.raises(AssertionError):

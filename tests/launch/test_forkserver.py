@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import harness
 from forkserver import Nursery
 from harness import World, base_environment, run_world
 from patience import HANG
@@ -78,7 +79,8 @@ def leave_a_fork() -> None:
         time.sleep(600)
 
 
-def test_process_left_behind_fails_the_test() -> None:
+def test_process_left_behind_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_SETTLE", 0.5)
     with pytest.raises(AssertionError, match="left behind: .'process "):
         run_world(1, leave_a_fork)
 

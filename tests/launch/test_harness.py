@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness import World, base_environment, run_world
 from patience import HANG, Stopwatch, wait_until
 
@@ -80,7 +81,8 @@ def test_expected_failure_is_returned() -> None:
     assert bad.value is None
 
 
-def test_process_left_behind_fails_the_test() -> None:
+def test_process_left_behind_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_SETTLE", 0.5)
     with pytest.raises(AssertionError, match="left behind: .'process "):
         run_world(1, leave_a_child)
 

@@ -332,5 +332,5 @@ def body() -> dict[str, str]:
 test_callbacks = make_tests(
     body,
     on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)),
-    quick=("2-tensorflow", "2-torch"),
+    quick=("2-tensorflow",),
 )

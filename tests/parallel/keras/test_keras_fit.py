@@ -270,5 +270,5 @@ def body() -> dict[str, str]:
 test_fit = make_tests(
     body,
     on_backends(*((2, backend) for backend in BACKENDS)),
-    quick=("2-tensorflow", "2-torch"),
+    quick=("2-tensorflow",),
 )

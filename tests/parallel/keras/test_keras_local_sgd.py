@@ -20,6 +20,8 @@ from parallel.keras.keras_worlds import (
 )
 from parallel.scenarios import make_tests
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 
 

@@ -20,6 +20,8 @@ from parallel.keras.test_keras_replica_watch import disturb
 from parallel.keras.tf_keras_worlds import dense_model, k2
 from parallel.scenarios import make_tests
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 
 

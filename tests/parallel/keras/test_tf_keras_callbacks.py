@@ -40,6 +40,8 @@ from parallel.keras.tf_keras_worlds import (
 )
 from parallel.scenarios import make_tests, sizes, tensors_sent_by
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tf_keras",)
 
 

@@ -24,6 +24,8 @@ from parallel.keras.tf_keras_worlds import (
     sgd,
 )
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tf_keras",)
 BOUND = 1.0  # seconds from the death to the error
 

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness import base_environment
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT
+
+pytestmark = pytest.mark.long
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tensorflow_tape.py"
 
