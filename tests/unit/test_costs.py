@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import costs
+from harness import base_environment
 
 TESTS = """
 import subprocess, sys, time
@@ -25,8 +26,9 @@ def test_costs_of_waiting_and_of_computing(tmp_path: Path) -> None:
     file.write_text(TESTS)
     plugin = f"import sys, costs, pytest; sys.exit(pytest.main([{str(file)!r}], [costs.Costs()]))"
     command = [sys.executable, "-c", plugin]
+    tests = Path(costs.__file__).parent
     result = subprocess.run(
-        command, cwd=Path(costs.__file__).parent, capture_output=True, text=True, check=False
+        command, cwd=tests, env=base_environment(), capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
     found = re.findall(r" +([\d.]+) +([\d.]+)  \S*(test_two\.py\S*)", result.stdout)
