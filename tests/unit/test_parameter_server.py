@@ -9,6 +9,7 @@ import socket
 import struct
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from hvdlite.errors import ArgumentError, HvdliteError, MismatchError
 from hvdlite.parameter_server import server
-from hvdlite.parameter_server.checkpoint import find
+from hvdlite.parameter_server.checkpoint import Snapshot, find, write
 from hvdlite.parameter_server.client import Client, Rows
 from hvdlite.parameter_server.clocks import Clocks
 from hvdlite.parameter_server.placement import Part, place
@@ -231,6 +232,16 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: pytest.TempPathFactory) -> No
             stream.write(text)
         with pytest.raises(ArgumentError, match="0-of-1"):
             find(path)
+
+
+def test_workers_go_on_at_the_clock_of_the_server_that_is_furthest_behind(tmp_path: Path) -> None:
+    path = str(tmp_path / "ps.ckpt")
+    for server_index, (version, clock) in enumerate([(7, 3), (9, 5)]):
+        snapshot = Snapshot("model", version, clock, [], [], [])
+        write(path, server_index, 2, 1, 4 + server_index, [snapshot])
+    found = find(path)
+    assert found is not None
+    assert (found.clock("model"), found.version("model"), found.number) == (3, 9, 4)
 
 
 def test_descriptions_of_tensors_survive_the_way() -> None:

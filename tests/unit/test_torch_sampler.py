@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hvdlite import basics
@@ -112,6 +112,7 @@ def test_epoch_with_five_changes_of_size_has_each_index_once(
     stop=st.integers(0, 20),
     drop_last=st.booleans(),
 )
+@example(length=7, size=2, stop=1, drop_last=False)  # the rest is padded
 def test_same_size_goes_on_with_the_very_batches(
     length: int, size: int, stop: int, drop_last: bool
 ) -> None:

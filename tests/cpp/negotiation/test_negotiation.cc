@@ -73,6 +73,18 @@ TEST(coordinator_with_a_full_cache_goes_on_in_full) {
   CHECK_EQ(responses[1].cache_id, kNotCached);
 }
 
+TEST(response_cache_gives_the_id_of_a_removed_set_to_one_request_only) {
+  ResponseCache cache(2);
+  cache.remember(cache.assign("a"), "a", allreduce_of("a", 4, 1));
+  cache.forget(1);
+  const Request b = allreduce_of("b", 4);
+  const Request c = allreduce_of("c", 4);
+  cache.remember(cache.assign("b"), "b", b);
+  cache.remember(cache.assign("c"), "c", c);
+  CHECK(cache.find("b", b).has_value());
+  CHECK(cache.find("c", c).has_value());
+}
+
 TEST(coordinator_refuses_a_cache_id_that_was_never_given_out) {
   Coordinator coordinator = make_coordinator(2);
   CHECK_STATUS(coordinator.submit_cached(1, 5, kStart), StatusCode::kInternal);

@@ -316,6 +316,19 @@ TEST(stall_monitor_fails_a_change_whose_ranks_wait_for_each_other) {
   CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kDeadlock);
 }
 
+TEST(stall_monitor_leaves_a_change_its_time_where_ranks_only_seem_to_wait_for_each_other) {
+  Config config;
+  config.stall_warning = 10;
+  Coordinator coordinator = make_coordinator(2);
+  StallMonitor monitor(config, coordinator);
+  CHECK_OK(coordinator.submit(0, adding({1}), kStart));
+  CHECK_OK(coordinator.submit(1, allreduce_of("x", 4, 0), kStart));
+  (void)monitor.check(kStart + 9s);
+  CHECK(coordinator.take_responses().empty());
+  CHECK_OK(coordinator.submit(1, adding({1}), kStart + 9s));  // it had only started the other
+  CHECK_STATUS(coordinator.take_responses().at(0).error, StatusCode::kOk);
+}
+
 // In an elastic job a commit comes between the two, by the members as they were.
 TEST(coordinator_of_an_elastic_job_cuts_the_round_where_members_change) {
   const auto forms = [](Coordinator& coordinator) {

@@ -234,6 +234,18 @@ TEST(wire_mismatch_names_tensor_ranks_and_values) {
   CHECK(describe_mismatch(0, a, 5, b).value().find("operation") != std::string::npos);
 }
 
+TEST(wire_mismatch_is_told_of_rows_where_all_ranks_give_as_many) {
+  for (const Kind kind : {Kind::kAllreduce, Kind::kReducescatter, Kind::kBroadcast, Kind::kSend,
+                          Kind::kAllgather, Kind::kAlltoall}) {
+    Request a = sample_request();
+    a.kind = kind;
+    Request b = a;
+    b.tensors[0].dims[0] += 1;
+    const bool may_differ = kind == Kind::kAllgather || kind == Kind::kAlltoall;
+    CHECK_EQ(describe_mismatch(0, a, 1, b).has_value(), !may_differ);
+  }
+}
+
 TEST(wire_length_arithmetic_goes_beyond_32_bits) {
   TensorShape tensor{"huge", DataType::kFloat64, {3, std::int64_t{1} << 31}};
   CHECK_EQ(tensor.count(), std::uint64_t{3} << 31);

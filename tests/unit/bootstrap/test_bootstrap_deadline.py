@@ -51,6 +51,16 @@ def test_any_start_timeout_lets_ranks_meet(text: str) -> None:
         assert client.exchange("hello", b"me") == [b"me"]
 
 
+@pytest.mark.parametrize("seconds", [0, HANG])
+def test_deadline_within_another_ends_with_it(seconds: float) -> None:
+    outer = Deadline(0.01)
+    inner = Deadline(seconds, outer=outer)
+    assert inner.at == outer.at
+    assert Deadline(0.01, outer=Deadline(seconds)).seconds_left <= 0.01
+    with pytest.raises(TimeoutError):
+        inner.sleep(HANG)
+
+
 @pytest.mark.parametrize("text", NEVER)
 def test_never_is_never(text: str) -> None:
     deadline = Deadline(float(text))

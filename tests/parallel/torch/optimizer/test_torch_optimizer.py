@@ -303,6 +303,24 @@ def scenario_weight() -> None:
         make(make_model(), op=hvd.Sum, weight=1.0)
 
 
+def scenario_callable_weight_is_called_once_per_step() -> None:
+    calls: list[int] = []
+
+    def weight() -> float:
+        calls.append(len(calls))
+        return hvd.rank() + 10.0 ** len(calls)  # another one if a bucket asked again
+
+    for reduce_in in ("backward", "step"):
+        calls.clear()
+        model = make_model()
+        optimizer = make(model, weight=weight, groups=100, reduce_in=reduce_in)
+        for step in range(2):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+            assert len(calls) == step + 1
+
+
 def scenario_weight_zero_counts_as_no_gradient() -> None:
     model = Branches()
     optimizer = make(model, weight=float(hvd.rank() > 0))
