@@ -144,6 +144,7 @@ def test_uneven_nodes_make_one_world(nodes: Nodes) -> None:
     ]
 
 
+@pytest.mark.long
 def test_secret_and_environment_do_not_travel(nodes: Nodes, bed: Bed) -> None:
     """They are not in what the first host sends and receives, and on no command line."""
     sniffer = subprocess.Popen(
@@ -166,6 +167,7 @@ def test_secret_and_environment_do_not_travel(nodes: Nodes, bed: Bed) -> None:
     assert seen == "HVDLITE_LOCAL_RANK True\ntoken False\nits bytes False\nenvironment False\n"
 
 
+@pytest.mark.long
 def test_name_that_is_known_late(nodes: Nodes, bed: Bed) -> None:
     late = f"train-{secrets.token_hex(3)}"
     naming = threading.Timer(8, bed.name_host, (late, bed.addresses[0]))
@@ -185,6 +187,7 @@ def impatient(bed: Bed) -> tuple[str, str]:
     return "--start-timeout", f"{4 + 8 * (time.monotonic() - begun):.1f}"
 
 
+@pytest.mark.long
 def test_wrong_token(nodes: Nodes, impatient: tuple[str, str]) -> None:
     nodes.start(0, *python(SHOW), flags=impatient)
     nodes.start(1, *python(SHOW), flags=impatient)
@@ -199,6 +202,7 @@ def test_wrong_token(nodes: Nodes, impatient: tuple[str, str]) -> None:
     assert not any("Traceback" in stderr for stderr in stderrs)
 
 
+@pytest.mark.long
 def test_another_version(nodes: Nodes, bed: Bed) -> None:
     nodes.start(0, *python(SHOW))
     nodes.start(1, *python(SHOW))
@@ -222,6 +226,7 @@ def test_another_version(nodes: Nodes, bed: Bed) -> None:
         assert "install the same version on every host" in stderr
 
 
+@pytest.mark.long
 def test_leftover_of_an_earlier_start(nodes: Nodes, impatient: tuple[str, str]) -> None:
     nodes.start(0, *python(SHOW), nodes=2, flags=impatient, HVDLITE_EPOCH="1")
     nodes.start(1, *python(SHOW), nodes=2, flags=impatient, HVDLITE_EPOCH="0")
@@ -231,6 +236,7 @@ def test_leftover_of_an_earlier_start(nodes: Nodes, impatient: tuple[str, str]) 
     assert "node 1 belongs to epoch 0 of the job, its peer to epoch 1; " in stderrs[1]
 
 
+@pytest.mark.long
 def test_name_that_no_other_host_can_reach(nodes: Nodes, bed: Bed) -> None:
     name = f"train-{secrets.token_hex(3)}"
     bed.name_host(name, "127.0.1.1")
@@ -240,6 +246,7 @@ def test_name_that_no_other_host_can_reach(nodes: Nodes, bed: Bed) -> None:
     assert f"node 0 would wait at {name}:{PORT}, which is 127.0.1.1 here" in stderrs[0]
 
 
+@pytest.mark.long
 def test_address_of_node_0_instead_of_its_name(nodes: Nodes, bed: Bed) -> None:
     name = f"train-{secrets.token_hex(3)}"
     nodes.start(
@@ -262,6 +269,7 @@ def test_two_nodes_with_one_number(nodes: Nodes) -> None:
     assert "give each one its own --node-rank" in stderrs[0]
 
 
+@pytest.mark.long
 def test_nodes_that_count_differently(nodes: Nodes) -> None:
     nodes.start(0, *python(SHOW), nodes=2)
     nodes.start(1, *python(SHOW), nodes=3)
@@ -298,6 +306,7 @@ def test_node_that_is_killed(nodes: Nodes) -> None:
     assert "failed first: lost the connection to its host: it has hung up" in stderrs[0]
 
 
+@pytest.mark.long
 def test_node_that_is_stopped(nodes: Nodes) -> None:
     nodes.start_all(*python(DEAF_SLEEPER))
     nodes.wait_until_ready(5)
@@ -317,6 +326,7 @@ def test_node_that_is_stopped(nodes: Nodes) -> None:
     assert "node 2 of 3 has lost node 0 at node1:23456: " in stderr
 
 
+@pytest.mark.long
 def test_launcher_that_is_killed(nodes: Nodes) -> None:
     nodes.start_all(*python(FOREVER))
     nodes.wait_until_ready(5)
@@ -327,6 +337,7 @@ def test_launcher_that_is_killed(nodes: Nodes) -> None:
         assert f"node {node} of 3 has lost node 0 at node1:23456: it has hung up" in stderrs[node]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_on_any_node_ends_the_job_everywhere(nodes: Nodes, node: int, number: int) -> None:
@@ -370,6 +381,7 @@ def test_signal_on_a_node_whose_ranks_have_ended(nodes: Nodes) -> None:
     assert "Ctrl-C on host node2 [node 1]: stopping 1 ranks" in stderrs[0]
 
 
+@pytest.mark.long
 def test_signal_while_others_are_missing(nodes: Nodes, bed: Bed) -> None:
     nodes.start(0, *python(SHOW))
     nodes.start(1, *python(SHOW))
@@ -382,6 +394,7 @@ def test_signal_while_others_are_missing(nodes: Nodes, bed: Bed) -> None:
     assert "lost node2 [node 1] before the job began: it has hung up" in stderrs[0]
 
 
+@pytest.mark.long
 def test_one_slurm_task_on_each_node(nodes: Nodes, bed: Bed) -> None:
     """`--nodes auto` with the variables of srun, whose step has one task on each node."""
     for node in (1, 0):
@@ -407,6 +420,7 @@ def test_one_slurm_task_on_each_node(nodes: Nodes, bed: Bed) -> None:
     assert len(stdouts[0].splitlines()) == 4
 
 
+@pytest.mark.long
 def test_variables_of_kubeflow(nodes: Nodes, bed: Bed) -> None:
     for node in (1, 0):
         nodes.started[node] = bed.start_launcher(
