@@ -9,10 +9,12 @@ import pytest
 
 from launcher import run_launcher
 
+pytestmark = pytest.mark.long
+
 WORKER = Path(__file__).with_name("accumulation_worker.py")
 
 
-@pytest.mark.parametrize("op", ["sum", pytest.param("adasum", marks=pytest.mark.long)])
+@pytest.mark.parametrize("op", ["sum", "adasum"])
 def test_samples_of_unfinished_steps_are_used_once(op: str) -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "1", "--max-np", "3"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from launcher import run_launcher
 
 FOLDER = Path(__file__).parent
@@ -22,6 +24,7 @@ def test_sets_keep_their_ids_as_far_as_their_ranks_exist() -> None:
     assert lines[-3:] == ["sets 3: 1 2"] * 3
 
 
+@pytest.mark.long
 def test_optimizer_of_a_process_set_follows_its_members() -> None:
     result = run_launcher(
         *("-np", "3", "--min-np", "2", "--max-np", "3"),

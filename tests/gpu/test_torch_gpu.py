@@ -16,18 +16,17 @@ needs_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU here"),
 ]
 PLACES = [
-    pytest.param(("cpu", 2), id="cpu-2"),
+    pytest.param(("cpu", 2), id="cpu-2", marks=pytest.mark.long),
     pytest.param(("cuda", 1), id="gpu-1", marks=needs_gpu),
     pytest.param(("cuda", 2), id="gpu-2", marks=needs_gpu),
 ]
-SECONDS = 240
 
 
 @pytest.fixture(scope="module", params=PLACES)
 def results(request: pytest.FixtureRequest) -> list[RankResult]:
     device, ranks = request.param
     body = torch_cases.conformance
-    return run_world(ranks, body, device, timeout=SECONDS, env=shared_gpu)
+    return run_world(ranks, body, device, env=shared_gpu)
 
 
 @pytest.mark.parametrize("name", names_in(vars(torch_cases)))
@@ -49,7 +48,7 @@ def suite_by_default(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", SUITES)
 def test_suites_of_the_host(name: str, ranks: int) -> None:
-    results = run_world(ranks, suite_by_default, name, timeout=SECONDS, env=shared_gpu)
+    results = run_world(ranks, suite_by_default, name, env=shared_gpu)
     for scenario in names_in(vars(SUITES[name])):
         check(results, scenario)
 

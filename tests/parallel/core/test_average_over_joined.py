@@ -6,6 +6,8 @@ import pytest
 
 from harness import run_world
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tensorflow",)
 OVER_ALL = {"HVDLITE_AVERAGE_OVER_JOINED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -68,7 +70,7 @@ def in_tensorflow() -> dict[str, float]:
     return means
 
 
-@pytest.mark.parametrize("hosts", [pytest.param([0, 0, 0], marks=pytest.mark.long), [0, 1, 1]])
+@pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 1, 1]])
 def test_average_in_torch_divides_by_all_ranks(hosts: list[int]) -> None:
     results = run_world(3, in_torch, hosts=hosts, env=OVER_ALL)
     assert results[0].value == {"of all": 1.0}

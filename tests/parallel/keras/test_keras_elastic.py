@@ -29,6 +29,8 @@ from parallel.keras.tf_keras_worlds import dense_model as keras_2_model
 from parallel.keras.tf_keras_worlds import k2
 from parallel.scenarios import make_tests
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 LOST = hvdlite.errors.HorovodInternalError("a rank died")
 STEPS = 5

@@ -19,6 +19,8 @@ from parallel.keras.keras_worlds import (
     weights_of,
 )
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 EPOCHS = 3
 BATCHES = 4
@@ -130,11 +132,7 @@ def body() -> dict[str, Any]:
     return outcomes
 
 
-WORLDS = [
-    pytest.param((2, "torch"), marks=pytest.mark.long),
-    (3, "tensorflow"),
-    pytest.param((3, "torch"), marks=pytest.mark.long),
-]
+WORLDS = [(2, "torch"), (3, "tensorflow"), (3, "torch")]
 
 
 @pytest.fixture(scope="module", params=WORLDS, ids=str)

@@ -20,6 +20,8 @@ from parallel.keras.keras_worlds import (
 )
 from parallel.scenarios import make_tests
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 
 
@@ -166,5 +168,4 @@ def body() -> dict[str, str]:
 test_fit_checks = make_tests(
     body,
     on_backends((1, "tensorflow"), *((2, b) for b in BACKENDS)),
-    quick=("2-tensorflow",),
 )

@@ -19,6 +19,8 @@ from parallel.keras.keras_worlds import (
 )
 from parallel.scenarios import make_tests, run_all
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 
 

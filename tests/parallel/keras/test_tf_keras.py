@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from parallel.keras.keras_worlds import (
     Later,
@@ -27,6 +28,8 @@ from parallel.keras.tf_keras_worlds import (
     weights_of,
 )
 from parallel.scenarios import make_tests, sizes
+
+pytestmark = pytest.mark.long
 
 PRELOAD = ("tf_keras",)
 tf: Any = Later("tensorflow")

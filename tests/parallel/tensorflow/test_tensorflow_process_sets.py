@@ -20,6 +20,8 @@ from parallel.tensorflow.tensorflow_worlds import (
     tf,
 )
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 

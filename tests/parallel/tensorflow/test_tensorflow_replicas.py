@@ -9,6 +9,8 @@ import pytest
 from parallel.scenarios import make_tests
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, tf
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tensorflow",)
 
 

@@ -12,6 +12,8 @@ import pytest
 from parallel.scenarios import make_tests, sizes, tensors_sent_by
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, tf
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tensorflow",)
 STEPS, RATE = 5, 0.1
 

@@ -17,6 +17,8 @@ from parallel.tensorflow.tensorflow_worlds import (
     tf,
 )
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 WORDS, WIDTH = 64, 4

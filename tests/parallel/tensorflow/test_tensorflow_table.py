@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 from parallel.scenarios import make_tests, sizes
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, tf
+
+pytestmark = pytest.mark.long
 
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -378,4 +381,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_table = make_tests(body, sizes(2, 3, 4), quick=("2",), env=ENVIRONMENT)
+test_table = make_tests(body, sizes(2, 3, 4), env=ENVIRONMENT)

@@ -14,6 +14,8 @@ import pytest
 from parallel.scenarios import make_tests, on_hosts
 from parallel.tensorflow.tensorflow_worlds import ENVIRONMENT, hvd, run_scenarios, same, tf
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("tensorflow",)
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 DTYPES = ["uint8", "int64", "bool", "float16", "float32", "complex64"]

@@ -14,6 +14,8 @@ from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import make, make_model
 from references.noise_scale import noise_scale
 
+pytestmark = pytest.mark.long
+
 
 class Drawn(nn.Module):
     """Its gradient is the mean of the samples, so that the true noise scale is known."""

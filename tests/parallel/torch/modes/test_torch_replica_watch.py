@@ -14,6 +14,8 @@ from hvdlite.torch.optimizers.replicas import word_sums
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import assert_same_everywhere, backward, make, make_model
 
+pytestmark = pytest.mark.long
+
 
 def flip(param: torch.Tensor, rank: int, bit: int = 13) -> None:
     """Flip a bit of the last element of a parameter of 32-bit floats, on one rank."""
