@@ -141,8 +141,8 @@ def test_that_follows():
 def test_time_limit_ends_one_test_and_shows_the_stacks_of_its_ranks(tmp_path: Path) -> None:
     file = tmp_path / "test_limited.py"
     file.write_text(LIMITED)
-    settings = f"--rootdir={tmp_path} --import-mode=importlib -c {ROOT / 'pyproject.toml'}"
-    command = [sys.executable, "-m", "pytest", *settings.split(), str(file)]
+    settings = [f"--rootdir={tmp_path}", "--import-mode=importlib", "-c", ROOT / "pyproject.toml"]
+    command = [sys.executable, "-m", "pytest", *settings, file]
     env = {**base_environment(), "PYTHONPATH": TESTS}
     result = subprocess.run(
         command, env=env, cwd=TESTS, capture_output=True, text=True, check=False

@@ -480,6 +480,7 @@ def scenario_other_devices_have_their_own_backend() -> None:
     assert [device.type for device in group._device_types] == ["meta", "cpu"]
     dist.all_reduce(torch.empty(2, device="meta"), group=group)  # gloo computes nothing of it
     assert list(group._elsewhere) == ["meta"]
+    dist.all_reduce(tensor, group=group)  # Now all ranks have connected gloo's group.
     dist.destroy_process_group(group)
 
 

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "by_feature"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "digits")
 # All in one job, which imports torch once. Inductor would compile C++ for half a minute.

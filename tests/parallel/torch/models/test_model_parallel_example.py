@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "torch_model_parallel.py"
 
 
