@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from faults.arrays import reduce_array
 from harness import base_environment, run_world
@@ -134,6 +135,7 @@ def test_process_sets_work_at_the_same_time() -> None:
     assert [result.value for result in results] == [[1.5], [1.5, 2.5], [2.5]]
 
 
+@pytest.mark.long
 def test_torchrun_starts_a_world(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

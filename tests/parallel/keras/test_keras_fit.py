@@ -24,6 +24,8 @@ from parallel.keras.keras_worlds import (
 )
 from parallel.scenarios import make_tests, tensors_sent_by
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("keras",)
 STEPS, EPOCHS, BATCH = 3, 2, 4
 
@@ -267,8 +269,4 @@ def body() -> dict[str, str]:
     return run_scenarios(globals())
 
 
-test_fit = make_tests(
-    body,
-    on_backends(*((2, backend) for backend in BACKENDS)),
-    quick=("2-tensorflow",),
-)
+test_fit = make_tests(body, on_backends(*((2, backend) for backend in BACKENDS)))

@@ -6,6 +6,7 @@ import copy
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +24,8 @@ from parallel.torch.models.references import (
     inputs_and_targets,
     trained_alone,
 )
+
+pytestmark = pytest.mark.long
 
 PRELOAD = ("torch._dynamo",)
 pipelining: Any = Later("torch.distributed.pipelining")  # It imports torch._dynamo.

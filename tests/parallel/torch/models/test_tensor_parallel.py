@@ -37,6 +37,8 @@ from parallel.torch.models.references import (
     trained_alone,
 )
 
+pytestmark = pytest.mark.long
+
 PRELOAD = ("torch._dynamo",)
 WIDTH = 8
 WORDS = 24

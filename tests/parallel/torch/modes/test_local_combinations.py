@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +27,8 @@ from parallel.torch.modes.local_models import (
 )
 from parallel.torch.small_models import assert_close, assert_same_everywhere, raises
 from references import local_sgd
+
+pytestmark = pytest.mark.long
 
 PRELOAD = ("torch._dynamo",)
 STEPS = 14

@@ -304,6 +304,7 @@ def read_file(folder: str) -> None:
     assert_same_bits(ours, theirs)
 
 
+@pytest.mark.long
 def test_a_file_of_four_ranks_is_loaded_by_fewer(tmp_path: Path) -> None:
     run_world(4, write_file, str(tmp_path))
     model = Model()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -330,6 +331,7 @@ def suites_with_views() -> dict[str, str]:
     return run_all(chosen_scenarios(), test_torch_process_sets.start)
 
 
+@pytest.mark.long
 def test_suites_of_the_optimizer_hold_with_views() -> None:
     results = run_world(3, suites_with_views)
     for name in chosen_scenarios():

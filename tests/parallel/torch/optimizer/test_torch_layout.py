@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import hvdlite.torch as hvd
 from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import assert_same_everywhere, backward, inputs, make, raises
+
+pytestmark = pytest.mark.long
 
 TINY = 1e-6  # MiB: every parameter is a bucket
 WAYS: dict[str, dict[str, Any]] = {
