@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import traceback
@@ -436,7 +437,8 @@ def _install_hooks() -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         previous(kind, error, trace)
-        _tell_peers(kind, error, trace)
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C may reach a rank that is ending.
+            _tell_peers(kind, error, trace)
 
     sys.excepthook = report_then_tell_peers
 
@@ -458,8 +460,6 @@ def tell_peers(error: BaseException) -> None:
         ...     except BaseException as error:
         ...         tell_peers(error)
         ...         raise
-        >>> call(lambda: 1)
-        1
     """
     _tell_peers(type(error), error, error.__traceback__)
 

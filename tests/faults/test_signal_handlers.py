@@ -310,3 +310,19 @@ def shut_down_over_and_over(folder: str) -> int:
 def test_handlers_at_any_moment_of_a_world_of_one(tmp_path: Path) -> None:
     (only,) = run_world(1, shut_down_over_and_over, str(tmp_path))
     assert only.value > 0, "no signal came while it ran"
+
+
+def end_by_an_error_and_an_interrupt() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    basics.init()
+    basics.tell_also(interrupt)
+    raise ValueError("boom")
+
+
+def test_ctrl_c_to_a_rank_that_an_error_ends_adds_no_error_of_the_hook() -> None:
+    (result,) = run_world(1, end_by_an_error_and_an_interrupt, expect_failure=True)
+    assert result.returncode == 1
+    assert result.stderr.endswith("ValueError: boom\n")
+    assert "sys.excepthook" not in result.stderr

@@ -59,10 +59,8 @@ def compare_async(call: Callable[..., Any], tensors: Callable[[], list[torch.Ten
         work = call(*made, group=group, async_op=how != "at once")
         if how == "wait":
             assert work.wait()
-        elif how == "future" and group is not gloo():
-            work.get_future().wait()
         elif how == "future":
-            work.wait()
+            (work if group is gloo() else work.get_future()).wait()
         return made
 
     for how in ("at once", "wait", "future") if tensors()[0].dtype == torch.float32 else ("wait",):
