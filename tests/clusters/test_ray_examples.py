@@ -12,7 +12,7 @@ import pytest
 
 from clusters.ray_clusters import cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default"), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).resolve().parents[2]
 SNIPPET = re.compile(r"<!-- snippet: file (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 

@@ -11,7 +11,7 @@ import pytest
 
 from clusters.ray_clusters import cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module", autouse=True)
