@@ -128,7 +128,6 @@ def page_of(path: Path) -> Any:
     return pytest.param(path, id=name, marks=pytest.mark.long if runs and name not in MAIN else ())
 
 
-@pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize("page", [page_of(page) for page in PAGES])
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
     run_page(page.read_text(encoding="utf-8"), tmp_path)

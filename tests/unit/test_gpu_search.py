@@ -13,9 +13,6 @@ from fakes import gpu as fake_gpu
 from harness import base_environment
 from hvdlite import _core, gpu
 
-# Compiling the doubles is not the tests' time.
-pytestmark = pytest.mark.timeout(60, func_only=True)
-
 # A program that loads a library, if one is given, as a framework does, and then searches NCCL.
 SEARCH = """\
 import ctypes, sys

@@ -14,7 +14,7 @@ from harness import run_world
 from patience import wait_until
 
 # The time to compile the fakes does not count as the tests' own.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240, func_only=True)]
+pytestmark = pytest.mark.long
 
 COUNT = 1000
 FLOAT32, SUM = 7, 0
