@@ -184,7 +184,7 @@ def impatient(bed: Bed) -> tuple[str, str]:
     """Flags by which a start is given up soon, but not before the other nodes can be there."""
     begun = time.monotonic()
     bed.run(0, sys.executable, "-m", "hvdlite.launch", "--version")
-    return "--start-timeout", f"{4 + 8 * (time.monotonic() - begun):.1f}"
+    return "--start-timeout", f"{10 + 8 * (time.monotonic() - begun):.1f}"
 
 
 @pytest.mark.long
