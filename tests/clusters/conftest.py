@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from clusters.slurm import Slurm, why_not
+from multihost.conftest import bed, three_hosts
+
+__all__ = ["bed", "slurm", "three_hosts"]
 
 
 @pytest.fixture(scope="module")
