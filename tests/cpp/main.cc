@@ -15,7 +15,7 @@ namespace hvdlite::testing {
 namespace {
 
 constexpr unsigned kSecondsPerTest = 600;  // only a hang reaches it, also under a sanitizer
-constexpr double kLongSeconds = 5;  // such tests are named, with their time
+constexpr double kLongSeconds = 5;         // such tests are named, with their time
 
 struct Test {
   const char* name;
