@@ -23,7 +23,7 @@ help:
 	@echo 'make demo              train on handwritten digits with two ranks'
 	@echo 'make demo-keras        the same with Keras on TensorFlow'
 	@echo 'make demo-elastic      the first one while ranks are killed and join'
-	@echo 'make test              the tests, in ten minutes: all of C++, and Python without what takes long'
+	@echo 'make test              the quick tests: all of C++, and Python without what takes long'
 	@echo 'make test-all          every test: those, the long ones, and those on Slurm, Kubernetes, Ray and Spark'
 	@echo 'make test-times        every test of Python, and what it costs'
 	@echo 'make test-tf-versions  the TensorFlow tests on older releases, from a wheel'

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +65,26 @@ class Costs:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the costs of the last phase of a test."""
-        self._of_tests[report.nodeid] = dict(report.user_properties)["costs"]
+        spent = dict(report.user_properties).get("costs")
+        if spent is not None:  # A worker of xdist that crashed has measured nothing.
+            self._of_tests[report.nodeid] = spent
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the three tables."""
         write = terminalreporter.write_line
-        folders = self._summed(lambda test: str(Path(test.partition("::")[0]).parent))
-        files = self._summed(lambda test: test.partition("::")[0])
-        for title, rows in (("folder", folders), ("file", files), ("test", self._of_tests)):
-            write(f"{'tests' if title != 'test' else '':>6} {'wall':>8} {'computed':>9}  {title}")
-            costliest = sorted(rows.items(), key=lambda row: -max(row[1]))
-            for name, (wall, used) in costliest[:_TESTS_SHOWN]:
-                count = sum(test.startswith(name) for test in self._of_tests)
-                write(f"{count if title != 'test' else '':>6} {wall:8.1f} {used:9.1f}  {name}")
+        for title, group_of in (
+            ("folder", lambda test: str(Path(test.partition("::")[0]).parent)),
+            ("file", lambda test: test.partition("::")[0]),
+            ("test", lambda test: test),
+        ):
+            write(f"{'tests':>6} {'wall':>8} {'computed':>9}  {title}")
+            costliest = sorted(self._summed(group_of).items(), key=lambda row: -max(row[1][1:]))
+            for name, (count, wall, used) in costliest[:_TESTS_SHOWN]:
+                write(f"{count:>6} {wall:8.1f} {used:9.1f}  {name}")
 
-    def _summed(self, group_of: Any) -> dict[str, tuple[float, float]]:
-        sums: dict[str, tuple[float, float]] = {}
+    def _summed(self, group_of: Callable[[str], str]) -> dict[str, tuple[int, float, float]]:
+        sums: dict[str, tuple[int, float, float]] = {}
         for test, (wall, used) in self._of_tests.items():
-            so_far = sums.get(group_of(test), (0.0, 0.0))
-            sums[group_of(test)] = (so_far[0] + wall, so_far[1] + used)
+            count, walls, uses = sums.get(group_of(test), (0, 0.0, 0.0))
+            sums[group_of(test)] = (count + 1, walls + wall, uses + used)
         return sums
