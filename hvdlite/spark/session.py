@@ -16,6 +16,7 @@ from hvdlite.errors import ArgumentError, UnsupportedError
 _SETTLED_SECONDS = 30.0  # without a new executor: no more are expected
 _LOOK_SECONDS = 0.2
 _QUIET_SECONDS = 3.0
+_had: dict[str, int] = {}  # by application, the slots of its last run
 _ENCRYPTS = ("spark.ssl.enabled", "spark.network.crypto.enabled")
 
 
@@ -66,7 +67,8 @@ def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bo
     """Return the number of ranks, after a check that Spark has a slot for each.
 
     Executors may be on their way, unless all of Spark is in one process. So this waits for more
-    slots as long as more come.
+    slots as long as more come; and if the application has had enough of them before, up to the
+    timeout, since Spark replaces executors that it lost.
 
     Args:
         session: the Spark session.
@@ -87,11 +89,14 @@ def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bo
             )
         return num_proc
     wanted = num_proc or 1
+    application = session.sparkContext.applicationId
+    returning = _had.get(application, 0) >= wanted
     begun = grown = time.monotonic()
     quiet = not verbose
     while slots < wanted and not _is_local(session):
         now = time.monotonic()
-        if now - grown > _SETTLED_SECONDS or (timeout and now - begun > timeout):
+        settled = now - grown > _SETTLED_SECONDS and not returning
+        if settled or (timeout and now - begun > timeout):
             break
         if not quiet and now - begun > _QUIET_SECONDS:
             quiet = True
@@ -106,6 +111,7 @@ def choose_ranks(session: Any, num_proc: int | None, timeout: float, verbose: bo
             f"{session.conf.get('spark.task.cpus', '1')}), and all ranks have to run at once; give "
             "a smaller num_proc, or start Spark with more executors or cores"
         )
+    _had[application] = slots
     return num_proc or slots
 
 

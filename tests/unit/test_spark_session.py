@@ -29,7 +29,7 @@ class FakeSession:
                 maxNumConcurrentTasks=lambda profile: next(looks, slots[-1]),
             )
             java = types.SimpleNamespace(sc=lambda: context)
-            self.sparkContext = types.SimpleNamespace(_jsc=java)
+            self.sparkContext = types.SimpleNamespace(_jsc=java, applicationId=str(id(self)))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,18 @@ def test_executors_that_are_on_their_way_are_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(sessions, "_SETTLED_SECONDS", 0.05)
     with pytest.raises(ArgumentError, match="num_proc=4, but Spark has 3 slots"):
         choose(FakeSession([0, 1, 3], spark__master="yarn"), 4)
+
+
+def test_lost_executor_is_waited_for_although_its_successor_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sessions, "_SETTLED_SECONDS", 0.05)
+    session = FakeSession([2, *[1] * 30, 2], spark__master="yarn")
+    assert choose(session, 2) == 2
+    assert choose(session, 2) == 2
+    with pytest.raises(ArgumentError, match="num_proc=3, but Spark has 2 slots"):
+        choose(session, 3)
 
 
 def test_spark_connect_needs_a_number_of_ranks() -> None:
