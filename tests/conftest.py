@@ -57,23 +57,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _PAGES = "test_docs_snippets.py::"  # each page is a test, which may take a minute
+# Each of these folders is one worker's, which imports TensorFlow once for all of their worlds.
+_FOLDERS = ("tests/parallel/keras/", "tests/parallel/tensorflow/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the pages, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: _PAGES not in item.nodeid)
+    """Begin with what takes longest, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: (_PAGES not in item.nodeid, not item.nodeid.startswith(_FOLDERS)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `--dist loadfile`, give the tests of a file to one worker, but each page to any."""
+    """Under `--dist loadfile`, give a file's tests to one worker, but each page to any."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if _PAGES in nodeid else super()._split_scope(nodeid)
+            if _PAGES in nodeid:
+                return nodeid
+            folder = next((one for one in _FOLDERS if nodeid.startswith(one)), None)
+            return folder or super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 

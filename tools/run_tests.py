@@ -70,8 +70,10 @@ class Part:
         self.name = name
         self._begun = time.monotonic()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it is shown)
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         self._process = subprocess.Popen(
             command,
+            env=environment,  # Thousands of ranks need not compile the same modules.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

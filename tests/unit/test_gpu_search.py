@@ -74,6 +74,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Copies:
     return Copies(tmp_path_factory.mktemp("copies of NCCL"))
 
 
+@pytest.mark.long
 def test_first_place_that_has_a_copy_decides(copies: Copies) -> None:
     found = copies.search(loaded=copies.loaded, named=True, wheel=True)
     assert found.startswith(f"NCCL|True|2.28.7, {copies.loaded} (loaded already by the framework)")
@@ -85,6 +86,7 @@ def test_first_place_that_has_a_copy_decides(copies: Copies) -> None:
     assert found.startswith(f"NCCL|True|2.18.5, {copies.system} (of the system)")
 
 
+@pytest.mark.long
 def test_loaded_copy_that_is_too_old_is_not_passed_over(copies: Copies) -> None:
     found = copies.search(loaded=copies.too_old, named=True, wheel=True)
     assert found == (

@@ -19,6 +19,7 @@ from docs_site import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "build_site.py"
+pytestmark = pytest.mark.long  # They build the whole site.
 pytest.importorskip("furo", reason="the extra `docs` is missing: pip install 'hvdlite[docs]'")
 
 

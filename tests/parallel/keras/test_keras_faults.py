@@ -140,19 +140,18 @@ def test_models_that_differ_are_an_error_on_every_rank(backend: str) -> None:
             assert "rank 0" in message and "rank 1" in message
 
 
-class SlowBatches(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches of which the third and later ones take a moment to load."""
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= 2:
-            time.sleep(1.0)
-        return data(4)
-
-
 def catches_an_error_while_a_batch_is_loaded() -> dict[str, Any]:
+    class SlowBatches(keras.utils.PyDataset):  # type: ignore[misc]
+        """Batches of which the third and later ones take a moment to load."""
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            if index >= 2:
+                time.sleep(1.0)
+            return data(4)
+
     start()
 
     def fail(batch: int, logs: Any) -> None:

@@ -146,7 +146,13 @@ def wait_too_long(how: str, told: str) -> tuple[str, int]:
     return "", seconds
 
 
-@pytest.mark.parametrize("how", ["at once", "wait", "future", "ninth call"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "wait",
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("at once", "future", "ninth call")),
+    ],
+)
 def test_the_timeout_of_a_group_is_an_error_on_all_ranks(how: str, tmp_path: Path) -> None:
     for result in run_world(2, wait_too_long, how, str(tmp_path / "told")):
         text, seconds = result.value

@@ -64,6 +64,7 @@ def test_no_import_is_needed(name: str, tmp_path: Path) -> None:
     assert done.stdout.count("sums 3.0 3.0") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_example_learns_what_one_rank_learns(tmp_path: Path) -> None:
     curves = []
     for command in (TORCHRUN, HVDLITE_RUN):

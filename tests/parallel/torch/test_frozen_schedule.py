@@ -7,6 +7,7 @@ import pytest
 from harness import run_world
 
 PRELOAD = ("torch", "hvdlite.torch")
+pytestmark = pytest.mark.long  # The core's own tests of it are quick.
 
 # A rank that waits for long thaws the schedule, to prove or rule out a deadlock. On a machine that
 # is busy enough any rank may, so nobody proves anything here.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from parallel.scenarios import make_tests, run_all, sizes
 from parallel.torch.small_models import raises
 
 PRELOAD = ("torch._dynamo",)
+pytestmark = pytest.mark.long
 LARGE = 26 << 20  # elements of 4 bytes: more than 100 MB
 LATE = 0.05  # seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import hvdlite.torch as hvd
@@ -19,6 +20,7 @@ def learn(images: Any, digits: Any) -> tuple[int, int]:
     return exact, digits_right(images, digits, hvd.Compression.int8)
 
 
+@pytest.mark.long
 def test_digits_are_learnt_as_well() -> None:
     from sklearn.datasets import load_digits
 
