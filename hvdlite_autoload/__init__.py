@@ -9,7 +9,7 @@ which a program that only imports torch must not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAME = "hvdlite"
@@ -50,13 +50,35 @@ def _create(options: Any, backend_options: Any) -> Any:
     return create(options, backend_options)
 
 
-def _extend_env_rendezvous() -> None:
-    """Let "env://" also work under launchers that do not set RANK and MASTER_ADDR.
+def _has_seat(url: str, variables: Mapping[str, str]) -> bool:
+    """Return whether torch is asked for the very place that hvdlite-run gave to this process.
 
-    PyTorch's own handler is asked first; only where it raises, because a variable is missing,
-    hvdlite looks for hvdlite-run, srun or mpirun.
+    A program that the rank started does not have the job's secret, and may have other numbers.
+    """
+    import sys
+    from urllib.parse import parse_qsl, urlparse
+
+    asked = {
+        "rank": variables.get("RANK", ""),
+        "world_size": variables.get("WORLD_SIZE", ""),
+        "master": f"{variables.get('MASTER_ADDR')}:{variables.get('MASTER_PORT')}",
+        **dict(parse_qsl(urlparse(url).query)),
+    }
+    given = {"rank": "RANK", "world_size": "SIZE", "master": "TORCH_MASTER"}
+    return ("HVDLITE_TOKEN" in variables or "hvdlite" in sys.modules) and all(
+        asked[name] == variables.get(f"HVDLITE_{ours}") for name, ours in given.items()
+    )
+
+
+def _extend_env_rendezvous() -> None:
+    """Let "env://" meet by hvdlite's store, and under launchers that do not set MASTER_ADDR.
+
+    Where hvdlite-run chose MASTER_ADDR, its store is there already, knows the job's secret, and
+    names the ranks that do not come. Elsewhere PyTorch's own handler is asked first; where it
+    raises, because a variable is missing, hvdlite looks for srun or mpirun.
     """
     import importlib
+    import os
 
     # torch.distributed.rendezvous, as an attribute, is a function.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
@@ -64,6 +86,8 @@ def _extend_env_rendezvous() -> None:
 
     def env_or_launcher(url: str, **options: Any) -> Iterator[Any]:
         try:
+            if _has_seat(url, os.environ):
+                raise ValueError("hvdlite's store is there")
             place = next(original(url, **options))
         except ValueError as error:
             from hvdlite.torch.distributed.rendezvous import meet

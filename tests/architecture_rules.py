@@ -59,7 +59,7 @@ LAUNCH = (
     "hvdlite.launch.hosts",
     "hvdlite.launch.remote",
     "hvdlite.launch.view",
-    *("hvdlite.launch.description", "hvdlite.launch.timeline_parts"),
+    *(f"hvdlite.launch.{name}" for name in ("description", "timeline_parts", "strangers")),
     *("hvdlite.launch.loop", "hvdlite.launch.supervisor"),
     "hvdlite.launch.elastic",
     "hvdlite.launch.servers",

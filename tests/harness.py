@@ -83,7 +83,10 @@ def package_path() -> list[str]:
 
 
 def base_environment() -> dict[str, str]:
-    """Return the environment of a user who starts a job, without variables of a job or pytest."""
+    """Return the environment of a user who starts a job, without variables of a job or pytest.
+
+    The ranks of many tests do nothing but print, which hvdlite-run would call an error.
+    """
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -91,6 +94,7 @@ def base_environment() -> dict[str, str]:
         and not name.endswith("_NUM_THREADS")
         and name not in ("RANK", "WORLD_SIZE")
     }
+    environment["HVDLITE_INDEPENDENT"] = "1"
     path = [*package_path(), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if path:
         environment["PYTHONPATH"] = os.pathsep.join(path)

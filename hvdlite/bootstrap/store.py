@@ -82,6 +82,7 @@ class Store:
 
     def __init__(self, job: Job, size: int, listener: socket.socket) -> None:
         self.address = address_of(listener)
+        self.met = False  # whether all ranks have once exchanged something
         self._job = job
         self._size = size
         self._selector = selectors.DefaultSelector()
@@ -199,6 +200,7 @@ class Store:
         exchange.blobs[member.rank] = blob
         exchange.waiting.append(member)
         if len(exchange.blobs) == self._size:
+            self.met = True
             del self._exchanges[key]
             parts = [exchange.blobs[rank] for rank in range(self._size)]
             answer = _GIVEN + b"".join(_BLOB.pack(len(part)) + part for part in parts)

@@ -16,6 +16,7 @@ from hvdlite.launch.description import DEFAULT_GRACE, Description, Elastic, Outc
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.output.report import Failure, last_lines
+from hvdlite.launch.process.torchrun import without_outer_job
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.stop_marks import EXIT_STOPPED
 
@@ -179,7 +180,7 @@ def _seconds(start_timeout: float | None) -> float:
 
 
 def _environment(env: Mapping[str, str] | None, start_timeout: float | None) -> dict[str, str]:
-    environment = dict(os.environ if env is None else env)
+    environment = without_outer_job(os.environ if env is None else env)
     if start_timeout is not None:
         environment["HVDLITE_START_TIMEOUT"] = str(start_timeout)
     return environment

@@ -20,6 +20,8 @@ from hvdlite.launch.view import MakeViewer
 
 DEFAULT_GRACE = 30.0  # seconds, as torchrun gives: enough for most checkpoints
 
+INDEPENDENT = "HVDLITE_INDEPENDENT"  # set by --independent
+
 
 @dataclass(frozen=True)
 class Elastic:
@@ -171,6 +173,11 @@ class Description:
     def live(self) -> bool:
         """Whether the ranks tell what they do."""
         return bool(self.viewers)
+
+    @property
+    def independent(self) -> bool:
+        """Whether the ranks may be programs that know nothing of each other."""
+        return self.environment.get(INDEPENDENT, "0") not in ("", "0")
 
     def shared_environment(self, threads: int) -> dict[str, str]:
         """Build the variables that are the same for every rank of a host.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from hvdlite.bootstrap.address import split_host
 from hvdlite.bootstrap.handshake import Job
 from hvdlite.bootstrap.store import Store
 from hvdlite.compat import on_path
@@ -25,10 +26,12 @@ from hvdlite.launch.process.inbox import SignalInbox
 from hvdlite.launch.process.local import job_environment, output_files, start_worker, thread_caps
 from hvdlite.launch.process.placement import Placement, place_as
 from hvdlite.launch.process.resources import available_cores
+from hvdlite.launch.process.torchrun import torch_master, torchrun_environment
 from hvdlite.launch.remote.meeting import meeting_address, placement_numbers
 from hvdlite.launch.remote.remote import RemoteHosts
 from hvdlite.launch.servers.job import ServersRun
 from hvdlite.launch.servers.supervisor import kind_of
+from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import Supervisor
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
@@ -54,6 +57,7 @@ class _Run:
         self._inbox = inbox
         self._view = view
         self._timeline = TimelineParts(self._job.job_id)
+        self._torch_master: dict[str, str] = {}
 
     @property
     def _remote_names(self) -> list[str]:
@@ -66,6 +70,7 @@ class _Run:
             threads = self._threads(remotes)
             address = meeting_address(remotes.hosts, what.interfaces)
             with Store.start(what.ranks, self._job, address) as store:
+                self._torch_master = self._choose_torch_master(remotes, store.address)
                 self._start_remote(remotes, store.address, threads)
                 supervisor = Supervisor(
                     self._console,
@@ -80,10 +85,33 @@ class _Run:
                     supervisor.run(self._starters(supervisor, remotes, store.address, threads))
                 finally:
                     self._timeline.merge(self._console)
-                status = supervisor.conclude()
+                status = supervisor.conclude() or status_of_strangers(
+                    what, store.met, self._console
+                )
                 remotes.conclude(status)
                 order = tuple(range(what.ranks))
                 return Outcome(status, supervisor.root, supervisor.results, order)
+
+    def _choose_torch_master(self, remotes: RemoteHosts, rendezvous: str) -> dict[str, str]:
+        """Return torch's own variables for all ranks; none for scripts for Horovod.
+
+        horovodrun sets no variables of torch. Trainers then leave the reduction to Horovod's
+        optimizer, and do not reduce a second time.
+        """
+        if self._what.compat:
+            return {}
+        here = self._here[0]
+        if not remotes.hosts:
+            host = "127.0.0.1"
+        elif here:
+            host = split_host(rendezvous)[0]
+        else:
+            host = next(one for one in remotes.hosts if one.name == self._names[0]).address()
+        return torch_master(self._what.environment, host, here, self._job.job_id)
+
+    def _torchs_variables(self, placement: Placement) -> dict[str, str]:
+        master = self._torch_master
+        return torchrun_environment(placement, master, self._job.job_id) if master else {}
 
     def _placements_of(self, name: str) -> list[Placement]:
         return [placement for placement in self._placements if self._names[placement.host] == name]
@@ -106,6 +134,7 @@ class _Run:
         name = socket.gethostname() if self._here[placement.host] else name
         return {
             **job_environment(placement, self._job, rendezvous),
+            **self._torchs_variables(placement),
             "HVDLITE_HOSTNAME": name,
             "HOROVOD_HOSTNAME": name,
         }

@@ -29,6 +29,7 @@ from hvdlite.launch.emit import emit
 from hvdlite.launch.hosts import Host, HostsError, read_hostfile, read_hosts
 from hvdlite.launch.job import run_job
 from hvdlite.launch.process.sinks import STDERR, STDOUT
+from hvdlite.launch.process.torchrun import without_outer_job
 from hvdlite.launch.remote.srun import Srun, allocated_hosts
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.launch.remote.ways import Way
@@ -154,7 +155,7 @@ def describe_job(
         command=options.command,
         ranks=options.num_proc,
         environment={
-            **environment,
+            **without_outer_job(environment),
             **terminal_width(environment),
             **flags.variables(options),
         },

@@ -19,7 +19,7 @@ from hvdlite.launch.command.live_flags import IS_ADDRESS, add_live_flags
 from hvdlite.launch.command.node_flags import add_node_flags
 from hvdlite.launch.command.server_flags import add_server_flags
 from hvdlite.launch.command.values import amount, count, megabytes, names, port
-from hvdlite.launch.description import DEFAULT_GRACE
+from hvdlite.launch.description import DEFAULT_GRACE, INDEPENDENT
 from hvdlite.launch.remote.ssh import Ssh
 from hvdlite.live.listener import DEFAULT_ADDRESS
 
@@ -177,7 +177,12 @@ def build_parser(shows_all: bool = False) -> argparse.ArgumentParser:
 
 
 def _add_cluster_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where the ranks run, and how their number may change."""
+    """Add the flags that say where the ranks run, and what binds them together."""
+    parser.add_argument(
+        "--independent",
+        action="store_true",
+        help="it is no error if the ranks, which need nothing of each other, join no world",
+    )
     _add_host_flags(parser.add_argument_group("several hosts"))
     nodes = "hvdlite-run is started once on each node; see docs/launch.md"
     add_node_flags(parser.add_argument_group("node mode", nodes))
@@ -370,6 +375,8 @@ def _add_switch(
 def variables(options: argparse.Namespace) -> dict[str, str]:
     """Return the variables that the flags set for every rank."""
     found = dict(options.knobs)
+    if options.independent:
+        found[INDEPENDENT] = "1"
     if options.start_timeout is not None:
         found["HVDLITE_START_TIMEOUT"] = str(options.start_timeout)
     if options.timeline is not None:

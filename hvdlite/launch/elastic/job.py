@@ -42,6 +42,7 @@ from hvdlite.launch.process.placement import threads_per_rank
 from hvdlite.launch.process.resources import available_cores
 from hvdlite.launch.remote.meeting import meeting_address, route_to
 from hvdlite.launch.remote.remote import ALIVE_SECONDS, LaunchError, more_sinks
+from hvdlite.launch.strangers import status_of_strangers
 from hvdlite.launch.supervisor import AnyRank
 from hvdlite.launch.timeline_parts import TimelineParts
 from hvdlite.launch.view import View
@@ -287,7 +288,7 @@ class ElasticRun:
             supervisor.run_workers(first, start_one)
         finally:
             self._timeline.merge(self._console)
-        status = supervisor.conclude()
+        status = supervisor.conclude() or status_of_strangers(what, supervisor.met, self._console)
         return Outcome(status, supervisor.root, supervisor.results, supervisor.members)
 
     def _own(self, rendezvous: str, start: Start, host: str) -> dict[str, str]:

@@ -419,6 +419,11 @@ class ElasticSupervisor(Supervisor):
         went_at = self._went_at
         return root_failure([replace(f, at=went_at.get(f.rank, f.at)) for f in self._failures])
 
+    @property
+    def met(self) -> bool:
+        """Whether the ranks of a first epoch have met."""
+        return self._formed
+
     def conclude(self) -> int:
         """Show the report, wait for the console, and return the exit status of the launcher."""
         self._take_events()

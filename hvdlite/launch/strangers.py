@@ -1,0 +1,24 @@
+"""Whether a job that ended well was one at all: ranks that never met have each trained alone."""
+
+from __future__ import annotations
+
+from hvdlite.errors.codes import with_code
+from hvdlite.launch.description import Description
+from hvdlite.launch.output.console import Console
+
+_TEXT = (
+    "none of the {0} ranks joined a world, so each ran alone, and a model that they trained was "
+    "trained {0} times; call hvd.init() or dist.init_process_group() in the script, or give "
+    "--independent if the ranks need nothing of each other"
+)
+
+
+def status_of_strangers(what: Description, met: bool, console: Console) -> int:
+    """Return the status of a job that has not failed: 1 if its ranks should have met, and did not.
+
+    `hvdlite.run` returns the results of a function, which may well train nothing.
+    """
+    if met or what.ranks == 1 or what.independent or what.stdin is not None:
+        return 0
+    console.say(with_code(_TEXT.format(what.ranks)))
+    return 1

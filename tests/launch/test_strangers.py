@@ -1,0 +1,100 @@
+"""What hvdlite-run makes of ranks that never meet, and what torch's variables say to them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+
+import pytest
+
+from hvdlite.launch.process.placement import Placement
+from hvdlite.launch.process.torchrun import (
+    torch_master,
+    torchrun_environment,
+    without_outer_job,
+)
+from launcher import run_launcher
+
+ALONE = {"HVDLITE_INDEPENDENT": "0"}
+ELASTIC = ("--min-np", "2")
+JOIN = "from hvdlite import basics; basics.init(); print('joined', basics.size())"
+SHOW = "import json, os; print('has', json.dumps(dict(os.environ)))"
+JOB = bytes(16)
+
+
+def variables(stdout: str) -> list[dict[str, str]]:
+    return [json.loads(found) for found in re.findall(r"has (\{.*\})", stdout)]
+
+
+@pytest.mark.parametrize("flags", [(), ELASTIC])
+def test_ranks_that_never_joined_a_world_end_the_job_with_an_error(flags: tuple[str, ...]) -> None:
+    result = run_launcher("-np", "2", *flags, sys.executable, "-c", "print('trained')", env=ALONE)
+    assert result.returncode == 1
+    assert result.stdout.count("trained") == 2
+    assert "none of the 2 ranks joined a world" in result.stderr
+    assert "[HVD434]" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ELASTIC])
+def test_ranks_that_joined_a_world_are_no_strangers(flags: tuple[str, ...]) -> None:
+    result = run_launcher("-np", "2", *flags, sys.executable, "-c", JOIN, env=ALONE)
+    assert (result.returncode, result.stdout.count("joined 2")) == (0, 2), result.stderr
+
+
+@pytest.mark.parametrize("flags", [("-np", "1"), ("-np", "2", "--independent")])
+def test_ranks_that_need_nothing_of_each_other_may_end_well(flags: tuple[str, ...]) -> None:
+    result = run_launcher(*flags, sys.executable, "-c", "print('trained')", env=ALONE)
+    assert (result.returncode, result.stderr.count("joined")) == (0, 0)
+
+
+def test_status_of_a_failure_wins() -> None:
+    result = run_launcher("-np", "2", sys.executable, "-c", "raise SystemExit(7)", env=ALONE)
+    assert result.returncode == 7
+    assert "joined" not in result.stderr
+
+
+def test_each_rank_has_the_variables_of_torchrun() -> None:
+    ranks = variables(run_launcher("-np", "2", sys.executable, "-c", SHOW).stdout)
+    assert sorted(rank["RANK"] for rank in ranks) == ["0", "1"]
+    for rank in ranks:
+        assert rank["LOCAL_RANK"] == rank["RANK"] == rank["HVDLITE_RANK"]
+        assert rank["WORLD_SIZE"] == rank["LOCAL_WORLD_SIZE"] == "2"
+        assert rank["GROUP_RANK"] == "0"
+    assert len({(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks}) == 1
+    assert ranks[0]["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_address_that_the_user_chose_is_kept() -> None:
+    env = {"MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "4567", "RANK": "9"}
+    ranks = variables(run_launcher("-np", "2", sys.executable, "-c", SHOW, env=env).stdout)
+    assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("10.1.2.3", "4567")}
+    assert sorted(rank["RANK"] for rank in ranks) == ["0", "1"]
+    assert all("HVDLITE_TORCH_MASTER" not in rank for rank in ranks)
+
+
+@pytest.mark.parametrize("flags", [ELASTIC, ("--compat",)])
+def test_elastic_jobs_and_scripts_for_horovod_have_none_of_them(flags: tuple[str, ...]) -> None:
+    ranks = variables(run_launcher("-np", "2", *flags, sys.executable, "-c", SHOW).stdout)
+    assert len(ranks) == 2
+    assert not any({"RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK"} & set(one) for one in ranks)
+
+
+def test_variables_of_an_outer_job_do_not_count() -> None:
+    placement = Placement(1, 4, 1, 2, 0, 2, 0)
+    master = torch_master({"HOME": "/h"}, "127.0.0.1", True, JOB)
+    inner = {"HOME": "/h", **torchrun_environment(placement, master, JOB)}
+    assert inner["MASTER_PORT"] == master["MASTER_PORT"]
+    assert without_outer_job(inner) == {"HOME": "/h"}
+    own = {"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # of Kubernetes, for example
+    assert without_outer_job(own) == own
+
+
+def test_port_is_free() -> None:
+    first = torch_master({}, "127.0.0.1", True, JOB)
+    with socket.create_server(("127.0.0.1", int(first["MASTER_PORT"]))):
+        second = torch_master({}, "127.0.0.1", True, JOB)
+        elsewhere = torch_master({}, "127.0.0.1", False, JOB)
+    assert first["MASTER_PORT"] != second["MASTER_PORT"]
+    assert elsewhere == first  # Of another host's ports nothing is known.
